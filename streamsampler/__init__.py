@@ -1,0 +1,1 @@
+"""Collect trajectories from Gymnasium environments in parallel."""
