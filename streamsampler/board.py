@@ -1,0 +1,116 @@
+"""The words that sampler and workers share outside their messages.
+
+Each word has one writer, so none needs a lock: the sampler writes the oldest agent version still wanted, each worker
+its own progress. A word is eight aligned bytes, which a reader sees either before or after a write, never in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamsampler.protocol import NEVER_AGAIN, Phase
+
+__all__ = ["Board", "Progress", "WorkerRow", "board_bytes"]
+
+_WORD = 8
+_ROW = 8  # words: one cache line each, so that workers do not slow each other down
+_PHASES = tuple(Phase)
+
+# Words of a worker's row.
+_VERSION, _TIMESTEPS, _TRAJECTORY, _PHASE = range(4)
+
+
+def board_bytes(n_workers: int) -> int:
+    """Return the size of a board: the sampler's row, then one row a worker."""
+    return (1 + n_workers) * _ROW * _WORD
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a worker was last seen doing.
+
+    Attributes:
+        version: The agent version in hand.
+        timesteps: Timesteps of the ticket in hand, so far.
+        trajectory: Index of the trajectory in hand; None outside trajectories.
+        phase: What it was doing.
+    """
+
+    version: int
+    timesteps: int
+    trajectory: int | None
+    phase: Phase
+
+
+class Board:
+    """The sampler's view.
+
+    Args:
+        memory: `board_bytes(n_workers)` bytes, zeroed; shared with the workers where they are other processes.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory.cast("B").cast("q")
+
+    def want(self, version: int) -> None:
+        """Make `version` the oldest one still wanted."""
+        self._words[0] = version
+
+    def want_nothing(self) -> None:
+        """Let every rollout be abandoned."""
+        self._words[0] = NEVER_AGAIN
+
+    def clear(self, worker: int) -> None:
+        """Forget the progress of a worker that is gone."""
+        row = (1 + worker) * _ROW
+        for word in range(row, row + _ROW):
+            self._words[word] = 0
+
+    def progress(self, worker: int) -> Progress:
+        """Return what `worker` was last seen doing."""
+        row = (1 + worker) * _ROW
+        version, timesteps, trajectory, phase = self._words[row : row + 4].tolist()
+        return Progress(version, timesteps, trajectory - 1 if trajectory else None, _PHASES[phase])
+
+    def row(self, worker: int) -> WorkerRow:
+        """Return the view of one worker."""
+        return WorkerRow(self._words, worker)
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._words.release()
+
+
+class WorkerRow:
+    """One worker's view: it reads what is still wanted and writes its progress.
+
+    A rollout loop that cannot afford calls uses `words[0]` (abandon when greater than the version in hand) and
+    `words[timesteps_word]` directly, each some 30 ns.
+    """
+
+    def __init__(self, words: memoryview, worker: int) -> None:
+        self.words = words
+        self._row = (1 + worker) * _ROW
+        self.timesteps_word = self._row + _TIMESTEPS
+
+    def wanted(self, version: int) -> bool:
+        """Whether `version` is still wanted."""
+        wanted: int = self.words[0]
+        return wanted <= version
+
+    def begin_ticket(self, version: int) -> None:
+        """Write that a ticket of `version` is in hand."""
+        self.words[self.timesteps_word] = 0
+        self.words[self._row + _VERSION] = version
+
+    def begin_trajectory(self, index: int) -> None:
+        """Write that trajectory `index` is in hand."""
+        self.words[self._row + _TRAJECTORY] = index + 1
+
+    def end_ticket(self) -> None:
+        """Write that no trajectory is in hand."""
+        self.words[self._row + _TRAJECTORY] = 0
+
+    def phase(self, phase: Phase) -> None:
+        """Write what the worker is doing."""
+        self.words[self._row + _PHASE] = _PHASES.index(phase)

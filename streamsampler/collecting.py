@@ -1,0 +1,347 @@
+"""The one gathering loop: it serves every obtaining call, and every engine."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import gymnasium
+
+from streamsampler.dispatch import Dispatcher
+from streamsampler.engines.base import Answered, Died, Engine, Event
+from streamsampler.errors import DataError, RemoteTraceback, RolloutError, WorkerDiedError
+from streamsampler.gathering import Gathering, GatherPlan, Order, Pace, Run
+from streamsampler.protocol import Failure, Phase, Report, Start, Stop
+from streamsampler.recording import Rollouts, assemble
+from streamsampler.seeding import TrajectorySeeds
+from streamsampler.statistics import Stats
+from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.updates import Updates
+
+__all__ = ["Call", "Collector", "failure_error"]
+
+Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+
+_UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
+
+
+@dataclass(slots=True)
+class Part:
+    """What one report brought.
+
+    Attributes:
+        worker: The worker it came from.
+        rollouts: The trajectories; arrays in memory that belongs to the engine.
+        release: Gives that memory back.
+    """
+
+    worker: int
+    rollouts: Rollouts
+    release: Callable[[], None]
+
+
+class Collector:
+    """What outlives a call: the engine, who owes what, and what each worker has been told.
+
+    Args:
+        engine: Where the workers live.
+        updates: The agent and the environment in force, as payloads that the engine published.
+        seed: The sampler's seed.
+        order: How batches are ordered.
+        version: The last agent version that was used up.
+    """
+
+    def __init__(self, engine: Engine, updates: Updates[Any], *, seed: int, order: Order, version: int) -> None:
+        self.engine = engine
+        self.updates = updates
+        self.seed = seed
+        self.order: Order = order
+        self.dispatcher = Dispatcher(engine.n_workers)
+        self.dispatcher.version = version
+        self.pace = Pace()
+        self.spaces: list[Spaces | None] = [None] * engine.n_workers
+        self.dead: set[int] = set()
+        self.published: dict[int, Any] = updates.payloads()
+        self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
+
+    def publish(self, payload: Any) -> Any:
+        """Publish a payload, and keep account of it."""
+        handle = self.engine.publish(payload)
+        self.published[id(handle)] = handle
+        return handle
+
+    def retract_old(self) -> None:
+        """Let go of what is neither in force nor in a message that is unanswered."""
+        needed = self.updates.payloads().keys() | {id(handle) for handles in self.reading for handle in handles}
+        for key in self.published.keys() - needed:
+            self.engine.retract(self.published.pop(key))
+
+
+class Call:
+    """One obtaining call, from its first ticket to its last answer.
+
+    Args:
+        collector: What outlives it.
+        plan: What is wanted.
+        snapshot: The updates that were in force before the call's own.
+    """
+
+    def __init__(self, collector: Collector, plan: GatherPlan, snapshot: Any) -> None:
+        self._collector = collector
+        self._snapshot = snapshot
+        self._engine = collector.engine
+        self._dispatcher = collector.dispatcher
+        self.version = collector.dispatcher.version + 1
+        self.gathering: Gathering[Part] = Gathering(
+            plan,
+            n_workers=self._engine.n_workers,
+            order=collector.order,
+            pace=collector.pace,
+            own_lanes=collector.updates.differ,
+        )
+        self.stats = Stats.of(self._engine.n_workers)
+        self._hungry = set(range(self._engine.n_workers))
+        self._parts: dict[int, Part] = {}
+        self._stopped: set[int] = set()
+        self._begun = perf_counter()
+        # The word first: whatever an older rollout still does now, nobody wants it.
+        self._engine.want(self.version)
+        self._dispatcher.begin(self.version)
+        for worker in sorted(collector.dead):
+            self._engine.restart(worker)
+            collector.dead.discard(worker)
+            self.stats.restarts += 1
+        self._feed()
+
+    # ------------------------------------------------------------------ the loop
+
+    def pump(self, timeout: float | None = None) -> None:
+        """Sleep until a worker answers or dies, take it in, and hand out what follows from it.
+
+        Raises:
+            RolloutError: User code raised in a worker.
+            WorkerDiedError: A worker ended.
+        """
+        for event in self._engine.wait(timeout):
+            self._take_in(event)
+        self._feed()
+
+    def _feed(self) -> None:
+        """Give tickets to those who have room: first one for everybody, then the next."""
+        for ahead in (False, True):
+            for worker in sorted(self._hungry):
+                if ahead == bool(self._dispatcher.owes(worker)):
+                    self._hand(worker, ahead=ahead)
+
+    def _hand(self, worker: int, *, ahead: bool) -> None:
+        if self._dispatcher.room(worker) <= 0:
+            self._hungry.discard(worker)  # it asks again with its next answer
+            return
+        indices = self.gathering.take(worker, ahead=ahead)
+        if indices is None:
+            return
+        message = self._dispatcher.hand(worker, indices)
+        if isinstance(message, Start):
+            lacking = self._collector.updates.lacking(worker)
+            self._collector.reading[worker] = list(lacking.values())
+            message = Start(message.version, message.tickets, **lacking)
+        self._engine.send(worker, message)
+
+    def _take_in(self, event: Event) -> None:
+        self._hungry.add(event.worker)
+        match event:
+            case Died():
+                self._take_in_death(event)
+            case Answered(answer=Report() as report):
+                self._take_in_report(event, report)
+            case Answered(answer=Failure() as failure):
+                self._take_in_failure(event, failure)
+
+    def _take_in_report(self, event: Answered, report: Report) -> None:
+        worker = event.worker
+        current = self._dispatcher.settle(worker, report)
+        self._collector.reading[worker] = []
+        stats = self.stats
+        stats.reports += 1
+        stats.workers[worker].add(report.seconds)
+        stats.abandoned_trajectories += report.n_abandoned
+        stats.abandoned_timesteps += report.abandoned_timesteps
+        if event.contents is not None:
+            rollouts, spaces = event.contents
+            if spaces is not None:
+                self._collector.spaces[worker] = copy.deepcopy(spaces)  # its bounds lie in the engine's memory
+            self._collector.pace.add(report.n_trajectories, report.n_timesteps, sum(report.seconds[:3]))
+            if current:
+                part = Part(worker, rollouts, event.release)
+                self._parts[id(part)] = part
+                self.gathering.add(report.ticket.indices, rollouts.lengths.tolist(), part)
+                return
+            event.release()
+        stats.stale_trajectories += report.n_trajectories
+        stats.stale_timesteps += report.n_timesteps
+
+    def _take_in_failure(self, event: Answered, failure: Failure) -> None:
+        collector = self._collector
+        current = self._dispatcher.settle(event.worker, failure)
+        collector.reading[event.worker] = []
+        # Whatever it was doing, its environment or its agent may be half of something: it gets new ones.
+        collector.updates.forget(event.worker)
+        self.stats.failed_trajectories += 1
+        if not current:
+            return
+        if failure.phase in _UPDATE_PHASES:
+            collector.updates.restore(self._snapshot)
+        raise failure_error(event.worker, failure, event.contents)
+
+    def _take_in_death(self, event: Died) -> None:
+        collector, worker = self._collector, event.worker
+        seen = self._engine.progress(worker)
+        held = self._dispatcher.lost(worker)
+        for indices in held:
+            self.gathering.give_back(indices)
+        collector.updates.forget(worker)
+        collector.reading[worker] = []
+        collector.dead.add(worker)
+        self.stats.failed_trajectories += 1 if held else 0
+        trajectory = seen.trajectory if held else None
+        phase = seen.phase if held else Phase.WAITING
+        where = "" if trajectory is None else f" in trajectory {trajectory} of agent version {self.version}"
+        raise WorkerDiedError(
+            f"worker {worker} {_cause_of_death(event.exitcode)} while {phase}{where}; "
+            "the next call starts a new one in its place",
+            worker_number=worker,
+            phase=phase,
+            trajectory=trajectory,
+            exitcode=event.exitcode,
+        )
+
+    def so_far(self) -> tuple[int, int]:
+        """Timesteps, those of rollouts under way included, and finished trajectories."""
+        under_way = 0
+        for worker in range(self._engine.n_workers):
+            seen = self._engine.progress(worker)
+            if seen.version == self.version and self._dispatcher.owes(worker):
+                under_way += seen.timesteps
+        return self.gathering.arrived_timesteps + under_way, self.gathering.arrived_trajectories
+
+    # ------------------------------------------------------------------ the result
+
+    def batch(self, runs: list[Run[Part]]) -> TrajectoryBatch:
+        """Return the trajectories of `runs` in memory of their own."""
+        observation_space, action_space = self._spaces_of(runs)
+        indices = [index for run in runs for index in run.indices]
+        return assemble(
+            [(run.part.rollouts, run.start, run.stop) for run in runs],
+            observation_space=observation_space,
+            action_space=action_space,
+            indices=indices,
+            seeds=TrajectorySeeds(self._collector.seed, self.version).of(indices),
+            agent_versions=[self.version] * len(indices),
+            seed=self._collector.seed,
+            stats=self.stats,
+        )
+
+    def _spaces_of(self, runs: list[Run[Part]]) -> Spaces:
+        first: Spaces | None = None
+        for worker in sorted({run.part.worker for run in runs}):
+            spaces = self._collector.spaces[worker]
+            assert spaces is not None
+            if first is None:
+                first, first_worker = spaces, worker
+            elif spaces != first:
+                raise DataError(
+                    "the environments of one batch must have the same spaces: "
+                    f"worker {first_worker} has {first[0]} and {first[1]}, worker {worker} has {spaces[0]} and "
+                    f"{spaces[1]}"
+                )
+        assert first is not None
+        return first
+
+    def release(self, part: Part) -> None:
+        """Give the memory of a part back; its arrays are void afterwards."""
+        if self._parts.pop(id(part), None) is not None:
+            part.release()
+
+    def complete(self) -> TrajectoryBatch:
+        """Stop the workers, close the accounts and return the batch."""
+        self._stop_workers()
+        runs = self.gathering.runs()
+        self.stats.kept_trajectories = self.gathering.n_trajectories
+        self.stats.kept_timesteps = self.gathering.n_timesteps
+        for _, n_trajectories, n_timesteps in self.gathering.surplus():
+            self.stats.surplus_trajectories += n_trajectories
+            self.stats.surplus_timesteps += n_timesteps
+        self.stats.seconds = perf_counter() - self._begun
+        return self.batch(runs)
+
+    def end(self) -> None:
+        """Stop the workers and give all memory back, however the call ended."""
+        self._stop_workers()
+        self.stats.seconds = perf_counter() - self._begun
+        for part in list(self._parts.values()):
+            self.release(part)
+        self._collector.retract_old()
+
+    def _stop_workers(self) -> None:
+        self._engine.want(self.version + 1)
+        for worker in self._dispatcher.owing():
+            if worker not in self._collector.dead and worker not in self._stopped:
+                self._engine.send(worker, Stop())
+                self._stopped.add(worker)
+
+
+def failure_error(worker: int, failure: Failure, exception: Any = None) -> RolloutError:
+    """Return the error that tells the caller of a worker's failure, with its cause attached.
+
+    Args:
+        worker: The worker number.
+        failure: What it said.
+        exception: The exception itself, where it did not leave this process.
+    """
+    where = "" if failure.trajectory is None else f" in trajectory {failure.trajectory}"
+    if failure.ticket is not None:
+        where += f" of agent version {failure.ticket.version}"
+    original = exception if isinstance(exception, BaseException) else _unpickled(failure.exception)
+    error = RolloutError(
+        f"worker {worker} failed while {failure.phase}{where}: {failure.summary}",
+        worker_number=worker,
+        phase=failure.phase,
+        trajectory=failure.trajectory,
+        original=original,
+    )
+    # In this process the exception has its frames, which a debugger can look into; elsewhere there is only text.
+    error.__cause__ = exception if isinstance(exception, BaseException) else RemoteTraceback(failure.traceback)
+    return error
+
+
+def _unpickled(exception: bytes | None) -> BaseException | None:
+    if exception is None:
+        return None
+    try:
+        loaded = pickle.loads(exception)
+    except Exception:
+        return None
+    return loaded if isinstance(loaded, BaseException) else None
+
+
+def _cause_of_death(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "ended, and nobody knows its exit code,"
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    hints = {
+        "SIGKILL": " (often the kernel, when memory is short)",
+        "SIGSEGV": " (a fault in native code)",
+        "SIGABRT": " (native code gave up)",
+        "SIGBUS": " (often a full file system or shared memory)",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"

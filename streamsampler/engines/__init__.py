@@ -1,0 +1,1 @@
+"""Where workers live: in this process, or in processes of their own."""

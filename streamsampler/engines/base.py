@@ -1,0 +1,102 @@
+"""The seam between the gathering loop and where workers live."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streamsampler.board import Progress
+from streamsampler.protocol import Answer, Failure, Message
+from streamsampler.serialization import Payload
+
+__all__ = ["Answered", "Died", "Engine", "Event"]
+
+
+def _nothing() -> None:
+    """Release nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A worker answered.
+
+    Attributes:
+        worker: Its number.
+        answer: What it said.
+        contents: With a report: `(rollouts, spaces or None)`, whose arrays are valid until `release` is called.
+            With a failure: the exception itself, where it did not leave this process.
+        release: Gives the memory of the contents back; to be called exactly once.
+    """
+
+    worker: int
+    answer: Answer
+    contents: Any = None
+    release: Callable[[], None] = _nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A worker ended without being asked to; everything it had sent was handed over before.
+
+    Attributes:
+        worker: Its number.
+        exitcode: Negative for a signal; None if unknown.
+    """
+
+    worker: int
+    exitcode: int | None
+
+
+Event = Answered | Died
+
+
+class Engine(ABC):
+    """Workers, and how to talk to them. Knows nothing of calls, plans and batches.
+
+    Attributes:
+        n_workers: How many workers there are.
+    """
+
+    n_workers: int
+
+    @abstractmethod
+    def publish(self, payload: Payload) -> Any:
+        """Make a payload available to all workers, and return what stands for it in a message."""
+
+    @abstractmethod
+    def recall(self, handle: Any) -> Payload:
+        """Return a published payload."""
+
+    @abstractmethod
+    def retract(self, handle: Any) -> None:
+        """Let go of a published payload: no message that carries it is unanswered, and none will be sent."""
+
+    @abstractmethod
+    def want(self, version: int) -> None:
+        """Let rollouts of versions older than `version` be abandoned at their next timestep."""
+
+    @abstractmethod
+    def send(self, worker: int, message: Message) -> None:
+        """Send a message; never waits. To a dead worker it is lost: its death is reported by `wait`."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Sleep until something happened, for at most `timeout` seconds, and return what did."""
+
+    @abstractmethod
+    def progress(self, worker: int) -> Progress:
+        """Return what a worker was last seen doing."""
+
+    @abstractmethod
+    def restart(self, worker: int) -> None:
+        """Start a new worker in the place of one that died."""
+
+    @abstractmethod
+    def close(self) -> list[tuple[int, Failure]]:
+        """End all workers, kindly at first, within a fixed time.
+
+        Returns:
+            By worker number, what went wrong in closing their environments.
+        """

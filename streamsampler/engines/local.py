@@ -1,0 +1,125 @@
+"""The engine of this process: workers take turns inside `wait`."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from streamsampler.board import Board, Progress, WorkerRow, board_bytes
+from streamsampler.engines.base import Answered, Engine, Event
+from streamsampler.protocol import Answer, Exit, Failure, Message
+from streamsampler.seeding import preserved_generators
+from streamsampler.serialization import Payload, loads
+from streamsampler.worker_loop import Life
+from streamsampler.workers.base import Worker
+
+__all__ = ["LocalEngine"]
+
+
+class _LocalChannel:
+    """A worker's connection to a sampler in the same thread."""
+
+    interruptible = True
+
+    def __init__(self, worker: int, events: deque[Event]) -> None:
+        self._worker = worker
+        self._events = events
+        self.messages: deque[Message] = deque()
+
+    def receive(self, *, wait: bool) -> Message | None:
+        del wait  # there is nothing to wait for: the sampler is in this thread
+        return self.messages.popleft() if self.messages else None
+
+    def load(self, payload: Payload) -> Any:
+        return loads(payload)
+
+    def answer(self, answer: Answer, contents: Any = None) -> None:
+        # The recorder's memory serves the next ticket, too.
+        self._events.append(Answered(self._worker, answer, copy.deepcopy(contents)))
+
+
+class LocalEngine(Engine):
+    """All workers in this process and thread; the reference that the other engines are held to.
+
+    Agents and environments are pickled here as they are for processes, so that what happens to the user's own objects
+    later changes nothing.
+
+    Args:
+        n_workers: How many workers there are.
+        make_worker: Makes a worker from its row of the board and its number.
+        seed: The sampler's seed.
+    """
+
+    def __init__(self, n_workers: int, make_worker: Callable[[WorkerRow, int], Worker], seed: int) -> None:
+        self.n_workers = n_workers
+        self._make_worker = make_worker
+        self._seed = seed
+        self._board = Board(memoryview(bytearray(board_bytes(n_workers))))
+        self._events: deque[Event] = deque()
+        self._channels = [_LocalChannel(worker, self._events) for worker in range(n_workers)]
+        self._lives = [self._life(worker) for worker in range(n_workers)]
+        self._next = 0
+
+    def _life(self, worker: int) -> Life:
+        row = self._board.row(worker)
+        return Life(self._channels[worker], lambda: self._make_worker(row, worker), row, self._seed)
+
+    def publish(self, payload: Payload) -> Payload:
+        """Return a copy of the payload, which the user's arrays no longer reach."""
+        return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers))
+
+    def recall(self, handle: Payload) -> Payload:
+        """Return the payload."""
+        return handle
+
+    def retract(self, handle: Payload) -> None:
+        """Do nothing: the garbage collector does it."""
+
+    def want(self, version: int) -> None:
+        """Let older rollouts be abandoned."""
+        self._board.want(version)
+
+    def send(self, worker: int, message: Message) -> None:
+        """Leave a message for a worker."""
+        self._channels[worker].messages.append(message)
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Let workers take turns until one of them has answered."""
+        del timeout  # a rollout in this thread cannot be left in the middle
+        with preserved_generators():
+            turns_without_event = 0
+            while not self._events and turns_without_event < 2 * self.n_workers:
+                life = self._lives[self._next]
+                self._next = (self._next + 1) % self.n_workers
+                life.turn(wait=False)
+                turns_without_event += 1
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def progress(self, worker: int) -> Progress:
+        """Return what a worker was last seen doing."""
+        return self._board.progress(worker)
+
+    def restart(self, worker: int) -> None:
+        """Start a new life: never needed, since these workers do not die alone."""
+        self._channels[worker].messages.clear()
+        self._lives[worker] = self._life(worker)
+
+    def close(self) -> list[tuple[int, Failure]]:
+        """Close all environments."""
+        self._board.want_nothing()
+        self._events.clear()
+        for channel, life in zip(self._channels, self._lives, strict=True):
+            channel.messages.clear()
+            channel.messages.append(Exit())
+            life.turn(wait=False)
+        failures = [
+            (event.worker, event.answer)
+            for event in self._events
+            if isinstance(event, Answered) and isinstance(event.answer, Failure)
+        ]
+        self._events.clear()
+        return failures

@@ -1,0 +1,276 @@
+"""The engine of this machine: a process for each worker.
+
+::
+
+                         board: oldest version wanted ─▶        ◀─ progress of each worker
+              ┌─────────┐                                                         ┌──────────┐
+              │         │─── commands: Start, Continue, Stop, Exit (pipe) ───────▶│          │
+              │ sampler │─── arena of updates, written once for all ─────────────▶│ worker w │
+              │         │◀── answers: one a ticket (pipe) ────────────────────────│          │
+              └─────────┘◀── arena of w's rollouts, read where they lie ──────────└──────────┘
+
+Each worker has pipes and memory of its own, made before it starts, and each end is held by one process only. So the
+death of a worker, at any instant, breaks nothing that another one uses, and is seen at once. There are no locks, no
+threads, and no names in any file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from mmap import mmap
+
+from streamsampler.board import Board, Progress, board_bytes
+from streamsampler.engines.base import Answered, Died, Engine, Event
+from streamsampler.engines.launch import Child, StartMethod, close_fd, launch, own_fd
+from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
+from streamsampler.engines.wire import INLINE_LIMIT, Stored, pack, receive, send, unframe, unpack
+from streamsampler.engines.worker_process import Setup
+from streamsampler.protocol import Exit, Failure, Message
+from streamsampler.serialization import Payload
+
+__all__ = ["ProcessEngine"]
+
+CLOSE_SECONDS = 1.0
+"""How long all workers together may take to close their environments, before they are killed."""
+
+_RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; every answer has one region, and every ticket one message
+
+
+@dataclass
+class _Link:
+    """The sampler's ends of what it shares with one worker."""
+
+    child: Child
+    commands_fd: int
+    answers_fd: int
+    alive_fd: int
+    arena_fd: int
+    arena: ArenaReader
+    released: list[Region] = field(default_factory=list)
+    ended: bool = False
+
+
+class ProcessEngine(Engine):
+    """Workers in processes.
+
+    Args:
+        n_workers: How many.
+        make_worker: A pickled callable that makes a worker from its row of the board and its number.
+        seed: The sampler's seed.
+        start_method: How processes are started.
+
+    Raises:
+        OSError: There are no processes or descriptors left; whatever was started is gone again.
+    """
+
+    def __init__(self, n_workers: int, make_worker: Payload, seed: int, start_method: StartMethod) -> None:
+        self.n_workers = n_workers
+        self._owner = os.getpid()
+        self._start_method = start_method
+        self._selector = selectors.DefaultSelector()
+        self._links: list[_Link] = []
+        self._setup_fd = own_fd(_setup_file(n_workers, make_worker, seed))
+        self._board_fd = own_fd(anonymous_file("streamsampler-board", board_bytes(n_workers)))
+        self._updates_fd = own_fd(anonymous_file("streamsampler-updates"))
+        self._board = Board(memoryview(mmap(self._board_fd, 0)))
+        self._updates_writer = ArenaWriter(self._updates_fd)
+        self._updates_reader = ArenaReader(self._updates_fd)
+        try:
+            for number in range(n_workers):
+                self._links.append(self._link(number))
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------ starting
+
+    def _link(self, number: int) -> _Link:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            commands_read, commands_write = _pipe(theirs, ours, ours_is=1)
+            answers_read, answers_write = _pipe(theirs, ours, ours_is=0)
+            alive_read, alive_write = _pipe(theirs, ours, ours_is=1)
+            arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
+            ours.callback(close_fd, arena_fd)
+            shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd]
+            child = launch(self._start_method, number, [commands_read, answers_write, alive_read, *shared])
+            link = _Link(child, commands_write, answers_read, alive_write, arena_fd, ArenaReader(arena_fd))
+            self._selector.register(answers_read, selectors.EVENT_READ, (number, False))
+            self._selector.register(child.fileno(), selectors.EVENT_READ, (number, True))
+            ours.pop_all()
+            return link
+
+    def restart(self, worker: int) -> None:
+        """Start a new process in the place of a dead one, with pipes and memory of its own."""
+        self._unlink(self._links[worker])
+        self._board.clear(worker)
+        self._links[worker] = self._link(worker)
+
+    def _unlink(self, link: _Link) -> None:
+        link.ended = True
+        link.child.kill()
+        link.child.wait()
+        for fd in (link.answers_fd, link.child.fileno()):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(fd)
+        link.child.close()
+        for fd in (link.commands_fd, link.answers_fd, link.alive_fd, link.arena_fd):
+            close_fd(fd)
+
+    # ------------------------------------------------------------------ talking
+
+    def publish(self, payload: Payload) -> Stored:
+        """Write a payload once, where all workers can read it."""
+        packed = pack(payload.data, payload.buffers)
+        if sum(view.nbytes for view in packed) <= INLINE_LIMIT // 2:
+            return Stored(None, b"".join(packed))
+        return Stored(self._updates_writer.write(packed))
+
+    def recall(self, handle: Stored) -> Payload:
+        """Read a payload back."""
+        packed = self._updates_reader.read(handle.region) if handle.region is not None else handle.data or b""
+        head, buffers = unpack(memoryview(packed))
+        return Payload(bytes(head), tuple(bytes(buffer) for buffer in buffers))
+
+    def retract(self, handle: Stored) -> None:
+        """Free the memory of a payload."""
+        if handle.region is not None:
+            self._updates_writer.give_back(handle.region)
+
+    def want(self, version: int) -> None:
+        """Let older rollouts be abandoned."""
+        self._board.want(version)
+
+    def send(self, worker: int, message: Message) -> None:
+        """Send a message. The protocol bounds what can be under way, so the pipe always has room."""
+        link = self._links[worker]
+        released, link.released = link.released[:_RELEASES_PER_MESSAGE], link.released[_RELEASES_PER_MESSAGE:]
+        with contextlib.suppress(BrokenPipeError):  # its death is seen in `wait`
+            send(link.commands_fd, pickle.dumps((message, released), protocol=5))
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Sleep until a worker answers or dies."""
+        events: list[Event] = []
+        for key, _ in self._selector.select(timeout):
+            worker, ended = key.data
+            if self._links[worker].ended:
+                continue
+            if ended:
+                events += self._bury(worker)
+            elif (event := self._read(worker)) is not None:
+                events.append(event)
+            else:
+                # The worker closed its end: it is about to be gone.
+                events += self._bury(worker)
+        return events
+
+    def _read(self, worker: int) -> Answered | None:
+        link = self._links[worker]
+        message = receive(link.answers_fd)
+        if message is None:
+            return None
+        head, buffers, region = unframe(message, link.arena.view)
+        answer, contents = pickle.loads(head, buffers=buffers)
+        if region is None:
+            return Answered(worker, answer, contents)
+        if contents is None:
+            link.released.append(region)
+            return Answered(worker, answer)
+        return Answered(worker, answer, contents, partial(link.released.append, region))
+
+    def _bury(self, worker: int) -> list[Event]:
+        """Return what a worker had said before it died, then its death.
+
+        What it sent is complete: a message is written whole or not at all.
+        """
+        link = self._links[worker]
+        link.ended = True
+        last_words: list[Event] = []
+        while _readable(link.answers_fd) and (event := self._read(worker)) is not None:
+            last_words.append(event)
+        self._selector.unregister(link.answers_fd)
+        self._selector.unregister(link.child.fileno())
+        return [*last_words, Died(worker, link.child.wait())]
+
+    def progress(self, worker: int) -> Progress:
+        """Return what a worker was last seen doing."""
+        return self._board.progress(worker)
+
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [link.child.pid for link in self._links]
+
+    # ------------------------------------------------------------------ ending
+
+    def close(self) -> list[tuple[int, Failure]]:
+        """Ask all workers to end; after `CLOSE_SECONDS` terminate and then kill those that have not."""
+        if os.getpid() != self._owner:
+            return []  # a forked copy: these are not its workers, and their descriptors are closed here
+        self._board.want_nothing()
+        for worker, link in enumerate(self._links):
+            if not link.ended:
+                self.send(worker, Exit())
+        failures = self._farewells(time.monotonic() + CLOSE_SECONDS)
+        self._end_all()
+        self._selector.close()
+        self._board.release()
+        for fd in (self._setup_fd, self._board_fd, self._updates_fd):
+            close_fd(fd)
+        return failures
+
+    def _farewells(self, deadline: float) -> list[tuple[int, Failure]]:
+        """Wait for the workers' ends, until the deadline, and return what they said last."""
+        failures: list[tuple[int, Failure]] = []
+        while any(not link.ended for link in self._links):
+            timeout = deadline - time.monotonic()
+            if timeout <= 0:
+                break
+            failures += [
+                (event.worker, event.answer)
+                for event in self.wait(timeout)
+                if isinstance(event, Answered)
+                and isinstance(event.answer, Failure)
+                and event.answer.ticket is None
+            ]
+        return failures
+
+    def _end_all(self) -> None:
+        late = [link for link in self._links if not link.ended]
+        for link in late:
+            link.child.kill(signal.SIGTERM)
+        deadline = time.monotonic() + CLOSE_SECONDS / 4
+        for link in late:
+            link.child.ended(deadline - time.monotonic())
+        for link in self._links:
+            self._unlink(link)
+
+
+def _setup_file(n_workers: int, make_worker: Payload, seed: int) -> int:
+    make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
+    setup = Setup(n_workers, seed, make_worker, list(sys.path), os.getcwd(), dict(os.environ))
+    fd = anonymous_file("streamsampler-setup")
+    ArenaWriter(fd).write([memoryview(pickle.dumps(setup, protocol=5))])
+    return fd
+
+
+def _pipe(theirs: contextlib.ExitStack, ours: contextlib.ExitStack, *, ours_is: int) -> Sequence[int]:
+    """Return a pipe whose end `ours_is` (0 reads, 1 writes) is kept; the other one is closed when `theirs` is left."""
+    ends = os.pipe()
+    theirs.callback(os.close, ends[1 - ours_is])
+    ours.callback(close_fd, own_fd(ends[ours_is]))
+    return ends
+
+
+def _readable(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))

@@ -1,0 +1,139 @@
+"""A worker process: from its descriptors to the worker loop."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import setproctitle
+
+from streamsampler.board import Board
+from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
+from streamsampler.engines.wire import Stored, frame, pack, receive, send, unpack
+from streamsampler.protocol import Answer, Exit, Message
+from streamsampler.serialization import Payload, dumps_report, loads
+from streamsampler.worker_loop import run_worker
+
+__all__ = ["Setup", "main"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all workers of a sampler are told at their start.
+
+    Attributes:
+        n_workers: How many there are.
+        seed: The sampler's seed.
+        make_worker: A pickled callable that makes a worker from its row of the board and its number.
+        path: The sampler's `sys.path`.
+        cwd: Its working directory.
+        environ: Its environment variables, as they were when the sampler was made.
+    """
+
+    n_workers: int
+    seed: int
+    make_worker: Payload
+    path: list[str]
+    cwd: str
+    environ: dict[str, str]
+
+
+def main(number: int, fds: Sequence[int]) -> None:
+    """Be worker `number`.
+
+    Args:
+        number: The worker number.
+        fds: Descriptors of: commands, answers, the pipe whose end is the parent's, the setup, the board, the worker's
+            own arena, the arena of updates.
+    """
+    # The terminal sends Ctrl-C to everybody; the sampler decides what it means for its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    commands_fd, answers_fd, parent_fd, setup_fd, board_fd, arena_fd, updates_fd = fds
+    _die_with_parent(parent_fd)
+    setup: Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
+    sys.path[:] = setup.path
+    os.environ.update(setup.environ)
+    with contextlib.suppress(OSError):
+        os.chdir(setup.cwd)
+    setproctitle.setproctitle("worker:" + setproctitle.getproctitle())
+    row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
+    channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd)
+    make_worker = partial(_make_worker, setup.make_worker, row, number)
+    run_worker(channel, make_worker, row, setup.seed)
+
+
+def _make_worker(payload: Payload, row: Any, number: int) -> Any:
+    return loads(payload)(row, number)
+
+
+def _die_with_parent(parent_fd: int) -> None:
+    """Let the kernel kill this process when the parent's end of a pipe closes, whatever this process is doing then.
+
+    A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG speaks of the fork
+    server, and of the thread that forked. Nothing is ever written to this pipe, so its only event is its end.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(parent_fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent_fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(parent_fd, fcntl.F_SETFL, fcntl.fcntl(parent_fd, fcntl.F_GETFL) | os.O_ASYNC)
+        # It may have closed before that.
+        poller = select.poll()
+        poller.register(parent_fd, 0)
+        if poller.poll(0):
+            os._exit(1)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent_fd,), daemon=True).start()
+
+
+def _watch_parent(parent_fd: int) -> None:
+    os.read(parent_fd, 1)
+    os._exit(1)
+
+
+class _ProcessChannel:
+    """A worker's connection to a sampler in another process."""
+
+    interruptible = False
+
+    def __init__(self, commands_fd: int, answers_fd: int, arena_fd: int, updates_fd: int) -> None:
+        self._commands_fd = commands_fd
+        self._answers_fd = answers_fd
+        self._arena = ArenaWriter(arena_fd)
+        self._updates = ArenaReader(updates_fd)
+        self._poller = select.poll()
+        self._poller.register(commands_fd, select.POLLIN)
+
+    def receive(self, *, wait: bool) -> Message | None:
+        if not self._poller.poll(None if wait else 0):
+            return None
+        command = receive(self._commands_fd)
+        if command is None:
+            return Exit()
+        message, released = pickle.loads(command)
+        for region in released:
+            self._arena.give_back(region)
+        return message  # type: ignore[no-any-return]
+
+    def load(self, payload: Stored) -> Any:
+        packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
+        # The copy just made is private memory: arrays may stand on it for good.
+        head, buffers = unpack(memoryview(packed))
+        return pickle.loads(head, buffers=buffers)
+
+    def answer(self, answer: Answer, contents: Any = None) -> None:
+        if isinstance(contents, BaseException):
+            contents = None  # the answer has it in words, and pickled
+        head, buffers = dumps_report((answer, contents))
+        with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
+            send(self._answers_fd, frame(pack(head, buffers), self._arena.write))

@@ -1,0 +1,83 @@
+"""What a sampler's workers are made from."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from streamsampler.board import WorkerRow
+from streamsampler.errors import UsageError
+from streamsampler.seeding import check_seed
+from streamsampler.workers.base import Worker
+from streamsampler.workers.default import DefaultWorker
+
+__all__ = ["WorkerFactory", "positive", "usable_cores"]
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def positive(name: str, value: Any) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        UsageError: It is no integer, or less than 1.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} must be an integer, got {value!r}") from None
+    if isinstance(value, bool) or number < 1:
+        raise UsageError(f"{name} must be at least 1, got {value!r}")
+    return number
+
+
+class WorkerFactory:
+    """How many workers, of which kind, and with what arguments.
+
+    Args:
+        n_workers: How many; None for as many as this process may use cores.
+        seed: A non-negative integer; None draws fresh entropy.
+        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+        worker_class: The kind of worker.
+        worker_args: Further keyword arguments for it.
+
+    Raises:
+        UsageError: An argument cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_workers: int | None = None,
+        seed: int | None = None,
+        max_episode_length: int | None = None,
+        worker_class: type[Worker] = DefaultWorker,
+        worker_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.n_workers = usable_cores() if n_workers is None else positive("n_workers", n_workers)
+        self.seed = check_seed(seed)
+        self.max_episode_length = (
+            None if max_episode_length is None else positive("max_episode_length", max_episode_length)
+        )
+        if not (isinstance(worker_class, type) and issubclass(worker_class, Worker)):
+            raise UsageError(f"worker_class must be a subclass of streamsampler.Worker, got {worker_class!r}")
+        self.worker_class = worker_class
+        self.worker_args = dict(worker_args or {})
+
+    def __call__(self, row: WorkerRow, worker_number: int) -> Worker:
+        """Make a worker, where it is to run.
+
+        Args:
+            row: Its row of the shared board.
+            worker_number: 0 to n_workers-1.
+        """
+        return self.worker_class(
+            row, worker_number=worker_number, max_episode_length=self.max_episode_length, **self.worker_args
+        )

@@ -1,0 +1,275 @@
+"""What sampler and worker say to each other, and when: no I/O, no clock.
+
+Theory of operation
+-------------------
+
+::
+
+            Start                Stop | no ticket left
+  NEW ──────────────▶ STREAMING ───────────────────────▶ IDLE
+   │                    │    ▲                             │
+   │                    │    └─────── Start | Continue ────┘
+   └──────── Exit ──────┴───────────────── Exit ───────────┴────▶ EXITED
+
+*Tickets are the flow control.* A ticket names trajectories of one agent version, and is answered exactly once: by a
+`Report` (with the rollouts, or without them where the ticket was given up) or by a `Failure`. A sampler that never has
+more than `c` unanswered tickets with a worker therefore never finds more than `c` answers on the way back: the way
+back can be bounded, and a worker never blocks on sending.
+
+*A new version starts clean.* `Start` goes only to a worker that owes no answer, so at most one `Start`, `c` `Continue`,
+one `Stop` and one `Exit` are ever on their way to a worker, however slow it is.
+
+*Old versions die within a step.* Beside the messages a worker reads one word, the oldest version still wanted, between
+environment steps. A rollout of an older version is abandoned there. `Stop` says the same as a message, for engines
+without shared memory, and empties the worker's tickets.
+
+*A worker that failed stops working on that version.* After a `Failure` it gives up every ticket until the next `Start`:
+its agent or environment may be half updated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any
+
+from streamsampler.errors import ProtocolError
+
+__all__ = [
+    "NEVER_AGAIN",
+    "Answer",
+    "Continue",
+    "Exit",
+    "Failure",
+    "Message",
+    "NoTicketLeft",
+    "Phase",
+    "Report",
+    "Start",
+    "State",
+    "Stop",
+    "Ticket",
+    "WorkerSide",
+    "next_state",
+]
+
+NEVER_AGAIN = 2**62
+"""As the oldest version still wanted: no version is."""
+
+
+class Phase(StrEnum):
+    """What a worker is doing, in the words that error messages use."""
+
+    WAITING = "waiting for work"
+    AGENT_CONSTRUCTION = "constructing the agent"
+    AGENT_UPDATE = "updating the agent"
+    ENV_CONSTRUCTION = "making the environment"
+    RESET = "resetting the environment"
+    AGENT_RESET = "resetting the agent"
+    ACTION = "choosing an action"
+    STEP = "stepping the environment"
+    RECORDING = "recording the trajectory"
+    SENDING = "sending the rollouts"
+    CLOSE = "closing the environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Trajectories of one agent version that one worker is to run, in order.
+
+    Attributes:
+        version: The agent version.
+        indices: The trajectory indices; never empty.
+    """
+
+    version: int
+    indices: range
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin an agent version: update the agent and the environment, then run the tickets.
+
+    Attributes:
+        version: The agent version; all tickets are of it.
+        tickets: At least one.
+        agent: A new agent, as the engine carries payloads; None keeps the agent.
+        parameters: New parameters for it; None keeps them.
+        env: A new environment; None keeps the environment.
+    """
+
+    version: int
+    tickets: tuple[Ticket, ...]
+    agent: Any = None
+    parameters: Any = None
+    env: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Run these tickets too."""
+
+    tickets: tuple[Ticket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Give up the remaining tickets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Close the environment and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoTicketLeft:
+    """Not a message: the worker has answered its last ticket."""
+
+
+Message = Start | Continue | Stop | Exit
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A ticket was run to its end, or given up.
+
+    Attributes:
+        ticket: The ticket this answers.
+        given_up: Whether the version was no longer wanted; then there are no rollouts.
+        n_trajectories: Trajectories that were finished, delivered or not.
+        n_timesteps: Their timesteps.
+        n_abandoned: Rollouts that were cut short, 0 or 1 per environment.
+        abandoned_timesteps: Their timesteps.
+        seconds: Where the worker's time went since its last answer, by statistic (see `statistics.TIMES`).
+    """
+
+    ticket: Ticket
+    given_up: bool = False
+    n_trajectories: int = 0
+    n_timesteps: int = 0
+    n_abandoned: int = 0
+    abandoned_timesteps: int = 0
+    seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A ticket could not be run.
+
+    Attributes:
+        ticket: The ticket this answers; None after `Exit`, when closing failed.
+        phase: What the worker was doing.
+        trajectory: Index of the trajectory in hand; None outside trajectories.
+        summary: The exception in one line.
+        traceback: The worker's traceback, as text.
+        exception: The pickled exception, or None where it cannot be pickled.
+    """
+
+    ticket: Ticket | None
+    phase: Phase
+    trajectory: int | None
+    summary: str
+    traceback: str
+    exception: bytes | None = None
+
+
+Answer = Report | Failure
+
+
+class State(Enum):
+    """The states of a worker."""
+
+    NEW = "new"
+    STREAMING = "streaming"
+    IDLE = "idle"
+    EXITED = "exited"
+
+
+# The whole of what is legal. What is not here raises.
+# Stop reaches an IDLE worker when its last answer and the sampler's Stop cross.
+_TRANSITIONS: dict[State, dict[type, State]] = {
+    State.NEW: {Start: State.STREAMING, Exit: State.EXITED},
+    State.STREAMING: {
+        Continue: State.STREAMING,
+        Stop: State.IDLE,
+        NoTicketLeft: State.IDLE,
+        Exit: State.EXITED,
+    },
+    State.IDLE: {Start: State.STREAMING, Continue: State.STREAMING, Stop: State.IDLE, Exit: State.EXITED},
+    State.EXITED: {},
+}
+
+
+def next_state(state: State, event: Message | NoTicketLeft) -> State:
+    """Return the state after `event`.
+
+    Raises:
+        ProtocolError: The event is not allowed in this state.
+    """
+    try:
+        return _TRANSITIONS[state][type(event)]
+    except KeyError:
+        raise ProtocolError(f"{type(event).__name__} is not allowed in state {state.name}") from None
+
+
+class WorkerSide:
+    """One worker's end of the conversation: its state, the version in hand and the tickets it owes an answer for.
+
+    The worker loop tells it what was heard and does what it says; the exhaustive exploration of the protocol drives
+    the very same object.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.NEW
+        self.version = -1
+        self._tickets: deque[Ticket] = deque()
+        self._broken = False
+
+    def hear(self, message: Message) -> tuple[Ticket, ...]:
+        """Take note of a message.
+
+        Returns:
+            The tickets that are given up by it: each is to be answered with `Report(ticket, given_up=True)`, except
+            after `Exit`, which ends the conversation.
+        """
+        self.state = next_state(self.state, message)
+        match message:
+            case Start(version=version, tickets=tickets):
+                if self._tickets:
+                    raise ProtocolError("Start came while tickets were unanswered")
+                self.version = version
+                self._broken = False
+                self._tickets.extend(tickets)
+            case Continue(tickets=tickets):
+                if self._broken:
+                    return tickets
+                self._tickets.extend(tickets)
+            case Stop():
+                return self._drop_all()
+            case Exit():
+                self._drop_all()
+        return ()
+
+    def next_ticket(self) -> Ticket | None:
+        """Return the ticket to run now; None means that there is none left, and that the worker is idle."""
+        if self._tickets:
+            return self._tickets.popleft()
+        if self.state is State.STREAMING:
+            self.state = next_state(self.state, NoTicketLeft())
+        return None
+
+    def fail(self) -> tuple[Ticket, ...]:
+        """Break off this version after a failure.
+
+        Returns:
+            The tickets that are given up by it, those that still arrive before the next `Start` apart.
+        """
+        self._broken = True
+        return self._drop_all()
+
+    def _drop_all(self) -> tuple[Ticket, ...]:
+        dropped = tuple(self._tickets)
+        self._tickets.clear()
+        return dropped

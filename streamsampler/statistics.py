@@ -1,0 +1,92 @@
+"""Accounts: what became of every trajectory, and where the workers' time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+__all__ = ["TIMES", "Stats", "WorkerTimes"]
+
+TIMES = ("reset", "agent", "step", "sending", "idle")
+"""What a worker's time is divided into: the order of `protocol.Report.seconds`."""
+
+
+@dataclass
+class WorkerTimes:
+    """Where a worker's time went, in seconds.
+
+    Attributes:
+        reset: Seeding and resetting, environment and agent.
+        agent: Choosing actions.
+        step: Stepping the environment and recording what it returned. How `agent` and `step` share the time of a
+            rollout is estimated from every 64th timestep.
+        sending: Serialising and sending rollouts.
+        idle: Waiting for work.
+    """
+
+    reset: float = 0.0
+    agent: float = 0.0
+    step: float = 0.0
+    sending: float = 0.0
+    idle: float = 0.0
+
+    def add(self, seconds: Sequence[float]) -> None:
+        """Add a report's times, which are in the order of `TIMES`."""
+        for name, value in zip(TIMES, seconds, strict=False):
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class Stats:
+    """What a call did, or a sampler in all its calls.
+
+    Attributes:
+        kept_trajectories: Trajectories that were returned.
+        kept_timesteps: Their timesteps.
+        stale_trajectories: Finished trajectories of an older agent version, dropped when they came in.
+        stale_timesteps: Their timesteps.
+        surplus_trajectories: Finished trajectories of the call's own version that it did not need.
+        surplus_timesteps: Their timesteps.
+        abandoned_trajectories: Rollouts that were cut short because nobody wanted them any more.
+        abandoned_timesteps: Their timesteps.
+        failed_trajectories: Trajectories whose worker raised or died.
+        restarts: Worker processes that were started in place of dead ones.
+        reports: Answers of workers.
+        seconds: Wall time inside obtaining calls.
+        workers: Where each worker's time went.
+    """
+
+    kept_trajectories: int = 0
+    kept_timesteps: int = 0
+    stale_trajectories: int = 0
+    stale_timesteps: int = 0
+    surplus_trajectories: int = 0
+    surplus_timesteps: int = 0
+    abandoned_trajectories: int = 0
+    abandoned_timesteps: int = 0
+    failed_trajectories: int = 0
+    restarts: int = 0
+    reports: int = 0
+    seconds: float = 0.0
+    workers: list[WorkerTimes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, n_workers: int) -> Stats:
+        """Return empty accounts for `n_workers` workers."""
+        return cls(workers=[WorkerTimes() for _ in range(n_workers)])
+
+    @property
+    def times(self) -> WorkerTimes:
+        """Where the time of all workers together went."""
+        total = WorkerTimes()
+        for worker in self.workers:
+            total.add([getattr(worker, name) for name in TIMES])
+        return total
+
+    def merge(self, call: Stats) -> None:
+        """Add the accounts of a call."""
+        for item in fields(self):
+            if item.name != "workers":
+                setattr(self, item.name, getattr(self, item.name) + getattr(call, item.name))
+        for mine, theirs in zip(self.workers, call.workers, strict=True):
+            mine.add([getattr(theirs, name) for name in TIMES])

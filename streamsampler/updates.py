@@ -1,0 +1,120 @@
+"""Which agent, parameters and environment are in force, and which of them each worker still lacks: pure.
+
+Only the latest of each kind is kept. That is enough, because a new agent makes earlier parameters void, parameters are
+complete, and an environment update does not depend on those before it (see `environments.EnvUpdate`). So a worker that
+was busy during three updates, or was started after them, is brought up to date by one message of bounded size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, TypeVar
+
+__all__ = ["Kind", "Updates"]
+
+Payload = TypeVar("Payload")
+Other = TypeVar("Other")
+Kind = Literal["agent", "parameters", "env"]
+_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env")
+
+
+@dataclass(frozen=True)
+class _InForce(Generic[Payload]):
+    """The latest update of one kind: one payload for all workers, or one each."""
+
+    serial: int
+    payloads: tuple[Payload | None, ...]
+    shared: bool
+
+
+class Updates(Generic[Payload]):
+    """The updates in force.
+
+    Args:
+        n_workers: How many workers there are.
+    """
+
+    def __init__(self, n_workers: int) -> None:
+        self._n_workers = n_workers
+        self._serial = 0
+        self._in_force: dict[Kind, _InForce[Payload]] = {}
+        self._seen: list[dict[Kind, int]] = [{} for _ in range(n_workers)]
+
+    def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload) -> None:
+        """Put an update in force: one payload, or a list with one for each worker (None: nothing changes for it)."""
+        shared = not isinstance(payloads, list)
+        each = tuple(payloads) if isinstance(payloads, list) else (payloads,) * self._n_workers
+        before = self._in_force.get(kind)
+        if before is not None:
+            each = tuple(old if new is None else new for new, old in zip(each, before.payloads, strict=True))
+        self._serial += 1
+        self._in_force[kind] = _InForce(self._serial, each, shared)  # type: ignore[arg-type]
+        if kind == "agent" and "parameters" in self._in_force:
+            self._void_parameters(payloads if isinstance(payloads, list) else None)
+
+    def _void_parameters(self, agents: list[Payload | None] | None) -> None:
+        parameters = self._in_force.pop("parameters")
+        kept = tuple(
+            payload if agents is not None and agents[number] is None else None
+            for number, payload in enumerate(parameters.payloads)
+        )
+        if any(payload is not None for payload in kept):
+            self._in_force["parameters"] = replace(parameters, payloads=kept, shared=False)
+
+    @property
+    def differ(self) -> bool:
+        """Whether workers have agents or environments of their own."""
+        return any(not update.shared for update in self._in_force.values())
+
+    def lacking(self, worker: int) -> dict[Kind, Payload]:
+        """Return what `worker` has not been told yet, and take it for told."""
+        seen = self._seen[worker]
+        lacking: dict[Kind, Payload] = {}
+        for kind in _KINDS:
+            update = self._in_force.get(kind)
+            if update is None or seen.get(kind) == update.serial:
+                continue
+            seen[kind] = update.serial
+            payload = update.payloads[worker]
+            if payload is not None:
+                lacking[kind] = payload
+        return lacking
+
+    def forget(self, worker: int) -> None:
+        """Take it that `worker` knows nothing: it failed, or is a new process."""
+        self._seen[worker] = {}
+
+    def snapshot(self) -> dict[Kind, _InForce[Payload]]:
+        """Return what is in force, for `restore`."""
+        return dict(self._in_force)
+
+    def restore(self, snapshot: dict[Kind, _InForce[Payload]]) -> None:
+        """Put back what was in force: the updates since were refused by a worker."""
+        self._in_force = dict(snapshot)
+        for seen in self._seen:
+            # Whoever took a refused update must be told again what is in force.
+            for kind, serial in list(seen.items()):
+                update = self._in_force.get(kind)
+                if update is None or update.serial != serial:
+                    seen.clear()
+                    break
+
+    def payloads(self) -> dict[int, Payload]:
+        """The payloads in force, by identity: all others may be let go."""
+        return {
+            id(payload): payload
+            for update in self._in_force.values()
+            for payload in update.payloads
+            if payload is not None
+        }
+
+    def mapped(self, convert: Callable[[Payload], Other]) -> Updates[Other]:
+        """Return the same updates, carried by other payloads, for workers that know none of them."""
+        converted = {key: convert(payload) for key, payload in self.payloads().items()}
+        other: Updates[Other] = Updates(self._n_workers)
+        for kind, update in self._in_force.items():
+            payloads = tuple(None if payload is None else converted[id(payload)] for payload in update.payloads)
+            other._serial += 1
+            other._in_force[kind] = _InForce(other._serial, payloads, update.shared)
+        return other

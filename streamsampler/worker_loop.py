@@ -1,0 +1,218 @@
+"""One worker's life: hear, obey, answer."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Protocol
+
+import cloudpickle
+
+from streamsampler.board import WorkerRow
+from streamsampler.protocol import (
+    Answer,
+    Exit,
+    Failure,
+    Message,
+    Phase,
+    Report,
+    Start,
+    State,
+    Ticket,
+    WorkerSide,
+)
+from streamsampler.seeding import TrajectorySeeds
+from streamsampler.workers.base import Outcome, Worker
+
+__all__ = ["Channel", "Life", "run_worker"]
+
+
+class Channel(Protocol):
+    """How a worker is connected to its sampler.
+
+    Attributes:
+        interruptible: Whether a KeyboardInterrupt in the worker's thread is the user's.
+    """
+
+    interruptible: bool
+
+    def receive(self, *, wait: bool) -> Message | None:
+        """Return the next message; None if there is none, and `wait` is false.
+
+        When the sampler is gone, that is an `Exit`.
+        """
+
+    def load(self, payload: Any) -> Any:
+        """Return the object that a message's payload stands for."""
+
+    def answer(self, answer: Answer, contents: Any = None) -> None:
+        """Send an answer, without ever waiting for the sampler.
+
+        Args:
+            answer: The answer.
+            contents: With a report its rollouts, and the spaces where they are new; with a failure the exception,
+                for channels that do not leave the process.
+
+        Raises:
+            SerializationError: The contents cannot be pickled. Nothing was sent.
+        """
+
+
+def run_worker(channel: Channel, make_worker: Callable[[], Worker], row: WorkerRow, seed: int) -> None:
+    """Live a worker's life, until it is told to exit.
+
+    Args:
+        channel: The connection to the sampler.
+        make_worker: Makes the worker, when there is something to do.
+        row: The worker's row of the board.
+        seed: The sampler's seed.
+    """
+    life = Life(channel, make_worker, row, seed)
+    while life.turn(wait=True):
+        pass
+
+
+class Life:
+    """A worker's life, one turn at a time, so that several can share a thread.
+
+    Args:
+        channel: The connection to the sampler.
+        make_worker: Makes the worker, when there is something to do.
+        row: The worker's row of the board.
+        seed: The sampler's seed.
+    """
+
+    def __init__(self, channel: Channel, make_worker: Callable[[], Worker], row: WorkerRow, seed: int) -> None:
+        self._channel = channel
+        self._make_worker = make_worker
+        self._row = row
+        self._seed = seed
+        self._side = WorkerSide()
+        self._worker: Worker | None = None
+        self._spaces_told = False
+        self._seconds = [0.0, 0.0]  # sending, idle
+
+    def turn(self, *, wait: bool) -> bool:
+        """Hear one message or run one ticket. False means that this was the end.
+
+        Args:
+            wait: Whether to wait for a message when there is nothing to do.
+        """
+        side = self._side
+        idle = side.state is not State.STREAMING
+        begin = perf_counter()
+        message = self._channel.receive(wait=wait and idle)
+        if idle:
+            self._seconds[1] += perf_counter() - begin
+        if message is not None:
+            given_up = side.hear(message)
+            match message:
+                case Exit():
+                    self._shut_down()
+                    return False
+                case Start():
+                    self._start(message)
+            self._give_up(given_up)
+        elif (ticket := side.next_ticket()) is not None:
+            self._run(ticket)
+        return True
+
+    def _start(self, start: Start) -> None:
+        """Bring the worker up to date."""
+        phase = Phase.AGENT_CONSTRUCTION
+        try:
+            if self._worker is None:
+                self._worker = self._make_worker()
+            worker = self._worker
+            worker.trajectory = None
+            if start.env is not None:
+                worker.phase = phase = Phase.ENV_CONSTRUCTION
+                self._spaces_told = False
+                worker.update_env(self._channel.load(start.env))
+            if start.agent is not None:
+                worker.phase = phase = Phase.AGENT_CONSTRUCTION
+                worker.update_agent(self._channel.load(start.agent))
+            if start.parameters is not None:
+                worker.phase = phase = Phase.AGENT_UPDATE
+                worker.update_agent(self._channel.load(start.parameters))
+        except BaseException as error:  # whatever user code raises, SystemExit included, is the sampler's to report
+            self._let_interrupts_through(error)
+            if self._worker is not None:
+                phase = self._worker.phase
+            ticket = self._side.next_ticket()
+            assert ticket is not None
+            self._fail(ticket, phase, None, error)
+
+    def _run(self, ticket: Ticket) -> None:
+        worker = self._worker
+        assert worker is not None
+        if not self._row.wanted(ticket.version):
+            self._give_up((ticket,))
+            return
+        self._row.begin_ticket(ticket.version)
+        try:
+            outcome = worker.rollout(ticket, TrajectorySeeds(self._seed, ticket.version).of(ticket.indices))
+            worker.trajectory = None
+            worker.phase = Phase.SENDING
+            self._row.phase(Phase.SENDING)
+            self._report(ticket, outcome)
+        except BaseException as error:  # see _start
+            self._let_interrupts_through(error)
+            self._fail(ticket, worker.phase, worker.trajectory, error)
+        finally:
+            worker.phase, worker.trajectory = Phase.WAITING, None
+            self._row.end_ticket()
+            self._row.phase(Phase.WAITING)
+
+    def _let_interrupts_through(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._channel.interruptible:
+            raise error
+
+    def _report(self, ticket: Ticket, outcome: Outcome) -> None:
+        begin = perf_counter()
+        report = Report(
+            ticket,
+            given_up=outcome.rollouts is None,
+            n_trajectories=outcome.n_trajectories,
+            n_timesteps=outcome.n_timesteps,
+            n_abandoned=outcome.n_abandoned,
+            abandoned_timesteps=outcome.abandoned_timesteps,
+            seconds=(*outcome.seconds, *self._seconds),
+        )
+        self._seconds = [0.0, 0.0]
+        if outcome.rollouts is None:
+            self._channel.answer(report)
+        else:
+            assert self._worker is not None
+            spaces = None if self._spaces_told else self._worker.spaces
+            self._channel.answer(report, (outcome.rollouts, spaces))
+            self._spaces_told = True
+        self._seconds[0] += perf_counter() - begin
+
+    def _give_up(self, tickets: tuple[Ticket, ...]) -> None:
+        for ticket in tickets:
+            self._channel.answer(Report(ticket, given_up=True))
+
+    def _fail(self, ticket: Ticket, phase: Phase, trajectory: int | None, error: BaseException) -> None:
+        """Answer `ticket` with a failure, and give up the others."""
+        self._channel.answer(_failure(ticket, phase, trajectory, error), error)
+        self._give_up(self._side.fail())
+
+    def _shut_down(self) -> None:
+        if self._worker is None:
+            return
+        try:
+            self._worker.shutdown()
+        except BaseException as error:
+            self._channel.answer(_failure(None, Phase.CLOSE, None, error), error)
+
+
+def _failure(ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException) -> Failure:
+    try:
+        exception = cloudpickle.dumps(error)
+    except Exception:
+        exception = None
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return Failure(ticket, phase, trajectory, summary, text, exception)

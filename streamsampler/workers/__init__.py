@@ -1,0 +1,1 @@
+"""Kinds of workers: how rollouts are run."""

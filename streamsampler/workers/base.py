@@ -1,0 +1,86 @@
+"""What a worker is: the seam between the worker loop and the ways of running rollouts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+from streamsampler.board import WorkerRow
+from streamsampler.environments import EnvUpdate
+from streamsampler.protocol import Phase, Ticket
+from streamsampler.recording import Rollouts
+
+__all__ = ["Outcome", "Worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a ticket.
+
+    Attributes:
+        rollouts: The ticket's trajectories in order; None if the ticket was given up. The arrays may be the
+            recorder's own memory: they are valid until the next rollout.
+        n_trajectories: Trajectories that were finished.
+        n_timesteps: Their timesteps.
+        n_abandoned: Rollouts that were cut short.
+        abandoned_timesteps: Their timesteps.
+        seconds: Time spent in reset, agent and step.
+    """
+
+    rollouts: Rollouts | None
+    n_trajectories: int
+    n_timesteps: int
+    n_abandoned: int = 0
+    abandoned_timesteps: int = 0
+    seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+class Worker(ABC):
+    """Runs rollouts: one agent in one environment, or in several.
+
+    A worker is made where it runs. Whatever it does is a function of the updates it was given and of the ticket and
+    the seeds; of nothing else, such as its number or what it ran before.
+
+    Args:
+        row: Its row of the shared board. `row.wanted(ticket.version)` is to be asked between timesteps.
+        worker_number: 0 to n-1.
+        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+
+    Attributes:
+        phase: What it is doing, for error messages.
+        trajectory: Index of the trajectory in hand, or None.
+    """
+
+    def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
+        self.row = row
+        self.worker_number = worker_number
+        self.max_episode_length = max_episode_length
+        self.phase = Phase.WAITING
+        self.trajectory: int | None = None
+
+    @abstractmethod
+    def update_agent(self, agent_update: Any) -> None:
+        """Replace the agent, or hand it new parameters (see `agents.apply_agent_update`)."""
+
+    @abstractmethod
+    def update_env(self, env_update: EnvUpdate) -> None:
+        """Replace or change the environment."""
+
+    @abstractmethod
+    def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
+        """Run the ticket's trajectories, trajectory `ticket.indices[k]` from `seeds[k]`.
+
+        Whatever the agent or the environment raises is let through, with `phase` and `trajectory` telling where.
+        """
+
+    @property
+    @abstractmethod
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Observation and action space of a single trajectory."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Close the environment."""
