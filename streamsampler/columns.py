@@ -1,0 +1,223 @@
+"""Columns of infos: the values of one key over many steps, and joining them.
+
+A column has the dtype of its values where they all share one dtype and shape; numbers of several dtypes and one shape
+are promoted together; everything else is a column of objects. That is decided once, over all values of a batch, and
+never piece by piece, so that it does not matter how the trajectories were spread over reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DataError
+from .trees import Array, object_array
+
+__all__ = ["InfoColumn", "InfoColumns", "KeyPath", "check_names", "column_of", "merge", "name_of"]
+
+KeyPath: TypeAlias = tuple[str, ...]
+# Dtype and shape of a value that can live in an array, None for one that cannot.
+Kind: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]] | None
+
+_TYPED = "biufcmM"
+_NUMERIC = "biufc"
+_PYTHON_NUMBERS: dict[type, np.dtype[Any]] = {
+    bool: np.dtype(np.bool_),
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float64),
+    complex: np.dtype(np.complex128),
+}
+_INT64 = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class InfoColumn:
+    """The values of one key.
+
+    Attributes:
+        steps: (K,) int64, rising: where the key was there; None where it always was.
+        values: (K, ...): the values themselves, or (K,) objects.
+        raw: The values are as they were recorded, of several kinds, and what they become is not decided yet.
+    """
+
+    steps: NDArray[np.int64] | None
+    values: Array
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InfoColumns:
+    """The infos of `length` steps, by path: the keys from the outermost dict inwards."""
+
+    length: int
+    columns: dict[KeyPath, InfoColumn]
+
+
+def _kind(value: Any) -> Kind:
+    cls = value.__class__
+    if cls is int:
+        return (_PYTHON_NUMBERS[int], ()) if _INT64.min <= value <= _INT64.max else None
+    if cls in _PYTHON_NUMBERS:
+        return _PYTHON_NUMBERS[cls], ()
+    if (cls is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _TYPED:
+        return value.dtype, value.shape
+    return None
+
+
+def column_of(steps: NDArray[np.int64] | None, values: list[Any]) -> InfoColumn:
+    """Make a column of what was recorded: an array, or raw where the values are not all of one kind."""
+    kinds = set(map(_kind, values))
+    if len(kinds) == 1 and (kind := next(iter(kinds))) is not None:
+        return InfoColumn(steps, _stack(values, *kind))
+    return InfoColumn(steps, object_array(values), raw=True)
+
+
+def _stack(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    # Each row by itself: a list of arrays handed to np.array at once would be searched for its shape first.
+    if not shape:
+        return np.array([value if value.__class__ in _PYTHON_NUMBERS else value[()] for value in values], dtype=dtype)
+    rows = np.empty((len(values), *shape), dtype=dtype)
+    for position, value in enumerate(values):
+        rows[position] = value
+    return rows
+
+
+def _plain_object(value: Any) -> Any:
+    kind = _kind(value)
+    return value.item() if kind is not None and not kind[1] and hasattr(value, "item") else value
+
+
+# --- Merging
+
+
+Piece: TypeAlias = tuple[InfoColumns, int, int]
+
+
+def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
+    """Join ranges of steps of several columns; decides what each column becomes.
+
+    Args:
+        pieces: (columns, start, stop): steps start to stop of each, in order.
+        path: What the infos are called in errors.
+
+    Returns:
+        Columns without raw ones; new arrays.
+
+    Raises:
+        DataError: A key `_x` beside a key `x`.
+    """
+    length = sum(stop - start for _, start, stop in pieces)
+    gathered: dict[KeyPath, list[tuple[InfoColumn, slice, int]]] = {}
+    offset = 0
+    for columns, start, stop in pieces:
+        for key, column in columns.columns.items():
+            rows = _rows(column, start, stop)
+            if rows.stop > rows.start:
+                gathered.setdefault(key, []).append((column, rows, offset - start))
+        offset += stop - start
+    merged = {key: _merge_column(gathered[key], length) for key in sorted(gathered)}
+    merged = _fold(merged, length)
+    check_names(merged, path)
+    return InfoColumns(length, merged)
+
+
+def _rows(column: InfoColumn, start: int, stop: int) -> slice:
+    if column.steps is None:
+        return slice(start, stop)
+    first, last = np.searchsorted(column.steps, (start, stop))
+    return slice(int(first), int(last))
+
+
+def _merge_column(pieces: list[tuple[InfoColumn, slice, int]], length: int) -> InfoColumn:
+    n_present = sum(rows.stop - rows.start for _, rows, _ in pieces)
+    steps = None
+    if n_present < length:
+        steps = np.concatenate([_steps(column, rows) + shift for column, rows, shift in pieces])
+    kind = _common_kind(pieces)
+    if kind is None:
+        return InfoColumn(
+            steps, object_array([value for column, rows, _ in pieces for value in _objects(column, rows)])
+        )
+    return InfoColumn(steps, np.concatenate([_typed(column, rows, *kind) for column, rows, _ in pieces], dtype=kind[0]))
+
+
+def _steps(column: InfoColumn, rows: slice) -> NDArray[np.int64]:
+    return np.arange(rows.start, rows.stop, dtype=np.int64) if column.steps is None else column.steps[rows]
+
+
+def _common_kind(pieces: Iterable[tuple[InfoColumn, slice, int]]) -> Kind:
+    kinds: set[Kind] = set()
+    for column, rows, _ in pieces:
+        if column.raw:
+            kinds.update(map(_kind, column.values[rows]))
+        elif column.values.dtype == object:
+            return None
+        else:
+            kinds.add((column.values.dtype, column.values.shape[1:]))
+    if len(kinds) == 1 or None in kinds:
+        return None if None in kinds else kinds.pop()
+    known = [kind for kind in kinds if kind is not None]
+    dtypes, shapes = {dtype for dtype, _ in known}, {shape for _, shape in known}
+    if len(shapes) > 1 or any(dtype.kind not in _NUMERIC for dtype in dtypes):
+        return None
+    # Promotion is not associative: only over all of them, in one fixed order, is it the same for every cut.
+    return np.result_type(*sorted(dtypes, key=lambda dtype: dtype.str)), shapes.pop()
+
+
+def _typed(column: InfoColumn, rows: slice, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    return _stack(column.values[rows].tolist(), dtype, shape) if column.raw else column.values[rows]
+
+
+def _objects(column: InfoColumn, rows: slice) -> list[Any]:
+    values = column.values[rows]
+    if column.raw:
+        return [_plain_object(value) for value in values]
+    return values.tolist() if values.ndim == 1 else [row.copy() for row in values]
+
+
+def _fold(columns: dict[KeyPath, InfoColumn], length: int) -> dict[KeyPath, InfoColumn]:
+    """Where a key held a dict in one step and something else in another, make it one column of objects."""
+    folded: dict[KeyPath, InfoColumn] = {}
+    for path, column in columns.items():
+        root = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in columns), None)
+        if root is None:
+            children = {key[len(path) :]: child for key, child in columns.items() if key[: len(path)] == path != key}
+            folded[path] = _fold_children(column, children, length) if children else column
+    return folded
+
+
+def _fold_children(column: InfoColumn, children: dict[KeyPath, InfoColumn], length: int) -> InfoColumn:
+    whole: dict[int, Any] = {}
+    for path, child in children.items():
+        rows = _rows(child, 0, length)
+        for step, value in zip(_steps(child, rows).tolist(), _objects(child, rows), strict=True):
+            inner = whole.setdefault(step, {})
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[path[-1]] = value
+    rows = _rows(column, 0, length)
+    whole.update(zip(_steps(column, rows).tolist(), _objects(column, rows), strict=True))
+    steps = sorted(whole)
+    present = None if len(steps) == length else np.array(steps, dtype=np.int64)
+    return InfoColumn(present, object_array([whole[step] for step in steps]))
+
+
+def check_names(columns: dict[KeyPath, InfoColumn], path: str) -> None:
+    """Refuse a key `_x` beside a key `x`: the mask of `x` goes by that name."""
+    names = {key[:depth] for key in columns for depth in range(1, len(key) + 1)}
+    for name in names:
+        mask = (*name[:-1], f"_{name[-1]}")
+        if mask in names:
+            raise DataError(
+                f"{name_of(path, name)} and {name_of(path, mask)} are both keys of an info, "
+                f"and {mask[-1]!r} is the name of the mask of {name[-1]!r}: rename one of them"
+            )
+
+
+def name_of(path: str, keys: KeyPath) -> str:
+    """What a key is called in errors: `env_infos['a']['b']`."""
+    return path + "".join(f"[{key!r}]" for key in keys)

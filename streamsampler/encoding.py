@@ -1,0 +1,204 @@
+"""Python values and Gymnasium spaces as JSON, exactly: what comes back is the same, type for type and bit for bit.
+
+None, booleans, integers, finite floats, strings and lists are themselves; everything else is an object whose key `$`
+names its kind.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from .errors import StorageError
+from .spaces import AnySpace
+from .trees import object_array
+
+__all__ = ["decode", "decode_space", "encode", "encode_space"]
+
+_AS_THEY_ARE = frozenset((type(None), bool, int, str))
+
+
+def encode(value: Any, path: str) -> Any:
+    """Make JSON of a value.
+
+    Args:
+        value: Numbers, strings, bytes, None, NumPy scalars and arrays, and lists, tuples, sets and dicts of such.
+        path: What it is called in errors.
+
+    Raises:
+        StorageError: It holds something else.
+    """
+    if type(value) in _AS_THEY_ARE:
+        return value
+    encoder = _ENCODERS.get(type(value), _encode_generic if isinstance(value, np.generic) else None)
+    if encoder is None:
+        raise StorageError(
+            f"{path} holds a {type(value).__module__}.{type(value).__qualname__}: only numbers, strings, "
+            f"arrays, and lists, tuples, sets and dicts of them can be written to a file"
+        )
+    return encoder(value, path)
+
+
+def decode(value: Any) -> Any:
+    """The value that `encode` made this of."""
+    if type(value) is list:
+        return [decode(item) for item in value]
+    return _DECODERS[value["$"]](value) if type(value) is dict else value
+
+
+def _encode_float(value: float, _path: str) -> Any:
+    return value if math.isfinite(value) else {"$": "float", "bits": struct.pack(">d", value).hex()}
+
+
+def _encode_complex(value: complex, path: str) -> Any:
+    return {"$": "complex", "parts": [_encode_float(value.real, path), _encode_float(value.imag, path)]}
+
+
+def _encode_bytes(value: bytes, _path: str) -> Any:
+    return {"$": "bytes", "base64": base64.b64encode(value).decode("ascii")}
+
+
+def _encode_items(value: Any, path: str) -> list[Any]:
+    return [encode(item, f"{path}[{position}]") for position, item in enumerate(value)]
+
+
+def _encode_dict(value: dict[Any, Any], path: str) -> Any:
+    return {
+        "$": "dict",
+        "items": [[encode(key, path), encode(item, f"{path}[{key!r}]")] for key, item in value.items()],
+    }
+
+
+def _encode_array(value: Any, path: str) -> Any:
+    if value.dtype == object:
+        return {"$": "objects", "shape": list(value.shape), "items": _encode_items(value.ravel().tolist(), path)}
+    if value.dtype.kind == "V":
+        raise StorageError(f"{path} holds an array of {value.dtype}, which cannot be written to a file")
+    data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
+    return {"$": "array", "dtype": value.dtype.str, "shape": list(value.shape), "base64": data}
+
+
+def _encode_generic(value: Any, path: str) -> Any:
+    return _encode_array(np.asarray(value), path) | {"$": "scalar"}
+
+
+_ENCODERS: dict[type, Callable[[Any, str], Any]] = {
+    float: _encode_float,
+    complex: _encode_complex,
+    bytes: _encode_bytes,
+    list: _encode_items,
+    tuple: lambda value, path: {"$": "tuple", "items": _encode_items(value, path)},
+    set: lambda value, path: {"$": "set", "items": _encode_items(value, path)},
+    frozenset: lambda value, path: {"$": "frozenset", "items": _encode_items(value, path)},
+    dict: _encode_dict,
+    np.ndarray: _encode_array,
+}
+
+
+def _decode_array(value: dict[str, Any]) -> Any:
+    flat = np.frombuffer(base64.b64decode(value["base64"]), dtype=np.dtype(value["dtype"]))
+    return flat.reshape(value["shape"]).copy()
+
+
+_DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "float": lambda value: struct.unpack(">d", bytes.fromhex(value["bits"]))[0],
+    "complex": lambda value: complex(*map(decode, value["parts"])),
+    "bytes": lambda value: base64.b64decode(value["base64"]),
+    "tuple": lambda value: tuple(decode(value["items"])),
+    "set": lambda value: set(decode(value["items"])),
+    "frozenset": lambda value: frozenset(decode(value["items"])),
+    "dict": lambda value: {decode(key): decode(item) for key, item in value["items"]},
+    "array": _decode_array,
+    "objects": lambda value: object_array(decode(value["items"])).reshape(value["shape"]),
+    "scalar": lambda value: _decode_array(value)[()],
+}
+
+
+@singledispatch
+def encode_space(space: AnySpace, path: str) -> Any:
+    """Make JSON of a space.
+
+    Raises:
+        StorageError: A space other than Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple.
+    """
+    raise StorageError(f"{path} holds {space}: a space of the type {type(space).__name__} cannot be written to a file")
+
+
+@encode_space.register
+def _(space: gym_spaces.Box, path: str) -> Any:
+    return {"space": "Box", "low": encode(space.low, path), "high": encode(space.high, path)}
+
+
+@encode_space.register
+def _(space: gym_spaces.Discrete, _path: str) -> Any:
+    return {"space": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).str}
+
+
+@encode_space.register
+def _(space: gym_spaces.MultiDiscrete, path: str) -> Any:
+    arrays = {"nvec": encode(space.nvec, path), "start": encode(space.start, path)}
+    return {"space": "MultiDiscrete", **arrays, "dtype": np.dtype(space.dtype).str}
+
+
+@encode_space.register
+def _(space: gym_spaces.MultiBinary, _path: str) -> Any:
+    return {"space": "MultiBinary", "n": np.array(space.n).tolist()}
+
+
+@encode_space.register
+def _(space: gym_spaces.Text, _path: str) -> Any:
+    return {"space": "Text", "lengths": [space.min_length, space.max_length], "characters": space.characters}
+
+
+@encode_space.register
+def _(space: gym_spaces.Dict, path: str) -> Any:
+    children = [[encode(key, path), encode_space(child, f"{path}[{key!r}]")] for key, child in space.spaces.items()]
+    return {"space": "Dict", "spaces": children}
+
+
+@encode_space.register(gym_spaces.Tuple)
+def _(space: Any, path: str) -> Any:
+    return {"space": "Tuple", "spaces": [encode_space(part, f"{path}[{i}]") for i, part in enumerate(space.spaces)]}
+
+
+def decode_space(value: dict[str, Any]) -> AnySpace:
+    """The space that `encode_space` made this of."""
+    return _SPACE_DECODERS[value["space"]](value)
+
+
+def _decode_box(value: dict[str, Any]) -> AnySpace:
+    low, high = decode(value["low"]), decode(value["high"])
+    return gym_spaces.Box(low, high, low.shape, low.dtype.type)
+
+
+def _decode_text(value: dict[str, Any]) -> AnySpace:
+    shortest, longest = value["lengths"]
+    return gym_spaces.Text(longest, min_length=shortest, charset=value["characters"])
+
+
+def _decode_discrete(value: dict[str, Any]) -> AnySpace:
+    # Early releases of Gymnasium 1 have no such argument, and no other dtype.
+    dtype = {} if np.dtype(value["dtype"]) == np.int64 else {"dtype": np.dtype(value["dtype"]).type}
+    return gym_spaces.Discrete(value["n"], start=value["start"], **dtype)
+
+
+def _decode_multi_discrete(value: dict[str, Any]) -> AnySpace:
+    return gym_spaces.MultiDiscrete(decode(value["nvec"]), np.dtype(value["dtype"]).type, start=decode(value["start"]))
+
+
+_SPACE_DECODERS: dict[str, Callable[[dict[str, Any]], AnySpace]] = {
+    "Box": _decode_box,
+    "Discrete": _decode_discrete,
+    "MultiDiscrete": _decode_multi_discrete,
+    "MultiBinary": lambda value: gym_spaces.MultiBinary(value["n"]),
+    "Text": _decode_text,
+    "Dict": lambda value: gym_spaces.Dict([(decode(key), decode_space(child)) for key, child in value["spaces"]]),
+    "Tuple": lambda value: gym_spaces.Tuple([decode_space(child) for child in value["spaces"]]),
+}

@@ -1,0 +1,213 @@
+"""Infos, whose keys come and go: recorded step by step, kept as columns, handed out as dicts of arrays.
+
+The user's form is Gymnasium's vector convention: `{key: array of (T, ...)}`, and, where the key was missing in some of
+the T steps, `_key`, a boolean mask of (T,) that says in which it was there; elsewhere the array holds zeros, False or
+None. A key that was always there has no mask, and one that never was does not appear. A nested dict is a nested dict of
+the same form; one that was empty leaves no trace.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .columns import InfoColumn, InfoColumns, KeyPath, check_names, column_of, merge, name_of
+from .errors import DataError
+from .trees import Array, snapshot
+
+__all__ = [
+    "InfoRecorder",
+    "Infos",
+    "columns_of",
+    "concatenate_infos",
+    "infos_of",
+    "take_infos",
+    "validate_infos",
+]
+
+Infos: TypeAlias = "dict[str, Array | Infos]"
+
+
+class InfoRecorder:
+    """Collects infos, one dict per step; copies what the environment may change later.
+
+    Args:
+        path: What the infos are called in errors, such as `env_infos`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._columns: dict[KeyPath, tuple[list[int], list[Any]]] = {}
+        # The columns of plain top-level keys once more: no tuple is built to look one up.
+        self._plain: dict[str, tuple[list[int], list[Any]]] = {}
+
+    def record(self, step: int, info: dict[str, Any]) -> None:
+        """Record the info of a step; steps rise from call to call.
+
+        Raises:
+            DataError: A key that is no string.
+        """
+        plain = self._plain
+        for key, value in info.items():
+            column = plain.get(key)
+            if column is None or isinstance(value, dict):
+                self._record_slowly(step, (key,), value)
+            else:
+                column[0].append(step)
+                column[1].append(snapshot(value))
+
+    def _record_slowly(self, step: int, path: KeyPath, value: Any) -> None:
+        if not isinstance(path[-1], str):
+            raise DataError(f"{name_of(self._path, path)}: the keys of infos are strings, and this is {path[-1]!r}")
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            for key, child in value.items():
+                self._record_slowly(step, (*path, key), child)
+            return
+        column = self._columns.get(path)
+        if column is None:
+            column = self._columns[path] = ([], [])
+            if len(path) == 1:
+                self._plain[path[0]] = column
+        column[0].append(step)
+        column[1].append(snapshot(value))
+
+    def truncate(self, step: int) -> None:
+        """Forget this step and all later ones."""
+        for steps, values in self._columns.values():
+            first = bisect_left(steps, step)
+            del steps[first:], values[first:]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._columns.clear()
+        self._plain.clear()
+
+    def finish(self, length: int) -> InfoColumns:
+        """The infos of steps 0 to length - 1, as columns that share nothing with the recorder's lists.
+
+        Raises:
+            DataError: A key `_x` beside a key `x`, whose mask goes by that name.
+        """
+        columns = {}
+        for path, (steps, values) in self._columns.items():
+            n_present = bisect_left(steps, length)
+            if n_present:
+                present = None if n_present == length else np.array(steps[:n_present], dtype=np.int64)
+                columns[path] = column_of(present, values[:n_present])
+        check_names(columns, self._path)
+        return InfoColumns(length, columns)
+
+
+# --- The user's form
+
+
+def infos_of(columns: InfoColumns) -> Infos:
+    """The dict of arrays that users see, of merged columns."""
+    infos: Infos = {}
+    for path, column in columns.columns.items():
+        inner = infos
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})  # type: ignore[assignment]
+        if column.steps is None:
+            inner[path[-1]] = column.values
+            continue
+        rows = np.zeros((columns.length, *column.values.shape[1:]), dtype=column.values.dtype)
+        if rows.dtype == object:
+            rows[:] = None
+        rows[column.steps] = column.values
+        mask = np.zeros(columns.length, dtype=np.bool_)
+        mask[column.steps] = True
+        inner[path[-1]], inner[f"_{path[-1]}"] = rows, mask
+    return infos
+
+
+def columns_of(infos: Infos, length: int, path: str) -> InfoColumns:
+    """The columns behind a dict of arrays; their values may be the dict's own arrays.
+
+    Args:
+        infos: In the users' form.
+        length: The number of steps.
+        path: What the infos are called in errors.
+
+    Raises:
+        DataError: An array of another length, or a mask that is no mask; names the key and says both shapes.
+    """
+    columns: dict[KeyPath, InfoColumn] = {}
+
+    def visit(key: KeyPath, array: Array, mask: Array | None) -> None:
+        if mask is None:
+            columns[key] = InfoColumn(None, array)
+        else:
+            columns[key] = InfoColumn(np.flatnonzero(mask).astype(np.int64), array[mask])
+
+    validate_infos(infos, length, path)
+    _visit(infos, length, path, (), visit)
+    return InfoColumns(length, columns)
+
+
+def validate_infos(infos: Infos, length: int, path: str) -> None:
+    """Check the shapes and masks of a dict of arrays; see `columns_of`."""
+    _visit(infos, length, path, (), lambda _key, _array, _mask: None)
+
+
+def _visit(
+    infos: Infos, length: int, path: str, prefix: KeyPath, visit: Callable[[KeyPath, Array, Array | None], None]
+) -> None:
+    if not isinstance(infos, dict):
+        raise DataError(f"{name_of(path, prefix)} should be a dict of arrays, and is a {type(infos).__name__}")
+    for key, value in infos.items():
+        where = (*prefix, key)
+        if isinstance(value, dict):
+            _visit(value, length, path, where, visit)
+        elif _is_mask(key, infos):
+            if value.dtype != np.bool_ or value.shape != (length,):
+                raise DataError(
+                    f"{name_of(path, where)}, the mask of {key[1:]!r}, should be bool of shape {(length,)}, "
+                    f"and is {value.dtype} of shape {value.shape}"
+                )
+        elif not isinstance(value, np.ndarray) or value.shape[:1] != (length,):
+            raise DataError(f"{name_of(path, where)} should be an array of {length} rows, and has {_shape(value)}")
+        elif value.dtype == object and value.ndim != 1:
+            raise DataError(
+                f"{name_of(path, where)}, of objects, should have one axis, and has the shape {value.shape}"
+            )
+        else:
+            mask = infos.get(f"_{key}")
+            visit(where, value, mask if isinstance(mask, np.ndarray) else None)
+
+
+def _is_mask(key: str, infos: Infos) -> bool:
+    return key[:1] == "_" and key[1:] in infos and isinstance(infos[key], np.ndarray)
+
+
+def _shape(value: Any) -> str:
+    return f"the shape {value.shape}" if isinstance(value, np.ndarray) else f"the type {type(value).__name__}"
+
+
+def take_infos(infos: Infos, index: slice | Array) -> Infos:
+    """Select steps; keys that are in none of them go, and masks that have become all true."""
+    taken: Infos = {}
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            if inner := take_infos(value, index):
+                taken[key] = inner
+        elif not _is_mask(key, infos):
+            mask = infos.get(f"_{key}")
+            _take_one(taken, key, value[index], mask[index] if isinstance(mask, np.ndarray) else None)
+    return taken
+
+
+def _take_one(taken: Infos, key: str, rows: Array, mask: Array | None) -> None:
+    if not len(rows) or (mask is not None and not mask.any()):
+        return
+    taken[key] = rows
+    if mask is not None and not mask.all():
+        taken[f"_{key}"] = mask
+
+
+def concatenate_infos(parts: Sequence[tuple[Infos, int]], path: str) -> Infos:
+    """Join dicts of arrays, each with its number of steps; columns of objects stay what they are."""
+    return infos_of(merge([(columns_of(infos, length, path), 0, length) for infos, length in parts], path))

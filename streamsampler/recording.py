@@ -1,0 +1,318 @@
+"""Recording the trajectories of a ticket, and assembling a batch from the trajectories of many tickets."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from numpy.typing import NDArray
+
+from . import trees
+from .buffers import empty, make_recorder
+from .columns import InfoColumns, merge
+from .errors import ActionError, DataError, ObservationError
+from .infos import InfoRecorder, infos_of
+from .spaces import AnySpace, check_actions
+from .trajectories import TrajectoryBatch
+from .trees import Tree
+
+__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The trajectories of one ticket, in its order: n of them, t timesteps in all.
+
+    The arrays may be views of memory that is used again for the next ticket: whoever keeps them copies them, which a
+    pickle does.
+
+    Attributes:
+        observations: Tree of (t, *O).
+        last_observations: Tree of (n, *O).
+        actions: Tree of (t, *A).
+        rewards: (t,) float64.
+        terminated: (n,) bool.
+        truncated: (n,) bool.
+        lengths: (n,) int64.
+        env_infos: Columns of t steps.
+        agent_infos: Columns of t steps.
+        episode_infos: Columns of n steps.
+    """
+
+    observations: Tree
+    last_observations: Tree
+    actions: Tree
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    lengths: NDArray[np.int64]
+    env_infos: InfoColumns
+    agent_infos: InfoColumns
+    episode_infos: InfoColumns
+
+    @property
+    def n_trajectories(self) -> int:
+        """The number of trajectories."""
+        return len(self.lengths)
+
+    @property
+    def n_timesteps(self) -> int:
+        """The number of timesteps of all trajectories."""
+        return len(self.rewards)
+
+
+class RolloutRecorder:
+    """Records trajectories one after the other, and hands out those that ended.
+
+    For each trajectory: `begin`; for each timestep `record_observation`, `record_action`, `record_reward` and, where
+    there are infos, `record_env_info` and `record_agent_info` with the timestep's number; then `end`, or `abandon`.
+    A timestep's number counts on from what `begin` returned.
+
+    Attributes:
+        record_observation: Copies the observation that an action is chosen on; ObservationError if it does not fit.
+        record_action: Copies an action; ActionError if it has another shape or kind than its space.
+        record_reward: Takes a number; DataError if it is none.
+        record_env_info: Takes (step, info).
+        record_agent_info: Takes (step, info).
+        n_trajectories: How many trajectories have ended.
+        n_timesteps: How many timesteps those have in all.
+    """
+
+    def __init__(self, observation_space: AnySpace, action_space: AnySpace) -> None:
+        self._action_space = action_space
+        self._observations = make_recorder(observation_space, "observation", ObservationError)
+        self._last_observations = make_recorder(observation_space, "observation", ObservationError)
+        self._actions = make_recorder(action_space, "action", ActionError)
+        self._rewards = array("d")
+        self._env_infos = InfoRecorder("env_infos")
+        self._agent_infos = InfoRecorder("agent_infos")
+        self._episode_infos = InfoRecorder("episode_infos")
+        self._lengths: list[int] = []
+        self._terminated: list[bool] = []
+        self._truncated: list[bool] = []
+        self.n_trajectories = 0
+        self.n_timesteps = 0
+        self.record_observation: Callable[[Any], None] = self._observations.record
+        self.record_action: Callable[[Any], None] = self._actions.record
+        self.record_reward: Callable[[Any], None] = _reward_recorder(self._rewards)
+        self.record_env_info: Callable[[int, dict[str, Any]], None] = self._env_infos.record
+        self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_infos.record
+
+    def begin(self, reset_info: dict[str, Any]) -> int:
+        """Start a trajectory; one in hand is abandoned.
+
+        Args:
+            reset_info: The info of the environment's reset.
+
+        Returns:
+            The number of its first timestep, counted over the whole ticket.
+        """
+        self.abandon()
+        if reset_info:
+            self._episode_infos.record(self.n_trajectories, reset_info)
+        return self.n_timesteps
+
+    def end(self, last_observation: Any, terminated: bool, truncated: bool) -> None:
+        """End the trajectory in hand.
+
+        Args:
+            last_observation: What the last action led to.
+            terminated: What the environment said.
+            truncated: What the environment said, or true because of a limit of the sampler's.
+
+        Raises:
+            ObservationError: The observation does not fit its space.
+            DataError: Nothing was recorded, or not as many observations as actions and rewards.
+        """
+        counts = self._observations.length, self._actions.length, len(self._rewards)
+        length = counts[2] - self.n_timesteps
+        if length < 1 or not _agree(counts, self._observations.view(0, 0), self._actions.view(0, 0)):
+            raise DataError(
+                "a trajectory cannot end with {} observations, {} actions and {} rewards".format(
+                    *(count - self.n_timesteps for count in counts)
+                )
+            )
+        self._last_observations.record(last_observation)
+        self._lengths.append(length)
+        self._terminated.append(bool(terminated))
+        self._truncated.append(bool(truncated))
+        self.n_trajectories += 1
+        self.n_timesteps += length
+
+    def abandon(self) -> None:
+        """Forget the trajectory in hand."""
+        for recorder in (self._observations, self._actions, self._env_infos, self._agent_infos):
+            recorder.truncate(self.n_timesteps)
+        for recorder in (self._last_observations, self._episode_infos):
+            recorder.truncate(self.n_trajectories)
+        del self._rewards[self.n_timesteps :]
+
+    def clear(self) -> None:
+        """Forget everything, and keep the memory for the next ticket."""
+        self.n_trajectories = self.n_timesteps = 0
+        self.abandon()
+        for column in (self._env_infos, self._agent_infos, self._episode_infos):
+            column.clear()
+        for values in (self._lengths, self._terminated, self._truncated):
+            values.clear()
+
+    def finish(self) -> Rollouts:
+        """The trajectories that ended since the last `clear`; their arrays are views of the recorder's memory.
+
+        Raises:
+            ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
+                ticket.
+            DataError: An info with a key `_x` beside a key `x`.
+        """
+        n_timesteps, n_trajectories = self.n_timesteps, self.n_trajectories
+        actions = self._actions.view(0, n_timesteps)
+        self._check_actions(actions)
+        return Rollouts(
+            observations=self._observations.view(0, n_timesteps),
+            last_observations=self._last_observations.view(0, n_trajectories),
+            actions=actions,
+            rewards=np.array(self._rewards[:n_timesteps], dtype=np.float64),
+            terminated=np.array(self._terminated, dtype=np.bool_),
+            truncated=np.array(self._truncated, dtype=np.bool_),
+            lengths=np.array(self._lengths, dtype=np.int64),
+            env_infos=self._env_infos.finish(n_timesteps),
+            agent_infos=self._agent_infos.finish(n_timesteps),
+            episode_infos=self._episode_infos.finish(n_trajectories),
+        )
+
+    def _check_actions(self, actions: Tree) -> None:
+        outside = check_actions(self._action_space, actions)
+        if outside is None:
+            return
+        row, message = outside
+        starts = np.cumsum([0, *self._lengths])
+        position = int(np.searchsorted(starts, row, side="right")) - 1
+        advice = ""
+        if isinstance(self._action_space, gym_spaces.Box):
+            advice = "; clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction"
+        error = ActionError(f"{message}, at timestep {row - starts[position]} of its trajectory{advice}")
+        error.position = position  # type: ignore[attr-defined]
+        raise error
+
+
+def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> bool:
+    """Whether as many observations and actions as rewards were recorded; spaces without leaves record nothing."""
+    n_observations, n_actions, n_rewards = counts
+    return (n_observations == n_rewards or not any(trees.leaves(observations))) and (
+        n_actions == n_rewards or not any(trees.leaves(actions))
+    )
+
+
+def _reward_recorder(rewards: array[float]) -> Callable[[Any], None]:
+    append, float64 = rewards.append, np.float64
+
+    def record_reward(reward: Any) -> None:
+        kind = reward.__class__
+        append(reward if kind is float or kind is float64 else _number(reward))
+
+    return record_reward
+
+
+def _number(reward: Any) -> float:
+    if reward.__class__ is int:
+        return float(reward)
+    try:
+        number = np.asarray(reward)
+    except (TypeError, ValueError, RuntimeError) as reason:
+        raise DataError(f"the reward should be a number, and is {reward!r}") from reason
+    if number.shape != ():
+        raise DataError(f"the reward has the shape {number.shape}, and should have (): {reward!r}")
+    if number.dtype.kind not in "biuf":
+        raise DataError(f"the reward should be a number, and is {reward!r}")
+    return float(number)
+
+
+Run = tuple[Rollouts, int, int]
+
+
+def assemble(
+    runs: Sequence[Run],
+    *,
+    observation_space: AnySpace,
+    action_space: AnySpace,
+    indices: Any,
+    seeds: Sequence[int],
+    agent_versions: Any,
+    seed: int | None,
+    stats: Any = None,
+) -> TrajectoryBatch:
+    """Make a batch of trajectories of many tickets.
+
+    Args:
+        runs: (rollouts, start, stop): trajectories start to stop of each, in the batch's order.
+        observation_space: The environment's.
+        action_space: The environment's.
+        indices: The index of each trajectory, N integers.
+        seeds: The seed of each trajectory, N integers.
+        agent_versions: One integer for all trajectories, or N.
+        seed: The sampler's.
+        stats: Accounts of the call.
+
+    Returns:
+        A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
+        them.
+
+    Raises:
+        DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
+    """
+    runs = [run for run in runs if run[2] > run[1]]
+    timesteps = _timesteps(runs)
+
+    def per_timestep(trees_of_runs: Sequence[Tree], space: AnySpace) -> Tree:
+        return _join([trees.take(tree, rows) for tree, rows in zip(trees_of_runs, timesteps, strict=True)], space)
+
+    def per_trajectory(name: str, dtype: type[np.generic]) -> Any:
+        return np.concatenate([np.empty(0, dtype), *(getattr(part, name)[start:stop] for part, start, stop in runs)])
+
+    spans = [(rows.start, rows.stop) for rows in timesteps]
+    n_trajectories = sum(stop - start for _, start, stop in runs)
+    return TrajectoryBatch(
+        observation_space=observation_space,
+        action_space=action_space,
+        observations=per_timestep([part.observations for part, _, _ in runs], observation_space),
+        last_observations=_join(
+            [trees.take(part.last_observations, slice(start, stop)) for part, start, stop in runs], observation_space
+        ),
+        actions=per_timestep([part.actions for part, _, _ in runs], action_space),
+        rewards=np.concatenate(
+            [np.empty(0), *(part.rewards[rows] for (part, _, _), rows in zip(runs, timesteps, strict=True))]
+        ),
+        terminated=per_trajectory("terminated", np.bool_),
+        truncated=per_trajectory("truncated", np.bool_),
+        env_infos=infos_of(merge([(r[0].env_infos, *span) for r, span in zip(runs, spans, strict=True)], "env_infos")),
+        agent_infos=infos_of(
+            merge([(r[0].agent_infos, *span) for r, span in zip(runs, spans, strict=True)], "agent_infos")
+        ),
+        episode_infos=infos_of(merge([(part.episode_infos, a, b) for part, a, b in runs], "episode_infos")),
+        lengths=per_trajectory("lengths", np.int64),
+        indices=np.array(indices, dtype=np.int64),
+        seeds=tuple(int(trajectory_seed) for trajectory_seed in seeds),
+        agent_versions=np.array(np.broadcast_to(np.asarray(agent_versions, dtype=np.int64), (n_trajectories,))),
+        seed=seed,
+        stats=stats,
+    )
+
+
+def _timesteps(runs: Sequence[Run]) -> list[slice]:
+    """The timesteps of each run within its rollouts."""
+    bounds: dict[int, list[int]] = {}
+    slices = []
+    for part, start, stop in runs:
+        if id(part) not in bounds:
+            bounds[id(part)] = [0, *np.cumsum(part.lengths).tolist()]
+        bound = bounds[id(part)]
+        slices.append(slice(bound[start], bound[stop]))
+    return slices
+
+
+def _join(parts: list[Tree], space: AnySpace) -> Tree:
+    return trees.concatenate(parts) if parts else empty(space)

@@ -1,0 +1,168 @@
+"""Which values belong to a Gymnasium space, and how they are stored.
+
+Box, Discrete, MultiDiscrete and MultiBinary are stored as arrays of the space's dtype, Dict and Tuple as dicts and
+tuples of what they hold, and every other space (Text, Sequence, Graph, ...) as a 1-d array of objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import singledispatch
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from .errors import DataError
+from .trees import Array, Tree
+
+__all__ = ["AnySpace", "check_actions", "misfit", "row_spec", "short", "space_leaves", "validate"]
+
+AnySpace: TypeAlias = "Space[Any]"
+AnyTuple: TypeAlias = "gym_spaces.Tuple[Any]"
+
+
+@singledispatch
+def row_spec(_space: AnySpace) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of one value of a leaf space, as it is stored."""
+    return (), np.dtype(object)
+
+
+@row_spec.register(gym_spaces.Box)
+@row_spec.register(gym_spaces.Discrete)
+@row_spec.register(gym_spaces.MultiDiscrete)
+@row_spec.register(gym_spaces.MultiBinary)
+def _(space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    return tuple(space.shape), np.dtype(space.dtype)
+
+
+@singledispatch
+def space_leaves(
+    space: AnySpace, tree: Any, path: str, error: type[DataError] = DataError
+) -> Iterator[tuple[str, AnySpace, Array]]:
+    """Each leaf of a structure with its path and its space.
+
+    Raises:
+        DataError: The structure nests otherwise than the space; or the error given.
+    """
+    if not isinstance(tree, np.ndarray):
+        raise error(f"{path} should be an array for {space}, and is {short(tree)}")
+    yield path, space, tree
+
+
+@space_leaves.register
+def _(
+    space: gym_spaces.Dict, tree: Any, path: str, error: type[DataError] = DataError
+) -> Iterator[tuple[str, AnySpace, Array]]:
+    if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
+        raise misfit(tree, space, path, error)
+    for key, child in space.spaces.items():
+        yield from space_leaves(child, tree[key], f"{path}[{key!r}]", error)
+
+
+@space_leaves.register(gym_spaces.Tuple)
+def _(
+    space: AnyTuple, tree: Any, path: str, error: type[DataError] = DataError
+) -> Iterator[tuple[str, AnySpace, Array]]:
+    if not isinstance(tree, tuple) or len(tree) != len(space.spaces):
+        raise misfit(tree, space, path, error)
+    for position, child in enumerate(space.spaces):
+        yield from space_leaves(child, tree[position], f"{path}[{position}]", error)
+
+
+def validate(space: AnySpace, tree: Tree, length: int, path: str) -> None:
+    """Check that a structure holds `length` values of a space; looks at shapes and dtypes only.
+
+    Raises:
+        DataError: It does not; names the leaf and says both shapes or both dtypes.
+    """
+    for name, leaf, array in space_leaves(space, tree, path):
+        shape, dtype = row_spec(leaf)
+        if array.shape != (length, *shape):
+            raise DataError(f"{name} has the shape {array.shape}, and should have {(length, *shape)}")
+        if array.dtype != dtype:
+            raise DataError(f"{name} has the dtype {array.dtype}, and its space has {dtype}")
+
+
+def check_actions(space: AnySpace, actions: Tree, path: str = "action") -> tuple[int, str] | None:
+    """Look for rows outside their space.
+
+    Args:
+        space: The action space.
+        actions: Its values, leaves of shape (T, ...), of the dtypes of the space.
+        path: What an action is called in the message.
+
+    Returns:
+        None, or the first such row and a message that names the leaf, the value and the space. NaN is outside every
+        Box.
+    """
+    first: tuple[int, str] | None = None
+    for name, leaf, array in space_leaves(space, actions, path):
+        outside = (
+            np.flatnonzero(~_inside(leaf, array).reshape(len(array), -1).all(axis=1))
+            if array.size
+            else np.empty(0, np.intp)
+        )
+        row = int(outside[0]) if len(outside) else None
+        if row is not None and (first is None or row < first[0]):
+            first = row, f"{name} is outside its space: {short(array[row])} is not in {leaf}"
+    return first
+
+
+@singledispatch
+def _inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
+    return np.fromiter((space.contains(row) for row in rows), dtype=np.bool_, count=len(rows))
+
+
+@_inside.register
+def _(space: gym_spaces.Box, rows: Array) -> NDArray[np.bool_]:
+    return np.asarray((rows >= space.low) & (rows <= space.high))
+
+
+@_inside.register
+def _(space: gym_spaces.Discrete, rows: Array) -> NDArray[np.bool_]:
+    return np.asarray((rows >= space.start) & (rows < space.start + space.n))
+
+
+@_inside.register
+def _(space: gym_spaces.MultiDiscrete, rows: Array) -> NDArray[np.bool_]:
+    return np.asarray((rows >= space.start) & (rows - space.start < space.nvec))
+
+
+@_inside.register
+def _(_space: gym_spaces.MultiBinary, rows: Array) -> NDArray[np.bool_]:
+    return np.asarray((rows == 0) | (rows == 1))
+
+
+@singledispatch
+def _parts(space: AnySpace) -> str:
+    return str(space)
+
+
+@_parts.register
+def _(space: gym_spaces.Dict) -> str:
+    return f"the keys {list(space.spaces)}"
+
+
+@_parts.register(gym_spaces.Tuple)
+def _(space: AnyTuple) -> str:
+    return f"{len(space.spaces)} parts"
+
+
+def misfit(value: Any, space: AnySpace, path: str, error: type[DataError]) -> DataError:
+    """The error for a nested value that has other parts than its space."""
+    if isinstance(value, Mapping):
+        has = f"the keys {list(value)}"
+    elif isinstance(value, (tuple, list)):
+        has = f"{len(value)} parts"
+    else:
+        has = f"no parts: it is {short(value)}"
+    return error(f"{path} has {has}, and its space has {_parts(space)}")
+
+
+def short(value: Any, width: int = 80) -> str:
+    """A value's type and its beginning, in one line."""
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text if len(text) <= width else text[: width - 3] + '...'}"

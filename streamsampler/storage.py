@@ -1,0 +1,230 @@
+"""Trajectory batches as files: `.npz`, read without pickle, written whole or not at all.
+
+Every array is an entry that `numpy.load(path, allow_pickle=False)` gives under its name, such as `rewards` or
+`observations.camera`. Columns of objects are entries of bytes that hold one line of JSON for each element. The entry
+`header` holds bytes of JSON: the format and its version, the spaces, the seeds, the structure of the entries, and the
+provenance that was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from .encoding import decode, decode_space, encode, encode_space
+from .errors import DataError, StorageError
+from .spaces import short
+from .trajectories import TrajectoryBatch
+from .trees import Array, object_array
+from .version import __version__
+
+__all__ = ["load", "read_header", "save"]
+
+_FORMAT = "streamsampler.TrajectoryBatch"
+_VERSION = 1
+_TREES = ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos")
+_ARRAYS = ("rewards", "terminated", "truncated", "lengths", "indices", "agent_versions")
+_SPACES = ("observation_space", "action_space")
+
+
+def save(
+    batch: TrajectoryBatch,
+    path: str | os.PathLike[str],
+    *,
+    provenance: Mapping[str, Any] | None = None,
+    compress: bool = False,
+) -> Path:
+    """Write a batch to a file, all of it except `stats`.
+
+    The file appears under its name only when it is complete and on the disk; a file of that name is replaced.
+
+    Args:
+        batch: What to write.
+        path: Where to. Like NumPy, appends `.npz` to a name that does not end with it.
+        provenance: What `read_header` is to give back under `provenance`: anything that JSON can hold.
+        compress: Compress the arrays; much slower.
+
+    Returns:
+        The path written.
+
+    Raises:
+        StorageError: Objects, spaces or a provenance that cannot be written and read back exactly; names the field.
+        OSError: The file cannot be written.
+    """
+    target = _with_suffix(Path(path))
+    entries = _entries(batch, provenance)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        # Not tempfile: its files are readable for their owner only, and this one keeps its permissions.
+        with temporary.open("xb") as file:
+            _write(file, entries, compress)
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    return target
+
+
+def _with_suffix(path: Path) -> Path:
+    return path if path.name.endswith(".npz") else path.with_name(f"{path.name}.npz")
+
+
+def _write(file: BinaryIO, entries: dict[str, Array], compress: bool) -> None:
+    write = cast(Any, np.savez_compressed if compress else np.savez)
+    write(file, **entries)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _entries(batch: TrajectoryBatch, provenance: Mapping[str, Any] | None) -> dict[str, Array]:
+    entries: dict[str, Array] = {name: getattr(batch, name) for name in _ARRAYS}
+    # Claimed now, so that no column takes the name.
+    entries["header"] = np.empty(0, np.uint8)
+    header = {
+        "format": _FORMAT,
+        "format_version": _VERSION,
+        "library_version": __version__,
+        "seed": batch.seed,
+        "seeds": list(batch.seeds),
+        "provenance": dict(provenance or {}),
+        "spaces": {name: encode_space(getattr(batch, name), name) for name in _SPACES},
+        "structure": {name: _store(getattr(batch, name), name, name, entries) for name in _TREES},
+    }
+    entries["header"] = _to_bytes([_dumps(header, "provenance")])
+    return entries
+
+
+def _dumps(value: Any, path: str) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as reason:
+        raise StorageError(f"{path} cannot be written as JSON: {reason}") from reason
+
+
+def _to_bytes(lines: list[str]) -> Array:
+    return np.frombuffer("\n".join(lines).encode("ascii"), dtype=np.uint8)
+
+
+def _store(tree: Any, path: str, name: str, entries: dict[str, Array]) -> Any:
+    """Add a tree's arrays to the entries; returns its structure, with names in the places of arrays."""
+    if isinstance(tree, dict):
+        for key in tree:
+            if not isinstance(key, str):
+                raise StorageError(f"{path} has the key {key!r}: only strings can be written")
+        return {"dict": {key: _store(tree[key], f"{path}[{key!r}]", f"{name}.{key}", entries) for key in tree}}
+    if isinstance(tree, tuple):
+        return {"tuple": [_store(child, f"{path}[{i}]", f"{name}.{i}", entries) for i, child in enumerate(tree)]}
+    entry = _free_name(name, entries)
+    if not tree.dtype.hasobject:
+        entries[entry] = tree
+        return {"array": entry}
+    entries[entry] = _to_bytes([_dumps(encode(value, f"{path}[{i}]"), path) for i, value in enumerate(tree)])
+    return {"objects": entry, "length": len(tree)}
+
+
+def _free_name(name: str, entries: dict[str, Array]) -> str:
+    plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+    free, number = plain, 1
+    # savez gives `file` a meaning of its own, but no entry is called that: each starts with its field's name.
+    while free in entries:
+        number += 1
+        free = f"{plain}~{number}"
+    return free
+
+
+def load(path: str | os.PathLike[str]) -> TrajectoryBatch:
+    """Read a batch that `save` wrote.
+
+    Args:
+        path: The file; `.npz` is appended where there is none of that name.
+
+    Returns:
+        A batch equal to the one written; its `stats` are None.
+
+    Raises:
+        StorageError: The file holds no batch, is damaged or cut short, is of a newer format, or holds pickles.
+        FileNotFoundError: There is no such file.
+    """
+    path = _existing(Path(path))
+    entries, header = _read(path)
+    try:
+        fields: dict[str, Any] = {name: entries[name] for name in _ARRAYS}
+        fields |= {name: _restore(header["structure"][name], entries) for name in _TREES}
+        fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
+        return TrajectoryBatch(**fields, seeds=tuple(header["seeds"]), seed=header["seed"])
+    except (DataError, LookupError, TypeError, ValueError) as reason:
+        raise StorageError(f"{path} is damaged: its parts do not fit together ({reason})") from reason
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The header of a file, with `format_version`, `library_version`, `seed`, `seeds` and `provenance`.
+
+    Raises:
+        StorageError: As `load`.
+        FileNotFoundError: There is no such file.
+    """
+    return _read(_existing(Path(path)), only_header=True)[1]
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else (_with_suffix(path) if _with_suffix(path).exists() else path)
+
+
+def _read(path: Path, only_header: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            _check_zip(path, file)
+            with np.load(file, allow_pickle=False) as archive:
+                header = _header(path, archive)
+                names = () if only_header else archive.files
+                return {name: archive[name] for name in names}, header
+    except StorageError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, KeyError) as reason:
+        raise StorageError(f"{path} cannot be read: it is damaged, cut short, or holds pickles ({reason})") from reason
+
+
+def _check_zip(path: Path, file: BinaryIO) -> None:
+    # NumPy takes everything that is no zip for a pickle, and says so.
+    if not zipfile.is_zipfile(file):
+        raise StorageError(f"{path} is no trajectory batch: it is no .npz file, or it was cut short")
+    file.seek(0)
+
+
+def _header(path: Path, archive: Any) -> dict[str, Any]:
+    if "header" not in archive.files:
+        raise StorageError(f"{path} is no trajectory batch: it has no entry `header`, only {short(archive.files)}")
+    header = json.loads(archive["header"].tobytes())
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise StorageError(f"{path} is no trajectory batch: its header is {short(header)}")
+    version = header.get("format_version")
+    if type(version) is not int or version > _VERSION:
+        raise StorageError(
+            f"{path} has format version {version}, and streamsampler {__version__} reads up to {_VERSION}: "
+            f"it was written by streamsampler {header.get('library_version')}"
+        )
+    return header
+
+
+def _restore(structure: dict[str, Any], entries: dict[str, Array]) -> Any:
+    if "dict" in structure:
+        return {key: _restore(child, entries) for key, child in structure["dict"].items()}
+    if "tuple" in structure:
+        return tuple(_restore(child, entries) for child in structure["tuple"])
+    if "array" in structure:
+        return entries[structure["array"]]
+    lines = entries[structure["objects"]].tobytes().split(b"\n") if structure["length"] else []
+    if len(lines) != structure["length"]:
+        raise ValueError(f"{structure['objects']} has {len(lines)} lines, and should have {structure['length']}")
+    return object_array([decode(json.loads(line)) for line in lines])

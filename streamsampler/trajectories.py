@@ -1,0 +1,367 @@
+"""A batch of trajectories, and what can be derived from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import trees
+from .errors import DataError
+from .infos import Infos, concatenate_infos, take_infos, validate_infos
+from .spaces import AnySpace, validate
+from .trees import Array, Tree
+
+__all__ = ["StepType", "TrajectoryBatch"]
+
+
+class StepType(IntEnum):
+    """Where in its trajectory a timestep is.
+
+    The last timestep's kind is its end's, also where it is the first: TERMINAL where the trajectory terminated, even if
+    it was truncated in the same step, TIMEOUT where it was only truncated.
+    """
+
+    FIRST = 0
+    MID = 1
+    TERMINAL = 2
+    TIMEOUT = 3
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TrajectoryBatch:
+    """N whole trajectories, T timesteps in all, one behind the other.
+
+    A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
+    bit, so that a NaN equals the same NaN; `stats` is no data. `batch[i]` is the batch of the i-th trajectory alone, a
+    slice, an array of integers or a boolean mask selects several; what a position or a slice without a step selects
+    shares memory with the batch.
+
+    Attributes:
+        observation_space: The environment's.
+        action_space: The environment's.
+        observations: Tree of (T, *O): what each action was chosen on.
+        last_observations: Tree of (N, *O): the true final observation of each trajectory.
+        actions: Tree of (T, *A).
+        rewards: (T,) float64.
+        terminated: (N,) bool.
+        truncated: (N,) bool; both may be true, and one of them is.
+        env_infos: Dict of (T, ...): the infos of `env.step`; `_key` masks a `key` that was not always there.
+        agent_infos: Dict of (T, ...): the infos of the agent.
+        episode_infos: Dict of (N, ...): the infos of `env.reset`.
+        lengths: (N,) int64, at least 1 each.
+        indices: (N,) int64: trajectory indices.
+        seeds: N Python ints: `env.reset(seed=batch.seeds[i])` starts the i-th trajectory.
+        agent_versions: (N,) int64: the version of the agent that each trajectory was made under.
+        seed: The sampler's; None where batches of several samplers were joined.
+        stats: Accounts of the call, or None.
+
+    Raises:
+        DataError: Fields that do not fit each other or their spaces; names the field and says both numbers.
+    """
+
+    observation_space: AnySpace
+    action_space: AnySpace
+    observations: Tree
+    last_observations: Tree
+    actions: Tree
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    env_infos: Infos
+    agent_infos: Infos
+    episode_infos: Infos
+    lengths: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    seeds: tuple[int, ...]
+    agent_versions: NDArray[np.int64]
+    seed: int | None
+    stats: Any = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        n_trajectories, n_timesteps = self._check_lengths()
+        for name in ("indices", "agent_versions"):
+            _check_array(name, getattr(self, name), (n_trajectories,), np.int64)
+        for name in ("terminated", "truncated"):
+            _check_array(name, getattr(self, name), (n_trajectories,), np.bool_)
+        _check_array("rewards", self.rewards, (n_timesteps,), np.float64)
+        self._check_ends_and_seeds(n_trajectories)
+        validate(self.observation_space, self.observations, n_timesteps, "observations")
+        validate(self.observation_space, self.last_observations, n_trajectories, "last_observations")
+        validate(self.action_space, self.actions, n_timesteps, "actions")
+        validate_infos(self.env_infos, n_timesteps, "env_infos")
+        validate_infos(self.agent_infos, n_timesteps, "agent_infos")
+        validate_infos(self.episode_infos, n_trajectories, "episode_infos")
+
+    def _check_lengths(self) -> tuple[int, int]:
+        if not isinstance(self.lengths, np.ndarray) or self.lengths.ndim != 1:
+            raise DataError(f"lengths should be an array of shape (N,), and is {self.lengths!r}")
+        _check_array("lengths", self.lengths, self.lengths.shape, np.int64)
+        if len(self.lengths) and self.lengths.min() < 1:
+            position = int(self.lengths.argmin())
+            raise DataError(
+                f"lengths[{position}] is {self.lengths[position]}, and a trajectory has at least 1 timestep"
+            )
+        return len(self.lengths), int(self.lengths.sum())
+
+    def _check_ends_and_seeds(self, n_trajectories: int) -> None:
+        if not isinstance(self.seeds, tuple) or not all(type(seed) is int for seed in self.seeds):
+            raise DataError(f"seeds should be a tuple of Python ints, and is {self.seeds!r}")
+        if len(self.seeds) != n_trajectories:
+            raise DataError(f"seeds has {len(self.seeds)} entries, and there are {n_trajectories} trajectories")
+        ended = self.terminated | self.truncated
+        if not ended.all():
+            position = int(ended.argmin())
+            raise DataError(f"trajectory {position} of {n_trajectories} is neither terminated nor truncated")
+
+    # --- Sizes and accounts
+
+    @property
+    def n_trajectories(self) -> int:
+        """N."""
+        return len(self.lengths)
+
+    @property
+    def n_timesteps(self) -> int:
+        """T."""
+        return len(self.rewards)
+
+    @property
+    def agent_version(self) -> int | None:
+        """The version that all trajectories were made under; None where they differ, or there are none."""
+        versions = self.agent_versions
+        return int(versions[0]) if len(versions) and (versions == versions[0]).all() else None
+
+    def __len__(self) -> int:
+        return self.n_trajectories
+
+    def __repr__(self) -> str:
+        parts = [f"{self.n_trajectories} trajectories", f"{self.n_timesteps} timesteps"]
+        if self.n_trajectories:
+            returns = self.returns
+            spread = f" ± {returns.std(ddof=1) / np.sqrt(len(returns)):.3g}" if len(returns) > 1 else ""
+            parts.append(f"return {returns.mean():.4g}{spread}")
+            first, last = self.agent_versions.min(), self.agent_versions.max()
+            parts.append(f"agent version {first}" if first == last else f"agent versions {first} to {last}")
+        return f"TrajectoryBatch({', '.join(parts)})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TrajectoryBatch):
+            return NotImplemented
+        names = [item.name for item in dataclasses.fields(self) if item.compare]
+        return all(trees.same(getattr(self, name), getattr(other, name)) for name in names)
+
+    # --- Derived
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """(N,) int64: the timestep at which each trajectory starts."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def next_observations(self) -> Tree:
+        """Tree of (T, *O), new arrays: what each action led to; at a trajectory's end its true final observation."""
+        ends = self.starts + self.lengths - 1
+
+        def follow(observations: Array, last: Array) -> Array:
+            following = np.empty_like(observations)
+            following[:-1] = observations[1:]
+            following[ends] = last
+            return following
+
+        last_leaves = iter([leaf for _, leaf in trees.leaves(self.last_observations)])
+        return trees.map_tree(lambda leaf: follow(leaf, next(last_leaves)), self.observations)
+
+    @property
+    def returns(self) -> NDArray[np.float64]:
+        """(N,) float64: the sum of each trajectory's rewards, not discounted."""
+        if not self.n_trajectories:
+            return np.zeros(0)
+        return cast("NDArray[np.float64]", np.add.reduceat(self.rewards, self.starts))
+
+    def discounted_returns(self, gamma: float) -> NDArray[np.float64]:
+        """The discounted return from each timestep to the end of its trajectory.
+
+        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing behind the end: a
+        truncated trajectory is not bootstrapped.
+
+        Args:
+            gamma: The discount.
+
+        Returns:
+            (T,) float64; the first of each trajectory is the discounted return of all of it.
+        """
+        backwards: list[float] = []
+        rewards = self.rewards[::-1].tolist()
+        stop = 0
+        for length in self.lengths[::-1].tolist():
+            start, stop = stop, stop + length
+            following = 0.0
+            for reward in rewards[start:stop]:
+                following = reward + gamma * following
+                backwards.append(following)
+        return np.array(backwards[::-1], dtype=np.float64)
+
+    @property
+    def step_types(self) -> NDArray[np.int8]:
+        """(T,) int8: a `StepType` for each timestep."""
+        types = np.full(self.n_timesteps, StepType.MID, dtype=np.int8)
+        types[self.starts] = StepType.FIRST
+        types[self.starts + self.lengths - 1] = np.where(self.terminated, StepType.TERMINAL, StepType.TIMEOUT)
+        return types
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """(N, L) bool: which entries of a padded view are timesteps; L is the length of the longest trajectory."""
+        return cast("NDArray[np.bool_]", self.padded("mask"))
+
+    def padded(self, name: str, length: int | None = None, value: Any = 0) -> Tree:
+        """Timesteps with one row for each trajectory.
+
+        Args:
+            name: `observations`, `next_observations`, `actions`, `rewards`, `step_types`, or `mask`.
+            length: The second axis, L; by default the length of the longest trajectory.
+            value: What stands behind each trajectory's end (the mask: False; objects: None).
+
+        Returns:
+            Tree of (N, L, ...), new arrays.
+
+        Raises:
+            DataError: No such field, or a length below that of the longest trajectory.
+        """
+        longest = int(self.lengths.max(initial=0))
+        length = longest if length is None else length
+        if length < longest:
+            raise DataError(f"cannot pad to {length} timesteps: the longest trajectory has {longest}")
+        if name == "mask":
+            return np.arange(length) < self.lengths[:, None]
+        if name not in _PADDABLE:
+            raise DataError(f"there is no padded {name!r}, only {', '.join(_PADDABLE)} and mask")
+        return trees.pad(getattr(self, name), self.lengths, length, value)
+
+    # --- Parts and wholes
+
+    def split(self) -> list[TrajectoryBatch]:
+        """A batch for each trajectory; they share memory with this one."""
+        bounds = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
+        return [self._select(slice(i, i + 1), slice(*bound)) for i, bound in enumerate(bounds)]
+
+    def __iter__(self) -> Iterator[TrajectoryBatch]:
+        return iter(self.split())
+
+    def __getitem__(self, index: Any) -> TrajectoryBatch:
+        selected = np.arange(self.n_trajectories)[index]
+        if selected.ndim > 1:
+            raise IndexError(f"a batch has one axis, its trajectories; the index has the shape {selected.shape}")
+        selected = np.atleast_1d(selected)
+        starts, stops = self.starts[selected], (self.starts + self.lengths)[selected]
+        if isinstance(index, (int, np.integer, slice)) and len(selected) and (np.diff(selected) == 1).all():
+            rows = slice(int(selected[0]), int(selected[-1]) + 1)
+            return self._select(rows, slice(int(starts[0]), int(stops[-1])))
+        timesteps = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        return self._select(selected, np.concatenate([np.arange(0), *timesteps]))
+
+    def _select(self, rows: slice | Array, timesteps: slice | Array) -> TrajectoryBatch:
+        positions = range(*rows.indices(len(self))) if isinstance(rows, slice) else rows.tolist()
+        return TrajectoryBatch(
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            observations=trees.take(self.observations, timesteps),
+            last_observations=trees.take(self.last_observations, rows),
+            actions=trees.take(self.actions, timesteps),
+            rewards=self.rewards[timesteps],
+            terminated=self.terminated[rows],
+            truncated=self.truncated[rows],
+            env_infos=take_infos(self.env_infos, timesteps),
+            agent_infos=take_infos(self.agent_infos, timesteps),
+            episode_infos=take_infos(self.episode_infos, rows),
+            lengths=self.lengths[rows],
+            indices=self.indices[rows],
+            seeds=tuple(self.seeds[position] for position in positions),
+            agent_versions=self.agent_versions[rows],
+            seed=self.seed,
+        )
+
+    @staticmethod
+    def concatenate(*batches: TrajectoryBatch | Iterable[TrajectoryBatch]) -> TrajectoryBatch:
+        """Join batches, one behind the other: the inverse of `split`.
+
+        Args:
+            batches: Batches, or one iterable of them; at least one, all of the same spaces.
+
+        Raises:
+            DataError: No batches, or spaces that differ.
+        """
+        parts = [batch for item in batches for batch in ([item] if isinstance(item, TrajectoryBatch) else item)]
+        if not parts:
+            raise DataError("there is nothing to concatenate: 0 batches")
+        first = parts[0]
+        for name in ("observation_space", "action_space"):
+            for position, part in enumerate(parts):
+                if getattr(part, name) != getattr(first, name):
+                    raise DataError(
+                        f"{name} differs: {getattr(first, name)} in batch 0, {getattr(part, name)} in batch {position}"
+                    )
+        joined = {name: trees.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        infos = {
+            name: concatenate_infos([(getattr(part, name), part._infos_length(name)) for part in parts], name)
+            for name in ("env_infos", "agent_infos", "episode_infos")
+        }
+        seeds = {part.seed for part in parts}
+        return dataclasses.replace(
+            first,
+            **cast("Mapping[str, Any]", joined),
+            **cast("Mapping[str, Any]", infos),
+            seeds=tuple(seed for part in parts for seed in part.seeds),
+            seed=seeds.pop() if len(seeds) == 1 else None,
+            stats=None,
+        )
+
+    def _infos_length(self, name: str) -> int:
+        return self.n_trajectories if name == "episode_infos" else self.n_timesteps
+
+    # --- Files
+
+    def save(self, path: str | PathLike[str], provenance: Mapping[str, Any] | None = None) -> Path:
+        """Write this batch to an `.npz` file; see `streamsampler.storage.save`."""
+        from .storage import save  # the layer above
+
+        return save(self, path, provenance=provenance)
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> TrajectoryBatch:
+        """Read a batch from a file; see `streamsampler.storage.load`."""
+        from .storage import load  # the layer above
+
+        return load(path)
+
+
+_ARRAYS = (
+    "observations",
+    "last_observations",
+    "actions",
+    "rewards",
+    "terminated",
+    "truncated",
+    "lengths",
+    "indices",
+    "agent_versions",
+)
+_PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types")
+
+
+def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{name} should be an array of shape {shape}, and is {array!r}")
+    if array.shape != shape:
+        raise DataError(f"{name} has the shape {array.shape}, and should have {shape}")
+    if array.dtype != dtype:
+        raise DataError(f"{name} has the dtype {array.dtype}, and should have {np.dtype(dtype)}")

@@ -1,0 +1,176 @@
+"""Structures of arrays: one array per leaf of a space, in dicts and tuples as the space nests them.
+
+A tree's arrays share their first axis: row `i` of every leaf together is the `i`-th value.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Array",
+    "Tree",
+    "concatenate",
+    "equal",
+    "leaves",
+    "map_tree",
+    "object_array",
+    "pad",
+    "same",
+    "snapshot",
+    "take",
+]
+
+Array: TypeAlias = NDArray[Any]
+Tree: TypeAlias = "Array | dict[str, Tree] | tuple[Tree, ...]"
+
+
+def map_tree(function: Callable[[Array], Array], tree: Tree) -> Tree:
+    """Apply a function to every leaf."""
+    if isinstance(tree, dict):
+        return {key: map_tree(function, child) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_tree(function, child) for child in tree)
+    return function(tree)
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Array]]:
+    """Each leaf with its path as one would write it: `observation['camera'][0]`."""
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            yield from leaves(child, f"{path}[{key!r}]")
+    elif isinstance(tree, tuple):
+        for position, child in enumerate(tree):
+            yield from leaves(child, f"{path}[{position}]")
+    else:
+        yield path, tree
+
+
+def take(tree: Tree, index: slice | Array) -> Tree:
+    """Select rows of every leaf: views for a slice, copies for an array of integers or booleans."""
+    return map_tree(lambda array: array[index], tree)
+
+
+def concatenate(trees: Sequence[Tree]) -> Tree:
+    """Join trees of one structure along the rows; the result never shares memory with its parts.
+
+    Args:
+        trees: At least one tree; the first one's structure is everyone's.
+    """
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: concatenate([cast("dict[str, Tree]", tree)[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(concatenate([cast("tuple[Tree, ...]", tree)[i] for tree in trees]) for i in range(len(first)))
+    return np.concatenate(cast("Sequence[Array]", trees))
+
+
+def pad(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any = 0) -> Tree:
+    """Lay out runs of rows side by side.
+
+    Args:
+        tree: Leaves of shape (T, ...).
+        lengths: The run's lengths, (N,), adding up to T, each at most `length`.
+        length: The second axis of the result, L.
+        value: What fills the room behind each run; leaves of objects are filled with None instead.
+
+    Returns:
+        Leaves of shape (N, L, ...), new arrays.
+    """
+    n_runs = len(lengths)
+    ends = np.cumsum(lengths)
+    rows = np.arange(int(ends[-1]) if n_runs else 0) + np.repeat(np.arange(n_runs) * length - (ends - lengths), lengths)
+
+    def pad_leaf(array: Array) -> Array:
+        fill = None if array.dtype == object else value
+        padded = np.full((n_runs * length, *array.shape[1:]), fill, dtype=array.dtype)
+        padded[rows] = array
+        return padded.reshape(n_runs, length, *array.shape[1:])
+
+    return map_tree(pad_leaf, tree)
+
+
+def object_array(values: Sequence[Any]) -> Array:
+    """A 1-d array of objects that NumPy does not take apart, not even if they are sequences themselves."""
+    array = np.empty(len(values), dtype=object)
+    for position, value in enumerate(values):
+        array[position] = value
+    return array
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two arrays are the same bit for bit: dtype, shape and bytes, so that a NaN equals the same NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.dtype.hasobject:
+        return all(map(same, one.ravel().tolist(), other.ravel().tolist()))
+    return np.array_equal(_as_bytes(one), _as_bytes(other))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same: of one type, and bit for bit where they are or hold numbers and arrays.
+
+    Instances of a class without its own `==` are compared by their attributes: a copy that came through a pickle is
+    the same value.
+    """
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    for kind, comparison in _COMPARISONS:
+        if isinstance(one, kind):
+            return comparison(one, other)
+    if cast(Any, type(one)).__eq__ is object.__eq__ and hasattr(one, "__dict__"):
+        return same(vars(one), vars(other))
+    return bool(np.all(one == other))
+
+
+def snapshot(value: Any) -> Any:
+    """A copy of a value that its owner may change later."""
+    kind = value.__class__
+    if kind in _IMMUTABLE or isinstance(value, np.generic):
+        return value
+    if kind is np.ndarray and value.dtype != object:
+        return value.copy()
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        # A lock, a generator, a tensor with a history: it is kept as it is, and whoever has to send it will complain.
+        return value
+
+
+def _as_bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _same_dicts(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+
+
+def _same_sequences(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+def _same_floats(one: float, other: float) -> bool:
+    return struct.pack("<d", one) == struct.pack("<d", other)
+
+
+_IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None)))
+
+# Looked through in order: np.float64 is a float too, and longer floats are not.
+_COMPARISONS: tuple[tuple[type | tuple[type, ...], Callable[[Any, Any], bool]], ...] = (
+    ((str, bytes, int), operator.eq),
+    (np.ndarray, equal),
+    (float, _same_floats),
+    (complex, lambda one, other: _same_floats(one.real, other.real) and _same_floats(one.imag, other.imag)),
+    (np.generic, lambda one, other: equal(np.asarray(one), np.asarray(other))),
+    (dict, _same_dicts),
+    ((list, tuple), _same_sequences),
+)

@@ -1,0 +1,172 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamsampler import trees
+from streamsampler.columns import merge
+from streamsampler.errors import DataError
+from streamsampler.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
+
+SCALARS = st.sampled_from(
+    [True, 3, -1, 2**70, 0.5, np.nan, "text", None, np.float32(1.5), np.int8(-3), np.uint64(2**63), np.array(2.5), 1j]
+)
+ARRAYS = st.sampled_from([np.arange(3), np.ones(3, np.float32), np.zeros((2, 2)), np.array(["a"]), [1, "b"], (1, 2)])
+VALUES = SCALARS | ARRAYS | st.dictionaries(st.sampled_from(["u", "v"]), SCALARS, max_size=2)
+INFO_LISTS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "_c"]), VALUES, max_size=3), min_size=1, max_size=8)
+NUMBERS = st.sampled_from([True, 3, 0.5, np.float32(1.5), np.int8(-3), np.uint64(2**63), np.float16(2), np.array(7)])
+NUMBER_LISTS = st.lists(st.dictionaries(st.sampled_from(["a", "b"]), NUMBERS, max_size=2), min_size=1, max_size=8)
+
+
+def record(infos):
+    recorder = InfoRecorder("env_infos")
+    for step, info in enumerate(infos):
+        recorder.record(step, info)
+    return recorder.finish(len(infos))
+
+
+def form(infos):
+    return infos_of(merge([(record(infos), 0, len(infos))], "env_infos"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(infos=INFO_LISTS | NUMBER_LISTS, data=st.data())
+def test_the_cut_into_chunks_does_not_matter(infos, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(infos)), max_size=4)))
+    bounds = [0, *cuts, len(infos)]
+    separate, ranges, whole = [], [], record(infos)
+    for start, stop in itertools.pairwise(bounds):
+        separate.append((record(infos[start:stop]), 0, stop - start))
+        ranges.append((whole, start, stop))
+    expected = form(infos)
+    assert trees.same(infos_of(merge(separate, "env_infos")), expected)
+    assert trees.same(infos_of(merge(ranges, "env_infos")), expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(infos=INFO_LISTS, data=st.data())
+def test_a_range_is_as_if_only_it_had_been_recorded(infos, data):
+    start = data.draw(st.integers(0, len(infos)))
+    stop = data.draw(st.integers(start, len(infos)))
+    assert trees.same(infos_of(merge([(record(infos), start, stop)], "x")), form(infos[start:stop]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(infos=INFO_LISTS, data=st.data())
+def test_selecting_and_joining_gives_the_whole(infos, data):
+    whole = form(infos)
+    validate_infos(whole, len(infos), "env_infos")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(infos)), max_size=4)))
+    bounds = [0, *cuts, len(infos)]
+    parts = [(take_infos(whole, slice(a, b)), b - a) for a, b in itertools.pairwise(bounds)]
+    assert trees.same(concatenate_infos(parts, "env_infos"), whole)
+
+
+def test_keys_come_and_go():
+    infos = form([{"a": 1}, {"a": 2, "b": "x"}, {"a": 3, "c": np.ones(2, np.float32)}])
+    assert list(infos) == ["a", "b", "_b", "c", "_c"]
+    assert infos["a"].dtype == np.int64
+    assert infos["b"].tolist() == [None, "x", None]
+    assert infos["_b"].tolist() == [False, True, False]
+    assert infos["c"].dtype == np.float32
+    assert infos["c"].tolist() == [[0, 0], [0, 0], [1, 1]]
+    assert infos["_c"].dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([True, False], np.bool_),
+        ([1, 2], np.int64),
+        ([1, 0.5], np.float64),
+        ([True, 2], np.int64),
+        ([np.float32(1), np.float32(2)], np.float32),
+        ([np.float32(1), np.int8(2)], np.float32),
+        ([np.zeros(2), np.ones(2, np.float32)], np.float64),
+        ([np.zeros(2), np.ones(3)], object),
+        ([1, 2**64], object),
+        (["a", "b"], object),
+        ([None, 1.0], object),
+        ([np.datetime64(1, "s"), np.datetime64(2, "s")], "M8[s]"),
+        ([np.datetime64(1, "s"), 2], object),
+    ],
+)
+def test_dtypes(values, dtype):
+    assert form([{"a": value} for value in values])["a"].dtype == dtype
+
+
+def test_objects_hold_python_numbers():
+    values = form([{"a": np.float32(1)}, {"a": "x"}, {"a": np.array(3)}])["a"].tolist()
+    assert values == [1.0, "x", 3]
+    assert [type(value) for value in values] == [float, str, int]
+
+
+def test_nested_dicts_and_their_masks():
+    infos = form([{"a": {"b": 1}}, {"a": {"b": 2, "c": 3.0}}, {}])
+    assert set(infos) == {"a"}
+    assert infos["a"]["b"].tolist() == [1, 2, 0]
+    assert infos["a"]["_b"].tolist() == [True, True, False]
+    assert infos["a"]["_c"].tolist() == [False, True, False]
+
+
+def test_a_dict_here_and_a_number_there_are_objects():
+    infos = form([{"a": {"b": 1, "c": {"d": 2}}}, {"a": 5}, {}])
+    assert infos["a"].tolist() == [{"b": 1, "c": {"d": 2}}, 5, None]
+    assert infos["_a"].tolist() == [True, True, False]
+
+
+def test_what_changes_later_is_copied():
+    array, items, inner = np.zeros(2), [1], {1: [2]}
+    recorder = InfoRecorder("env_infos")
+    for step in range(2):
+        recorder.record(step, {"array": array, "items": items, "inner": inner})
+    array[:], items[0], inner[1][0] = 9, 9, 9
+    infos = infos_of(merge([(recorder.finish(2), 0, 2)], "env_infos"))
+    assert infos["array"].tolist() == [[0, 0], [0, 0]]
+    assert infos["items"].tolist() == [[1], [1]]
+    assert infos["inner"].tolist() == [{1: [2]}, {1: [2]}]
+
+
+def test_truncate_and_clear():
+    recorder = InfoRecorder("env_infos")
+    for step in range(4):
+        recorder.record(step, {"a": step, **({"b": 1} if step == 3 else {})})
+    recorder.truncate(2)
+    recorder.record(2, {"a": 7})
+    infos = infos_of(merge([(recorder.finish(3), 0, 3)], "x"))
+    assert infos["a"].tolist() == [0, 1, 7]
+    assert set(infos) == {"a"}
+    recorder.clear()
+    assert recorder.finish(0).columns == {}
+
+
+def test_a_key_that_is_another_ones_mask():
+    with pytest.raises(DataError, match=r"env_infos\['x'\] and env_infos\['_x'\]"):
+        record([{"x": 1}, {"_x": 2}])
+    with pytest.raises(DataError, match="mask"):
+        merge([(record([{"x": 1}]), 0, 1), (record([{"_x": 1}]), 0, 1)], "env_infos")
+    assert form([{"_x": 2}, {}])["__x"].tolist() == [True, False]
+
+
+def test_keys_are_strings():
+    with pytest.raises(DataError, match="strings"):
+        record([{1: 2}])
+
+
+@pytest.mark.parametrize(
+    ("infos", "words"),
+    [
+        ({"a": np.zeros(3)}, r"env_infos\['a'\].*2 rows.*\(3,\)"),
+        ({"a": [1, 2]}, "array of 2 rows.*list"),
+        ({"a": np.zeros(2), "_a": np.zeros(2)}, "bool.*float64"),
+        ({"a": np.zeros(2), "_a": np.zeros(3, bool)}, r"\(2,\).*\(3,\)"),
+        ({"a": {"b": np.zeros(())}}, r"env_infos\['a'\]\['b'\]"),
+        ({"a": np.empty((2, 2), object)}, "one axis"),
+        (None, "dict"),
+    ],
+)
+def test_validation(infos, words):
+    with pytest.raises(DataError, match=words):
+        columns_of(infos, 2, "env_infos")

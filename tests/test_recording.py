@@ -1,0 +1,196 @@
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from gymnasium import spaces as S
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamsampler.errors import ActionError, DataError, ObservationError
+from streamsampler.recording import RolloutRecorder, assemble
+from tests.test_spaces import nested_spaces
+
+OBSERVATIONS = S.Box(-100, 100, (2,), np.float32)
+ACTIONS = S.Discrete(3)
+
+
+def run(recorder, number, length, observation_space=OBSERVATIONS, action_space=ACTIONS):
+    """Record trajectory `number`, the same one whatever was recorded before."""
+    observation_space.seed(number)
+    action_space.seed(number)
+    step = recorder.begin({"number": number} if number % 2 else {})
+    for time in range(length):
+        recorder.record_observation(observation_space.sample())
+        recorder.record_action(action_space.sample())
+        recorder.record_reward(number + time)
+        recorder.record_env_info(step, {"time": time, **({"odd": "x" if number > 4 else 1} if time % 2 else {})})
+        recorder.record_agent_info(step, {"p": np.float32(time)} if number % 3 else {"p": time})
+        step += 1
+    recorder.end(observation_space.sample(), number % 2 == 0, number % 2 == 1)
+
+
+def tickets(lengths, cuts, observation_space=OBSERVATIONS, action_space=ACTIONS):
+    """Runs of all trajectories, recorded in tickets that end at the cuts."""
+    bounds = [0, *sorted(cuts), len(lengths)]
+    recorder = RolloutRecorder(observation_space, action_space)
+    runs = []
+    for start, stop in itertools.pairwise(bounds):
+        recorder.clear()
+        for number in range(start, stop):
+            run(recorder, number, lengths[number], observation_space, action_space)
+        runs.append((pickle.loads(pickle.dumps(recorder.finish(), protocol=5)), 0, stop - start))
+    return runs
+
+
+def batch_of(runs, observation_space=OBSERVATIONS, action_space=ACTIONS):
+    n = sum(stop - start for _, start, stop in runs)
+    return assemble(
+        runs,
+        observation_space=observation_space,
+        action_space=action_space,
+        indices=range(n),
+        seeds=[2**100 + i for i in range(n)],
+        agent_versions=1,
+        seed=7,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    observation_space=nested_spaces(),
+    action_space=nested_spaces(),
+    lengths=st.lists(st.integers(1, 5), max_size=7),
+    data=st.data(),
+)
+def test_the_batch_does_not_depend_on_the_tickets(observation_space, action_space, lengths, data):
+    cuts = data.draw(st.lists(st.integers(0, len(lengths)), max_size=3))
+    whole = tickets(lengths, [], observation_space, action_space)
+    cut = tickets(lengths, cuts, observation_space, action_space)
+    one_by_one = [(whole[0][0], i, i + 1) for i in range(len(lengths))]
+    expected = batch_of(whole, observation_space, action_space)
+    assert batch_of(cut, observation_space, action_space) == expected
+    assert batch_of(one_by_one, observation_space, action_space) == expected
+
+
+def test_a_prefix_of_a_ticket():
+    [(part, _, _)] = tickets([2, 3, 1], [])
+    assert batch_of([(part, 0, 2)]) == batch_of(tickets([2, 3], []))
+    middle = batch_of([(part, 1, 2)])
+    assert middle.lengths.tolist() == [3]
+    assert middle.rewards.tolist() == [1, 2, 3]
+    assert middle.episode_infos["number"].tolist() == [1]
+
+
+def test_nothing_is_a_batch_too():
+    batch = batch_of([])
+    assert (len(batch), batch.n_timesteps) == (0, 0)
+    assert batch.observations.shape == (0, 2)
+
+
+def test_the_batch_owns_its_memory():
+    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
+    run(recorder, 1, 4)
+    part = recorder.finish()
+    batch = batch_of([(part, 0, 1)])
+    for name in ("observations", "actions", "last_observations", "rewards", "lengths", "terminated"):
+        assert not np.shares_memory(getattr(batch, name), getattr(part, name))
+    before = batch.observations.copy()
+    recorder.clear()
+    run(recorder, 2, 4)
+    assert np.array_equal(before, batch.observations)
+
+
+def test_an_abandoned_trajectory_leaves_nothing():
+    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
+    run(recorder, 0, 2)
+    step = recorder.begin({"surprise": 1})
+    recorder.record_observation([0, 0])
+    recorder.record_action(1)
+    recorder.record_env_info(step, {"surprise": 1})
+    recorder.abandon()
+    run(recorder, 1, 3)
+    recorder.begin({"surprise": 2})
+    recorder.record_observation([0, 0])
+    assert (recorder.n_trajectories, recorder.n_timesteps) == (2, 5)
+    assert batch_of([(recorder.finish(), 0, 2)]) == batch_of(tickets([2, 3], []))
+
+
+def test_a_last_observation_that_does_not_fit():
+    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
+    recorder.begin({})
+    recorder.record_observation([0, 0])
+    recorder.record_action(0)
+    recorder.record_reward(0.0)
+    with pytest.raises(ObservationError, match=r"\(3,\).*\(2,\)"):
+        recorder.end([0, 0, 0], True, False)
+    recorder.abandon()
+    run(recorder, 0, 1)
+    assert batch_of([(recorder.finish(), 0, 1)]) == batch_of(tickets([1], []))
+
+
+def test_both_ends_in_one_step():
+    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
+    recorder.begin({})
+    recorder.record_observation([0, 0])
+    recorder.record_action(0)
+    recorder.record_reward(0.0)
+    recorder.end([1, 1], np.True_, np.True_)
+    part = recorder.finish()
+    assert part.terminated.tolist() == part.truncated.tolist() == [True]
+
+
+def test_an_action_outside_its_space_names_its_trajectory():
+    recorder = RolloutRecorder(OBSERVATIONS, S.Box(-1, 1, (1,), np.float32))
+    for action in (0.5, 1.5):
+        recorder.begin({})
+        for value in (0.0, action):
+            recorder.record_observation([0, 0])
+            recorder.record_action([value])
+            recorder.record_reward(0)
+        recorder.end([0, 0], True, False)
+    with pytest.raises(ActionError, match=r"1\.5.*Box\(-1.*timestep 1 .*clip.*ClipAction") as caught:
+        recorder.finish()
+    assert caught.value.position == 1
+    assert pickle.loads(pickle.dumps(caught.value)).position == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (np.zeros(1), r"\(1,\).*\(\)"),
+        ([1.0, 2.0], r"\(2,\).*\(\)"),
+        ("3", "number"),
+        (None, "number"),
+        (1j, "number"),
+        ([1, [2]], "number"),
+    ],
+)
+def test_rewards_that_are_no_numbers(reward, words):
+    with pytest.raises(DataError, match=words):
+        RolloutRecorder(OBSERVATIONS, ACTIONS).record_reward(reward)
+
+
+def test_a_reused_reward_buffer_is_copied():
+    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
+    reward = np.zeros(())
+    recorder.begin({})
+    for value in (1, 2):
+        reward[()] = value
+        recorder.record_observation([0, 0])
+        recorder.record_action(0)
+        recorder.record_reward(reward)
+    recorder.end([0, 0], True, False)
+    assert recorder.finish().rewards.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("n_observations", [0, 2])
+def test_counts_that_differ(n_observations):
+    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
+    recorder.begin({})
+    for _ in range(n_observations):
+        recorder.record_observation([0, 0])
+    recorder.record_action(0)
+    recorder.record_reward(0.0)
+    with pytest.raises(DataError, match=f"{n_observations} observations, 1 actions and 1 rewards"):
+        recorder.end([0, 0], True, False)

@@ -1,0 +1,193 @@
+import dataclasses
+import json
+import os
+
+import numpy as np
+import pytest
+from gymnasium import spaces as S
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamsampler import trees
+from streamsampler.encoding import decode, decode_space, encode, encode_space
+from streamsampler.errors import StorageError
+from streamsampler.storage import load, read_header, save
+from streamsampler.trajectories import TrajectoryBatch
+from tests.test_recording import batch_of, tickets
+from tests.test_spaces import nested_spaces
+from tests.test_trajectories import batches
+
+
+@pytest.fixture
+def batch():
+    return batch_of(tickets([2, 1, 3, 2, 2, 4], []))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=batches(), compress=st.booleans())
+def test_round_trip(batch, compress, tmp_path):
+    path = save(batch, tmp_path / "batch.npz", compress=compress)
+    assert load(path) == batch
+    with np.load(path, allow_pickle=False) as archive:
+        assert not any(archive[name].dtype.hasobject for name in archive.files)
+
+
+def test_methods_and_names(batch, tmp_path):
+    path = batch.save(tmp_path / "run.1", provenance={"env": "X"})
+    assert path == tmp_path / "run.1.npz"
+    assert os.listdir(tmp_path) == ["run.1.npz"]
+    assert TrajectoryBatch.load(tmp_path / "run.1") == TrajectoryBatch.load(str(path)) == batch
+    header = read_header(path)
+    assert header["provenance"] == {"env": "X"}
+    assert header["seeds"] == list(batch.seeds)
+    with np.load(path, allow_pickle=False) as archive:
+        np.testing.assert_array_equal(archive["observations"], batch.observations)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.complex_numbers()
+    | st.sampled_from(
+        [np.float32(0.1), np.zeros((0, 2)), np.array(["a", "bc"]), np.array([[1, "x", None]], object), np.int8(3)]
+    ),
+    lambda children: (
+        st.lists(children)
+        | st.lists(children).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.just("$"), children)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=VALUES)
+def test_objects_come_back_exactly(value):
+    assert trees.same(decode(json.loads(json.dumps(encode(value, "x")))), value)
+
+
+def test_sets_come_back():
+    assert decode(encode({1, "a"}, "x")) == {1, "a"}
+    assert decode(encode(frozenset([1]), "x")) == frozenset([1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(space=nested_spaces())
+def test_spaces_come_back(space):
+    assert decode_space(json.loads(json.dumps(encode_space(space, "x")))) == space
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        S.Box(np.array([-np.inf, 0.1], np.float32), np.array([3, np.inf], np.float32)),
+        S.Box(0, 255, (2, 2, 3), np.uint8),
+        S.Box(0.1, 0.7, (), np.float64),
+        S.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, 4]]),
+        S.MultiDiscrete([2, 3], dtype=np.int32),
+        S.MultiBinary(3),
+        S.MultiBinary([2, 3]),
+        S.Text(max_length=4, min_length=2, charset="ab"),
+    ],
+)
+def test_every_detail_of_a_space(space):
+    again = decode_space(json.loads(json.dumps(encode_space(space, "x"))))
+    assert again == space
+    assert again.dtype == space.dtype
+    if isinstance(space, S.Box):
+        assert trees.equal(again.low, space.low)
+        assert trees.equal(again.high, space.high)
+
+
+def test_what_cannot_be_written(batch, tmp_path):
+    with pytest.raises(StorageError, match=r"env_infos\['x'\]\[0\] holds a builtins.object"):
+        save(dataclasses.replace(batch, env_infos={"x": trees.object_array([object()] * 14)}), tmp_path / "a")
+    with pytest.raises(StorageError, match="provenance"):
+        save(batch, tmp_path / "a", provenance={"x": object()})
+    sequences = S.Sequence(S.Discrete(2))
+    with pytest.raises(StorageError, match="action_space holds Sequence"):
+        save(
+            dataclasses.replace(batch, action_space=sequences, actions=trees.object_array([(1,)] * 14)), tmp_path / "a"
+        )
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_write_leaves_the_old_file(batch, tmp_path, monkeypatch):
+    path = save(batch, tmp_path / "a.npz")
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(batch[0], path)
+    assert os.listdir(tmp_path) == ["a.npz"]
+    assert path.read_bytes() == before
+
+
+def test_files_that_are_none(batch, tmp_path):
+    path = tmp_path / "a.npz"
+    with pytest.raises(FileNotFoundError):
+        load(path)
+    path.write_bytes(b"")
+    with pytest.raises(StorageError, match=r"no \.npz file"):
+        load(path)
+    np.save(tmp_path / "b.npy", np.zeros(3))
+    with pytest.raises(StorageError, match=r"no \.npz file"):
+        load(tmp_path / "b.npy")
+    np.savez(path, x=np.zeros(3))
+    with pytest.raises(StorageError, match="no entry `header`"):
+        load(path)
+    np.savez(path, header=np.array([object()]))
+    with pytest.raises(StorageError, match="pickles"):
+        load(path)
+    np.savez(path, header=np.frombuffer(b'{"format": "other"}', np.uint8))
+    with pytest.raises(StorageError, match="other"):
+        load(path)
+
+
+def test_every_way_of_cutting_a_file_short(batch, tmp_path):
+    path = save(batch, tmp_path / "a.npz")
+    whole = path.read_bytes()
+    for size in range(0, len(whole) - 1, 97):
+        path.write_bytes(whole[:size])
+        with pytest.raises(StorageError):
+            load(path)
+
+
+def rewritten(path, change):
+    with np.load(path) as archive:
+        entries = {name: archive[name] for name in archive.files}
+    header = json.loads(entries["header"].tobytes())
+    change(header, entries)
+    entries["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **entries)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda header, entries: header.update(format_version=2), "format version 2.* up to 1"),
+        (lambda header, entries: header.pop("seeds"), "damaged"),
+        (lambda header, entries: entries.pop("rewards"), "damaged.*rewards"),
+        (lambda header, entries: entries.update(rewards=np.zeros(3)), r"damaged.*\(3,\)"),
+        (lambda header, entries: header["spaces"].update(action_space={"space": "Odd"}), "damaged.*Odd"),
+        (lambda header, entries: header["structure"].update(env_infos=[]), "damaged"),
+    ],
+)
+def test_damaged_parts(batch, tmp_path, change, words):
+    path = save(batch, tmp_path / "a.npz")
+    rewritten(path, change)
+    with pytest.raises(StorageError, match=words):
+        load(path)
+
+
+def test_keys_that_would_share_a_name(tmp_path):
+    space = S.Dict({"a/b": S.Discrete(2), "a_b": S.Discrete(3), "a": S.Dict({"b": S.Discrete(4)}), "a.b": S.Text(3)})
+    batch = batch_of(tickets([3], [], space), space)
+    assert load(save(batch, tmp_path / "a")) == batch

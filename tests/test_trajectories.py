@@ -1,0 +1,184 @@
+import copy
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+from gymnasium import spaces as S
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamsampler.errors import DataError
+from streamsampler.trajectories import StepType, TrajectoryBatch
+from tests.test_recording import batch_of, tickets
+from tests.test_spaces import nested_spaces
+
+
+@st.composite
+def batches(draw, min_size=0):
+    observation_space, action_space = draw(nested_spaces()), draw(nested_spaces())
+    lengths = draw(st.lists(st.integers(1, 4), min_size=min_size, max_size=6))
+    return batch_of(tickets(lengths, [], observation_space, action_space), observation_space, action_space)
+
+
+@pytest.fixture
+def batch():
+    return batch_of(tickets([2, 1, 3], []))
+
+
+@settings(max_examples=40, deadline=None)
+@given(batch=batches(min_size=1), data=st.data())
+def test_splitting_and_joining_are_inverses(batch, data):
+    parts = batch.split()
+    assert [part.n_timesteps for part in parts] == batch.lengths.tolist()
+    assert TrajectoryBatch.concatenate(parts) == batch
+    assert TrajectoryBatch.concatenate(*parts) == batch
+    cut = data.draw(st.integers(0, len(batch)))
+    assert TrajectoryBatch.concatenate(batch[:cut], batch[cut:]) == batch
+    assert batch[np.arange(len(batch))] == batch
+    assert list(batch)[-1] == batch[-1] == batch[len(batch) - 1]
+    assert pickle.loads(pickle.dumps(batch)) == batch
+
+
+def test_selection(batch):
+    assert batch[1].indices.tolist() == [1]
+    assert batch[-1].rewards.tolist() == [2, 3, 4]
+    assert batch[np.array([2, 0])].rewards.tolist() == [2, 3, 4, 0, 1]
+    assert batch[[2, 0]].seeds == (2**100 + 2, 2**100)
+    assert batch[np.array([True, False, True])].lengths.tolist() == [2, 3]
+    assert batch[::-1].lengths.tolist() == [3, 1, 2]
+    assert len(batch[1:1]) == 0
+    assert np.shares_memory(batch[1:].rewards, batch.rewards)
+    assert not np.shares_memory(batch[[1, 2]].rewards, batch.rewards)
+    for wrong in (3, -4, np.array([3])):
+        with pytest.raises(IndexError):
+            batch[wrong]
+    with pytest.raises(IndexError, match="one axis"):
+        batch[np.zeros((1, 1), int)]
+
+
+def test_derived(batch):
+    assert batch.starts.tolist() == [0, 2, 3]
+    assert batch.returns.tolist() == [1, 1, 9]
+    assert batch.discounted_returns(0.5).tolist() == [0.5, 1, 1, 2 + 0.5 * (3 + 0.5 * 4), 5, 4]
+    assert batch.agent_version == 1
+    first, only, last = batch.split()
+    np.testing.assert_array_equal(batch.next_observations[0], batch.observations[1])
+    np.testing.assert_array_equal(batch.next_observations[1], first.last_observations[0])
+    np.testing.assert_array_equal(batch.next_observations[2], only.last_observations[0])
+    np.testing.assert_array_equal(batch.next_observations[-1], last.last_observations[0])
+    first, mid, terminal, timeout = StepType
+    assert batch.step_types.tolist() == [first, terminal, timeout, first, mid, terminal]
+
+
+def test_terminated_wins_over_truncated(batch):
+    both = dataclasses.replace(batch, truncated=np.ones(3, bool))
+    assert both.step_types[both.starts + both.lengths - 1].tolist() == [StepType.TERMINAL, StepType.TIMEOUT, 2]
+
+
+@settings(max_examples=30, deadline=None)
+@given(batch=batches(), gamma=st.floats(0, 1))
+def test_parts_have_the_derived_values_of_the_whole(batch, gamma):
+    parts = batch.split()
+    for values in (
+        lambda part: part.discounted_returns(gamma),
+        lambda part: part.returns,
+        lambda part: part.step_types,
+    ):
+        assert values(batch).tolist() == [value for part in parts for value in values(part).tolist()]
+
+
+def test_padded(batch):
+    assert batch.mask.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
+    assert batch.padded("rewards").tolist() == [[0, 1, 0], [1, 0, 0], [2, 3, 4]]
+    assert batch.padded("rewards", 4, np.nan).shape == (3, 4)
+    assert batch.padded("mask", 4).shape == (3, 4)
+    np.testing.assert_array_equal(batch.padded("observations")[batch.mask], batch.observations)
+    np.testing.assert_array_equal(batch.padded("next_observations")[batch.mask], batch.next_observations)
+    with pytest.raises(DataError, match=r"2 timesteps.* 3"):
+        batch.padded("rewards", 2)
+    with pytest.raises(DataError, match="'lengths'"):
+        batch.padded("lengths")
+
+
+def test_no_trajectories():
+    batch = batch_of([])
+    assert batch.returns.shape == batch.discounted_returns(0.9).shape == batch.step_types.shape == (0,)
+    assert batch.next_observations.shape == (0, 2)
+    assert batch.mask.shape == (0, 0)
+    assert batch.agent_version is None
+    assert batch == batch_of([])
+    assert repr(batch) == "TrajectoryBatch(0 trajectories, 0 timesteps)"
+
+
+def test_repr(batch):
+    assert repr(batch) == "TrajectoryBatch(3 trajectories, 6 timesteps, return 3.667 ± 2.67, agent version 1)"
+    assert repr(batch[0]) == "TrajectoryBatch(1 trajectories, 2 timesteps, return 1, agent version 1)"
+    versions = dataclasses.replace(batch, agent_versions=np.array([1, 3, 2]))
+    assert "agent versions 1 to 3" in repr(versions)
+    assert versions.agent_version is None
+
+
+def test_equality(batch):
+    assert batch == copy.deepcopy(batch)
+    assert batch == dataclasses.replace(batch, stats="others")
+    assert batch != "batch"
+    with pytest.raises(TypeError, match="hash"):
+        hash(batch)
+    for name, value in {
+        "rewards": batch.rewards + 1e-12,
+        "seeds": (1, 2, 3),
+        "seed": None,
+        "indices": batch.indices + 1,
+        "observation_space": S.Box(-101, 100, (2,), np.float32),
+        "env_infos": {},
+    }.items():
+        assert batch != dataclasses.replace(batch, **{name: value}), name
+    nan = dataclasses.replace(batch, rewards=np.full(6, np.nan))
+    assert nan == dataclasses.replace(batch, rewards=np.full(6, np.nan))
+
+
+def test_frozen(batch):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        batch.rewards = None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rewards": np.zeros(5)}, r"rewards .*\(5,\).*\(6,\)"),
+        ({"rewards": np.zeros(6, np.float32)}, "rewards .*float32.*float64"),
+        ({"rewards": [0.0] * 6}, "rewards should be an array"),
+        ({"lengths": np.array([2, 1])}, r"\(3,\).*\(2,\)"),
+        ({"lengths": np.array([3, 0, 3])}, r"lengths\[1\] is 0"),
+        ({"lengths": [2, 1, 3]}, "lengths should be an array"),
+        ({"terminated": np.zeros(3, int)}, "terminated .*int64.*bool"),
+        ({"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}, "trajectory 0 of 3 is neither"),
+        ({"seeds": (1, 2)}, "seeds has 2 entries.* 3 trajectories"),
+        ({"seeds": np.arange(3)}, "seeds should be a tuple"),
+        ({"observations": np.zeros((6, 3), np.float32)}, r"observations .*\(6, 3\).*\(6, 2\)"),
+        ({"last_observations": np.zeros((6, 2), np.float32)}, r"last_observations .*\(6, 2\).*\(3, 2\)"),
+        ({"actions": np.zeros(6)}, "actions .*float64.*int64"),
+        ({"env_infos": {"a": np.zeros(3)}}, r"env_infos\['a'\].* 6 rows.*\(3,\)"),
+        ({"episode_infos": {"a": np.zeros(6)}}, r"episode_infos\['a'\].* 3 rows.*\(6,\)"),
+        ({"agent_versions": np.ones(2, int)}, r"agent_versions .*\(2,\).*\(3,\)"),
+    ],
+)
+def test_fields_that_do_not_fit(batch, changes, words):
+    with pytest.raises(DataError, match=words):
+        dataclasses.replace(batch, **changes)
+
+
+def test_joining_what_cannot_be_joined(batch):
+    with pytest.raises(DataError, match="0 batches"):
+        TrajectoryBatch.concatenate([])
+    other = dataclasses.replace(batch, action_space=S.Discrete(4))
+    with pytest.raises(DataError, match=r"action_space.*Discrete\(3\).*Discrete\(4\)"):
+        TrajectoryBatch.concatenate(batch, other)
+
+
+def test_joining_batches_of_two_samplers(batch):
+    other = dataclasses.replace(batch, seed=8, stats="something", agent_versions=np.full(3, 2))
+    joined = TrajectoryBatch.concatenate(batch, other)
+    assert (joined.seed, joined.stats, joined.agent_version) == (None, None, None)
+    assert joined[3:].rewards.tolist() == batch.rewards.tolist()
