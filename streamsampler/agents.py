@@ -1,0 +1,390 @@
+"""What an agent is, the agents this package brings, and finding an agent by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from streamsampler.errors import UnknownAgentError, UsageError
+
+__all__ = [
+    "Agent",
+    "CallableAgent",
+    "RandomAgent",
+    "apply_agent_update",
+    "as_agent",
+    "is_parameters",
+    "load_agent",
+    "reset_agent_function",
+]
+
+_WHAT_AN_AGENT_IS = (
+    "an object with get_action(observation) -> (action, agent_info), or a plain callable observation -> action"
+)
+_OPTIONAL_METHODS = frozenset({"reset", "get_actions", "get_param_values", "set_param_values"})
+_NAMED_AGENTS = ("random",)
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """What turns observations into actions.
+
+    Only `get_action` is required. These methods are used where an agent has them:
+
+    - ``reset(seed=…)`` at each trajectory's start, with a seed that is the trajectory's alone. An agent that draws from
+      a generator of its own seeds it here, and one with a memory clears it. ``reset()`` will do for the latter.
+    - ``get_actions(observations)``, for a batch of observations, gives a batch of actions and one dict of infos.
+    - ``get_param_values()`` and ``set_param_values(values)``: an agent update that is a tuple, a dict or an array goes
+      to the latter.
+
+    Agents are pickled into the workers. For example::
+
+        class GaussianAgent:
+            def __init__(self, weights):
+                self.weights = weights
+                self.rng = np.random.default_rng()
+
+            def reset(self, seed):
+                self.rng = np.random.default_rng(seed)
+
+            def get_action(self, observation):
+                mean = observation @ self.weights
+                return self.rng.normal(mean), {"mean": mean}
+
+            def set_param_values(self, weights):
+                self.weights = weights
+    """
+
+    def get_action(self, observation: Any, /) -> tuple[Any, dict[str, Any]]:
+        """Chooses an action.
+
+        Args:
+            observation: An observation of the environment.
+
+        Returns:
+            The action, and a dict of whatever shall be recorded with it.
+        """
+        ...
+
+
+class RandomAgent:
+    """Draws its actions uniformly from a space.
+
+    Attributes:
+        action_space: Its own copy of the space, which it seeds.
+    """
+
+    def __init__(self, action_space: Space[Any]) -> None:
+        if not isinstance(action_space, Space):
+            raise UsageError(f"RandomAgent takes an action space, not {action_space!r}")
+        # A space owns a generator: seeding the environment's would change what the environment draws from it.
+        self.action_space = copy.deepcopy(action_space)
+
+    def reset(self, seed: int) -> None:
+        """Seeds the space at a trajectory's start.
+
+        Args:
+            seed: The trajectory's seed for its agent.
+        """
+        self.action_space.seed(seed)
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
+        """Draws an action, whatever the observation."""
+        return self.action_space.sample(), {}
+
+
+class CallableAgent:
+    """Makes an agent of a plain callable.
+
+    The callable's own `reset`, `get_actions`, `get_param_values` and `set_param_values`, where it has them, are the
+    agent's.
+
+    Attributes:
+        function: The callable, ``observation -> action``.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"CallableAgent({self.function!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        # Only these, and never by way of self.function: it is not there yet while the agent is being unpickled.
+        if name in _OPTIONAL_METHODS and "function" in self.__dict__:
+            return getattr(self.__dict__["function"], name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Calls the function; there is nothing to record beside its action."""
+        return self.function(observation), {}
+
+
+def as_agent(obj: Any) -> Agent:
+    """Makes an agent of what a user passed as one.
+
+    Args:
+        obj: An agent, or a plain callable ``observation -> action``.
+
+    Returns:
+        The object itself if it is an agent, else an agent that calls it.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if isinstance(obj, type):
+        raise UsageError(
+            f"the agent is the class {obj.__qualname__} itself: pass an instance of it. An agent is {_WHAT_AN_AGENT_IS}"
+        )
+    if callable(getattr(obj, "get_action", None)):
+        agent: Agent = obj
+        return agent
+    if callable(obj):
+        return CallableAgent(obj)
+    raise UsageError(f"an agent is {_WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither")
+
+
+def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
+    """Finds out once how an agent is reset, so that no trajectory has to.
+
+    Args:
+        agent: An agent, with a `reset` that takes a seed, or nothing, or without one.
+
+    Returns:
+        A function to call with the seed at each trajectory's start, or None if the agent has no reset.
+
+    Raises:
+        UsageError: If its reset demands other arguments.
+    """
+    reset = getattr(agent, "reset", None)
+    if not callable(reset):
+        return None
+    signature = _signature(reset)
+    if signature is None or _binds(signature, seed=0):
+        return lambda seed: reset(seed=seed)
+    parameter = signature.parameters.get("seed")
+    if parameter is not None and _binds(signature, 0):
+        # A positional-only seed, as methods written in C have it.
+        return lambda seed: reset(seed)
+    if _binds(signature):
+        return lambda _: reset()
+    raise UsageError(
+        f"the agent ({type(agent).__qualname__}) has reset{signature}; it is called as reset(seed=…), or as reset() "
+        "if it takes no seed"
+    )
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature, or None where Python knows none (functions written in C)."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def is_parameters(update: Any) -> bool:
+    """Tells an agent update that goes to `set_param_values` from one that is a new agent.
+
+    Args:
+        update: Any agent update but None.
+
+    Returns:
+        Whether it is a tuple, a dict or an array (also another library's, which NumPy could convert).
+    """
+    if isinstance(update, type) or hasattr(update, "get_action") or callable(update):
+        return False
+    return isinstance(update, tuple | dict | np.ndarray) or hasattr(update, "__array__")
+
+
+def apply_agent_update(agent: Agent, update: Any) -> Agent:
+    """Updates an agent.
+
+    Args:
+        agent: The agent so far.
+        update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values`; anything else is
+            the new agent.
+
+    Returns:
+        The agent from now on.
+
+    Raises:
+        UsageError: If the agent takes no parameters, or the update is no agent.
+    """
+    if update is None:
+        return agent
+    if not is_parameters(update):
+        return _replacement(update)
+    set_param_values = getattr(agent, "set_param_values", None)
+    if not callable(set_param_values):
+        named = agent.function if isinstance(agent, CallableAgent) else agent
+        name = getattr(named, "__qualname__", type(named).__qualname__)
+        raise UsageError(
+            f"agent_update is a {type(update).__qualname__}, which goes to the agent's set_param_values, but the agent "
+            f"({name}) has none; give it one, or pass a whole agent as the update"
+        )
+    set_param_values(update)
+    return agent
+
+
+def _replacement(update: Any) -> Agent:
+    try:
+        return as_agent(update)
+    except UsageError as error:
+        raise UsageError(
+            f"agent_update is a {type(update).__qualname__}, neither parameters (a tuple, dict or array) nor an agent: "
+            f"{error}"
+        ) from None
+
+
+def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Agent:
+    """Finds an agent by its name, as the command line gives it.
+
+    Modules are also looked for in the current directory, which stays on ``sys.path`` from then on.
+
+    Args:
+        name: ``random``, or ``package.module:object``, where the object is an agent, a plain callable
+            ``observation -> action``, or a factory: a class, or a function of two arguments, the observation space and
+            the action space. A factory with parameters of these names gets those it has; a factory that takes no
+            arguments gets none.
+        observation_space: The environment's observation space.
+        action_space: The environment's action space.
+
+    Returns:
+        The agent.
+
+    Raises:
+        UnknownAgentError: If there is none of that name, or what the name stands for is no agent, or the factory fails.
+    """
+    if name in _NAMED_AGENTS:
+        return RandomAgent(action_space)
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path) or _is_file_name(module_name):
+        raise UnknownAgentError(_malformed(name))
+    obj = _attribute(_module(module_name, name), path, name)
+    if not isinstance(obj, type) and callable(getattr(obj, "get_action", None)):
+        return as_agent(obj)
+    if not callable(obj):
+        raise UnknownAgentError(
+            f"{name!r} is no agent, but of type {type(obj).__qualname__}. An agent is {_WHAT_AN_AGENT_IS}"
+        )
+    call = _factory_call(obj, {"observation_space": observation_space, "action_space": action_space}, name)
+    return CallableAgent(obj) if call is None else _made(call, name)
+
+
+def _malformed(name: str) -> str:
+    message = f"unknown agent {name!r}: an agent is 'random' or 'package.module:object'"
+    near = difflib.get_close_matches(name.lower(), _NAMED_AGENTS, n=1)
+    if near:
+        return f"{message}. Did you mean {near[0]!r}?"
+    module_name, _, attribute = name.partition(":")
+    if _is_file_name(module_name):
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        return f"{message}. A module goes by its name, not its file's: '{dotted}:{attribute or 'object'}'"
+    module_name, _, attribute = name.rpartition(".")
+    if module_name and attribute and ":" not in name:
+        return f"{message}. Did you mean '{module_name}:{attribute}'?"
+    return message
+
+
+def _is_file_name(module_name: str) -> bool:
+    return module_name.endswith(".py") or "/" in module_name
+
+
+def _module(module_name: str, name: str) -> Any:
+    _make_current_directory_importable()
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        raise UnknownAgentError(_import_failure(module_name, name, error)) from error
+
+
+def _make_current_directory_importable() -> None:
+    # An installed command finds its own directory in sys.path[0], not the current one.
+    directory = os.getcwd()
+    if directory not in sys.path and "" not in sys.path:
+        sys.path.insert(0, directory)
+    # A module written a moment ago may be younger than the listing that the importer remembers.
+    importlib.invalidate_caches()
+
+
+def _import_failure(module_name: str, name: str, error: Exception) -> str:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+        return f"the agent {name!r} cannot be loaded: importing {module_name} raised {type(error).__name__}: {error}"
+    message = f"unknown agent {name!r}: there is no module {missing!r}"
+    here = [path.stem for path in Path.cwd().glob("*.py")]
+    near = difflib.get_close_matches(module_name, here, n=1)
+    return f"{message}. Did you mean {near[0]!r}?" if near else f"{message}, neither installed nor in {Path.cwd()}"
+
+
+def _attribute(module: Any, path: str, name: str) -> Any:
+    obj = module
+    for part in path.split("."):
+        try:
+            obj = getattr(obj, part)
+        except AttributeError:
+            owner = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__qualname__
+            near = difflib.get_close_matches(part, [other for other in dir(obj) if not other.startswith("_")], n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise UnknownAgentError(f"unknown agent {name!r}: {owner} has no attribute {part!r}{hint}") from None
+    return obj
+
+
+def _factory_call(obj: Callable[..., Any], spaces: dict[str, Space[Any]], name: str) -> Callable[[], Any] | None:
+    """How to call a factory, or None if the object is itself a plain callable ``observation -> action``."""
+    is_class = isinstance(obj, type)
+    signature = _signature(obj)
+    if signature is None:
+        return (lambda: obj(*spaces.values())) if is_class else None
+    named = {key: space for key, space in spaces.items() if _takes_keyword(signature, key)}
+    if named:
+        return lambda: obj(**named)
+    if _required(signature) < 2 and not is_class and _binds(signature, None):
+        return None
+    if _binds(signature, *spaces.values()):
+        return lambda: obj(*spaces.values())
+    if _binds(signature):
+        return obj
+    raise UnknownAgentError(
+        f"{name!r} takes {signature}, but an agent's factory takes (observation_space, action_space), and a plain "
+        "callable one observation"
+    )
+
+
+def _takes_keyword(signature: inspect.Signature, name: str) -> bool:
+    parameter = signature.parameters.get(name)
+    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _required(signature: inspect.Signature) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty for p in signature.parameters.values())
+
+
+def _made(call: Callable[[], Any], name: str) -> Agent:
+    try:
+        made = call()
+    except Exception as error:
+        raise UnknownAgentError(f"the agent factory {name!r} raised {type(error).__name__}: {error}") from error
+    with contextlib.suppress(UsageError):
+        return as_agent(made)
+    raise UnknownAgentError(f"the agent factory {name!r} returned {made!r}, no agent. An agent is {_WHAT_AN_AGENT_IS}")

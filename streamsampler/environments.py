@@ -1,0 +1,399 @@
+"""Making environments, and changing a worker's environment.
+
+What a user passes as an environment becomes an `EnvUpdate` in the parent, which is pickled, and runs in each worker.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import difflib
+import functools
+import importlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import cloudpickle
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env_id
+
+from streamsampler.errors import SamplerError, UnknownEnvironmentError, UsageError
+
+__all__ = [
+    "AnyEnv",
+    "EnvCloseError",
+    "EnvUpdate",
+    "ExistingEnvUpdate",
+    "NewEnvUpdate",
+    "SetTaskUpdate",
+    "SpecEnvUpdate",
+    "apply_env_update",
+    "as_env_update",
+    "describe",
+]
+
+AnyEnv: TypeAlias = "gymnasium.Env[Any, Any]"
+
+_WHAT_AN_ENVIRONMENT_IS = (
+    "an id for gymnasium.make, an EnvSpec, a gymnasium.Env, a callable making one, or an EnvUpdate"
+)
+
+
+class EnvCloseError(SamplerError):
+    """An old environment's `close` raised, which is the cause: the new environment is not to blame."""
+
+
+class EnvUpdate(abc.ABC):
+    """Changes a worker's environment. It is pickled in the parent and called in each worker.
+
+    **The result must depend on the update alone, not on the updates before it.** The old environment is handed over to
+    be closed, or to be reused where that makes no difference. A worker that is started later, in place of one that
+    died, gets the latest update only, with None for the old environment, and has to end up the same.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
+        """Gives the environment to use from now on.
+
+        Args:
+            old_env: The worker's environment so far, None if it has none. Unless it is returned, it is to be closed.
+
+        Returns:
+            The environment.
+        """
+
+
+class NewEnvUpdate(EnvUpdate):
+    """Closes the old environment, then makes a new one.
+
+    Attributes:
+        factory: A class or another callable that makes an environment.
+        env_kwargs: What to call it with.
+    """
+
+    def __init__(self, factory: Callable[..., AnyEnv], env_kwargs: Mapping[str, Any] | None = None) -> None:
+        if not callable(factory):
+            raise TypeError(f"NewEnvUpdate takes a callable that makes an environment, not {_shown(factory)}")
+        self.factory = factory
+        self.env_kwargs = dict(env_kwargs or {})
+
+    def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
+        """Closes and makes, in this order: an environment may hold what there is only one of, such as a port."""
+        _close(old_env)
+        return _checked(self.factory(**self.env_kwargs), describe(self))
+
+
+class ExistingEnvUpdate(EnvUpdate):
+    """Closes the old environment, then uses this one; in another process, a copy of it.
+
+    Attributes:
+        env: The environment.
+    """
+
+    def __init__(self, env: AnyEnv) -> None:
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(f"ExistingEnvUpdate takes a gymnasium.Env, not {_shown(env)}")
+        self.env = env
+
+    def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
+        """Closes the old environment unless it is this very one."""
+        if old_env is not self.env:
+            _close(old_env)
+        return self.env
+
+
+class SpecEnvUpdate(EnvUpdate):
+    """Closes the old environment, then makes one from its spec, without Gymnasium's environment checker.
+
+    The spec brings everything along, so that the worker needs no registration. What it names by ``__main__:…`` is taken
+    along, too: in a worker, ``__main__`` is another module.
+
+    Attributes:
+        spec: The spec.
+    """
+
+    def __init__(self, spec: EnvSpec, env_kwargs: Mapping[str, Any] | None = None) -> None:
+        if spec.entry_point is None:
+            raise UsageError(f"{spec.id} has no entry_point: it exists as a vector environment only")
+        self.spec = _with_kwargs(spec, dict(env_kwargs or {}))
+        self._main_objects = _main_objects(self.spec)
+
+    def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
+        """Closes and makes."""
+        _close(old_env)
+        with _lent_to_main(self._main_objects):
+            return gymnasium.make(self.spec)
+
+
+def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
+    """A copy of the spec with these arguments, of which gymnasium.make's own change fields."""
+    limit = env_kwargs.pop("max_episode_steps", spec.max_episode_steps)
+    # The checker costs time in each step. What it finds is the environment author's business, not the sampler's.
+    return dataclasses.replace(
+        spec,
+        max_episode_steps=None if limit == -1 else limit,
+        disable_env_checker=env_kwargs.pop("disable_env_checker", True),
+        kwargs={**spec.kwargs, **env_kwargs},
+    )
+
+
+def _main_objects(spec: EnvSpec) -> dict[str, Any]:
+    """What a spec's entry points name in the user's main script."""
+    entry_points = [spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
+    names = [str(entry).partition(":")[2] for entry in entry_points if str(entry).startswith("__main__:")]
+    main = vars(sys.modules["__main__"])
+    return {name: main[name] for name in names if name in main}
+
+
+@contextlib.contextmanager
+def _lent_to_main(objects: dict[str, Any]) -> Iterator[None]:
+    """Lets this process's ``__main__`` have the user's classes while Gymnasium looks them up by name."""
+    main = vars(sys.modules["__main__"])
+    absent = object()
+    before = {name: main.get(name, absent) for name in objects}
+    main.update(objects)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is absent:
+                del main[name]
+            else:
+                main[name] = value
+
+
+class SetTaskUpdate(EnvUpdate):
+    """Sets the task of an environment that has a method ``set_task(task)``, in itself or under its wrappers.
+
+    A worker whose environment came from an equal source keeps it, and only the task is set; any other makes one first.
+    So `set_task` has to replace whatever an earlier task has set.
+
+    Attributes:
+        task: What `set_task` gets.
+    """
+
+    def __init__(self, env: Any, task: Any) -> None:
+        self._source: EnvUpdate | None = as_env_update(env)
+        # The source pickled. Workers compare these bytes, for two copies of one lambda are not equal.
+        self._pickled: bytes | None = None
+        self._name = describe(self._source)
+        self.task = task
+
+    @property
+    def source(self) -> EnvUpdate:
+        """The update that makes the environment."""
+        if self._source is None:
+            assert self._pickled is not None
+            source: EnvUpdate = cloudpickle.loads(self._pickled)
+            self._source = source
+        return self._source
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._pickled is None:
+            self._pickled = cloudpickle.dumps(self._source, protocol=5)
+        # A worker that only sets the task need not unpickle a source that it already has an environment of.
+        return {**self.__dict__, "_source": None}
+
+    def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
+        """Makes the environment if need be, and sets the task."""
+        origin = None if old_env is None else _origins.pop(old_env)
+        if old_env is not None and origin is not None and self._has_source_of(origin):
+            env = old_env
+        else:
+            env = _checked(self.source(old_env), self._name)
+        try:
+            _set_task(env)(self.task)
+        except BaseException:
+            # The worker never sees an environment made here, so nobody else would close it.
+            _close(env if env is not old_env else None)
+            raise
+        _origins.put(env, self)
+        return env
+
+    def _has_source_of(self, other: SetTaskUpdate) -> bool:
+        if self._source is not None and self._source is other._source:
+            return True
+        return self._pickled is not None and self._pickled == other._pickled
+
+
+class _Origins:
+    """Which environment came from which SetTaskUpdate, without keeping it alive or writing on it.
+
+    Environments may define `==` and be unhashable, which rules out a `WeakKeyDictionary`.
+    """
+
+    def __init__(self) -> None:
+        self._updates: dict[int, tuple[weakref.ref[AnyEnv], SetTaskUpdate]] = {}
+
+    def put(self, env: AnyEnv, update: SetTaskUpdate) -> None:
+        key = id(env)
+        self._updates[key] = (weakref.ref(env, lambda _: self._updates.pop(key, None)), update)
+
+    def pop(self, env: AnyEnv) -> SetTaskUpdate | None:
+        reference, update = self._updates.pop(id(env), (None, None))
+        return update if reference is not None and reference() is env else None
+
+
+_origins = _Origins()
+
+
+def _set_task(env: AnyEnv) -> Callable[[Any], Any]:
+    for find in (env.get_wrapper_attr, functools.partial(getattr, env.unwrapped)):
+        with contextlib.suppress(AttributeError):
+            method = find("set_task")
+            if callable(method):
+                return method  # type: ignore[no-any-return]
+    raise UsageError(
+        f"SetTaskUpdate needs an environment with a method set_task(task); {type(env.unwrapped).__qualname__} has "
+        "none, and neither have its wrappers"
+    )
+
+
+def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
+    """Calls an update, in the worker.
+
+    Args:
+        update: The update.
+        old_env: The worker's environment so far, None if it has none.
+
+    Returns:
+        The environment from now on.
+
+    Raises:
+        UsageError: If the update gives no gymnasium.Env.
+    """
+    if old_env is not None and not isinstance(update, SetTaskUpdate):
+        # The update may change the environment and hand it back: it no longer is what its source made.
+        _origins.pop(old_env)
+    return _checked(update(old_env), describe(update))
+
+
+def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> EnvUpdate:
+    """Makes an update of what a user passed as an environment. This happens in the parent.
+
+    Args:
+        env: An id for `gymnasium.make`, an EnvSpec, an environment, a callable that makes one, or an EnvUpdate.
+        env_kwargs: Arguments for making it.
+
+    Returns:
+        The update that gives a worker this environment.
+
+    Raises:
+        UnknownEnvironmentError: If no environment is registered under that id.
+        UsageError: If there are arguments, and nothing to be made with them.
+        TypeError: If it is none of these.
+    """
+    if isinstance(env, EnvUpdate | gymnasium.Env):
+        if env_kwargs:
+            raise UsageError(f"env_kwargs are for making an environment, but {_shown(env)} is there already")
+        return env if isinstance(env, EnvUpdate) else ExistingEnvUpdate(env)
+    if isinstance(env, str):
+        return SpecEnvUpdate(_find_spec(env), env_kwargs)
+    if isinstance(env, EnvSpec):
+        return SpecEnvUpdate(env, env_kwargs)
+    if isinstance(env, type) and issubclass(env, EnvUpdate):
+        raise TypeError(f"the environment is the class {env.__qualname__} itself: pass an instance of it")
+    if callable(env):
+        return NewEnvUpdate(env, env_kwargs)
+    raise TypeError(f"an environment is {_WHAT_AN_ENVIRONMENT_IS}; this is {_shown(env)}")
+
+
+def describe(env_update: EnvUpdate) -> str:
+    """Gives a short name of an environment, for errors and summaries.
+
+    Args:
+        env_update: An update.
+
+    Returns:
+        The environment's id where there is one, else the name of its class or factory.
+    """
+    match env_update:
+        case SpecEnvUpdate(spec=spec):
+            return spec.id
+        case NewEnvUpdate(factory=factory):
+            while isinstance(factory, functools.partial):
+                factory = factory.func
+            return str(getattr(factory, "__qualname__", type(factory).__qualname__))
+        case ExistingEnvUpdate(env=env):
+            bare = env.unwrapped  # a wrapper's spec is a deep copy
+            return bare.spec.id if bare.spec is not None else type(bare).__qualname__
+        case SetTaskUpdate():
+            return env_update._name
+    return type(env_update).__qualname__
+
+
+def _find_spec(env_id: str) -> EnvSpec:
+    """Resolves an id as `gymnasium.make` does: ``[module:][namespace/]name[-v0]``."""
+    module, colon, name = env_id.rpartition(":")
+    if colon:
+        _import_for(module, env_id)
+    latest = _latest_version(name)
+    spec = gymnasium.registry.get(name, latest)
+    if spec is None:
+        raise UnknownEnvironmentError(_unknown(name))
+    if latest is not None and (latest.version or 0) > (spec.version or 0):
+        gymnasium.logger.deprecation(f"The environment {name} is out of date. The latest version is {latest.id}.")
+    return spec
+
+
+def _import_for(module: str, env_id: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+        if missing and f"{module}.".startswith(f"{error.name}."):  # type: ignore[attr-defined]
+            raise UnknownEnvironmentError(f"unknown environment {env_id!r}: there is no module {module!r}") from error
+        raise UnknownEnvironmentError(
+            f"the environment {env_id!r} cannot be found: importing {module} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _latest_version(name: str) -> EnvSpec | None:
+    """The newest registered environment of an id's name; None for an id with a version that is not registered."""
+    try:
+        namespace, bare_name, version = parse_env_id(name)
+    except gymnasium.error.Error:
+        return None
+    latest = find_highest_version(namespace, bare_name)
+    if latest is None or (version is not None and name not in gymnasium.registry):
+        return None
+    return gymnasium.registry.get(f"{namespace}/{bare_name}-v{latest}" if namespace else f"{bare_name}-v{latest}")
+
+
+def _unknown(name: str) -> str:
+    # With and without version and namespace, in lower case; the newest version, and no namespace rather than one.
+    names: dict[str, str] = {}
+    for spec in sorted(gymnasium.registry.values(), key=lambda spec: (spec.namespace is None, spec.version or 0)):
+        qualified = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
+        names |= dict.fromkeys((spec.name.lower(), qualified.lower(), spec.id.lower()), spec.id)
+    bare = name.rpartition("/")[2].lower()
+    forms = difflib.get_close_matches(name.lower(), names, n=3) + difflib.get_close_matches(bare, names, n=3)
+    near = list(dict.fromkeys(names[form] for form in forms))[:3]
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "Is the package that registers it imported?"
+    return f"unknown environment {name!r}. {hint}"
+
+
+def _checked(env: Any, name: str) -> AnyEnv:
+    if isinstance(env, gymnasium.Env):
+        return env
+    hint = "" if env is not None else " (is a return missing?)"
+    raise UsageError(f"{name} should give a gymnasium.Env, but gave {_shown(env)}{hint}")
+
+
+def _close(env: AnyEnv | None) -> None:
+    if env is None:
+        return
+    try:
+        env.close()
+    except Exception as error:
+        name = type(env.unwrapped).__qualname__
+        raise EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}") from error
+
+
+def _shown(obj: Any) -> str:
+    if obj is None:
+        return "None"
+    return f"the class {obj.__qualname__}" if isinstance(obj, type) else f"a {type(obj).__qualname__}"

@@ -1,0 +1,268 @@
+"""Trajectory seeds, and seeding the generators a rollout may use.
+
+A trajectory draws everything from one integer: its trajectory seed, a fixed function of the sampler's seed, the agent
+version and the trajectory index. The numbers this module gives are part of the package's promise: changing a constant
+here changes every batch that was ever sampled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import operator
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamsampler.errors import UsageError
+
+__all__ = [
+    "SEED_BITS",
+    "Stream",
+    "TrajectorySeeds",
+    "check_seed",
+    "derived_seed",
+    "fresh_seed",
+    "preserved_generators",
+    "seed_generators",
+]
+
+SEED_BITS = 31
+_SIZE = 1 << SEED_BITS
+_MASK = _SIZE - 1
+_MASK_64 = (1 << 64) - 1
+
+# Shift, multiplier: one round each. See TrajectorySeeds.
+_ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
+_LAST_SHIFT = 14
+# From here on numpy's fixed cost per operation is less than Python's cost per seed.
+_VECTOR_LENGTH = 20
+
+# The increment of splitmix64, 2**64 divided by the golden ratio: far-apart starting points for its finaliser.
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+
+
+def fresh_seed() -> int:
+    """Draws a seed of 128 bits from the operating system's entropy."""
+    entropy = np.random.SeedSequence().entropy
+    assert isinstance(entropy, int)
+    return entropy
+
+
+def check_seed(seed: Any) -> int:
+    """Makes a plain integer of the seed a user gave.
+
+    Args:
+        seed: A non-negative integer of any size, or None for a fresh one.
+
+    Returns:
+        The seed as a Python integer.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if seed is None:
+        return fresh_seed()
+    number = _as_index(seed)
+    if number is None:
+        raise UsageError(f"seed must be a non-negative integer or None, not {seed!r} ({type(seed).__name__})")
+    if number < 0:
+        raise UsageError(f"seed must not be negative, but is {number}")
+    return number
+
+
+def _as_index(value: Any) -> int | None:
+    """The Python integer that a value stands for, or None for a bool or anything else that is no integer."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+class TrajectorySeeds:
+    """The trajectory seeds of one agent version.
+
+    A trajectory seed is a keyed permutation of the 31-bit integers, applied to the trajectory index. Being a
+    permutation, it cannot give two trajectories of one version the same seed; being of 31 bits, every environment takes
+    it, also one that hands it to ``np.random.RandomState`` or to a C ``int``. The keys come from the sampler's seed and
+    the agent version by way of ``numpy.random.SeedSequence``.
+
+    Each of the three rounds adds a key, xors the number with its own upper bits, and multiplies by an odd constant; all
+    of these can be undone modulo 2**31. Shifts and multipliers are the ones that Chris Wellons' hash prospector found
+    for his ``triple32`` (a search for good avalanche in mixers of the kind that Thomas Mueller made popular).
+
+    Attributes:
+        seed: The sampler's seed.
+        agent_version: The agent version.
+    """
+
+    __slots__ = ("_rounds", "agent_version", "seed")
+
+    def __init__(self, seed: int, agent_version: int) -> None:
+        self.seed = seed
+        self.agent_version = agent_version
+        words = np.random.SeedSequence(seed, spawn_key=(agent_version,)).generate_state(len(_ROUNDS), np.uint32)
+        self._rounds = tuple((word & _MASK, *mixer) for word, mixer in zip(words.tolist(), _ROUNDS, strict=True))
+
+    def __repr__(self) -> str:
+        return f"TrajectorySeeds(seed={self.seed}, agent_version={self.agent_version})"
+
+    def __getitem__(self, index: int) -> int:
+        """Gives the seed of one trajectory.
+
+        Args:
+            index: The trajectory index, at least 0 and less than 2**31.
+
+        Returns:
+            The trajectory seed, at least 0 and less than 2**31.
+
+        Raises:
+            UsageError: If there is no such index.
+        """
+        if not 0 <= index < _SIZE:
+            raise _out_of_range(index)
+        x = int(index)
+        for key, shift, multiplier in self._rounds:
+            x = (x + key) & _MASK
+            x = ((x ^ (x >> shift)) * multiplier) & _MASK
+        return x ^ (x >> _LAST_SHIFT)
+
+    def of(self, indices: range | Sequence[int]) -> list[int]:
+        """Gives the seeds of many trajectories, as Python integers.
+
+        Args:
+            indices: Trajectory indices, each at least 0 and less than 2**31.
+
+        Returns:
+            Their seeds, in the same order.
+
+        Raises:
+            UsageError: If one of them is no index.
+        """
+        if len(indices) < _VECTOR_LENGTH:
+            return [self[index] for index in indices]
+        x = self._checked(indices)
+        mask = np.uint64(_MASK)
+        # A 31-bit number times a 32-bit constant has 63 bits: nothing is lost before the mask.
+        for key, shift, multiplier in self._rounds:
+            x = (x + np.uint64(key)) & mask
+            x = ((x ^ (x >> np.uint64(shift))) * np.uint64(multiplier)) & mask
+        seeds: list[int] = (x ^ (x >> np.uint64(_LAST_SHIFT))).tolist()
+        return seeds
+
+    @staticmethod
+    def _checked(indices: range | Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        # The ends of a range are enough; going through a long one would cost more than all the rest.
+        ends = (indices[0], indices[-1]) if isinstance(indices, range) else (min(indices), max(indices))
+        for index in ends:
+            if not 0 <= index < _SIZE:
+                raise _out_of_range(index)
+        if isinstance(indices, range):
+            return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64).astype(np.uint64)
+        return np.fromiter(indices, dtype=np.uint64, count=len(indices))
+
+
+def _out_of_range(index: int) -> UsageError:
+    return UsageError(
+        f"trajectory index {index} is not between 0 and {_SIZE - 1}: one agent version has {_SIZE} trajectories; "
+        "call the sampler again for a new version"
+    )
+
+
+class Stream(enum.IntEnum):
+    """Who draws from a seed derived from the trajectory's. The environment has the trajectory seed itself."""
+
+    AGENT = 1
+    PYTHON = 2
+    NUMPY = 3
+    TORCH = 4
+
+
+def derived_seed(trajectory_seed: int, stream: Stream) -> int:
+    """Derives the seed of one of a trajectory's generators.
+
+    Two generators of the same kind seeded alike draw the same numbers. An agent that was given the environment's own
+    seed would, with ``default_rng(seed)``, draw the very noise that the environment draws, so each of them gets a
+    number of its own: the upper bits of splitmix64's finaliser (David Stafford's variant 13) at a starting point that
+    depends on both.
+
+    Args:
+        trajectory_seed: The trajectory seed.
+        stream: Whose seed to derive.
+
+    Returns:
+        An integer, at least 0 and less than 2**31.
+    """
+    z = (trajectory_seed + _GOLDEN_GAMMA * stream) & _MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return (z ^ (z >> 31)) >> (64 - SEED_BITS)
+
+
+def _loaded_torch() -> Any:
+    """The module torch if something imported it already (also half-way, in another thread), else None.
+
+    Importing it here would cost seconds and hundreds of megabytes where nothing uses it; and what has not imported it
+    cannot draw from its generator.
+    """
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "manual_seed") else None
+
+
+def seed_generators(trajectory_seed: int) -> None:
+    """Seeds the process's global generators for one trajectory: `random`, `numpy.random`, and torch's if it is loaded.
+
+    Args:
+        trajectory_seed: The trajectory seed.
+    """
+    random.seed(derived_seed(trajectory_seed, Stream.PYTHON))
+    np.random.seed(derived_seed(trajectory_seed, Stream.NUMPY))
+    torch = _loaded_torch()
+    if torch is not None:
+        torch.manual_seed(derived_seed(trajectory_seed, Stream.TORCH))
+
+
+@contextlib.contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Leaves the global generators after the block as they were before it.
+
+    An in-process rollout seeds them, and the user's own program draws from the same ones.
+    """
+    python_state = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    torch_state = _TorchState()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch_state.restore()
+
+
+class _TorchState:
+    """The state of torch's generators, on the CPU and on CUDA devices, as far as torch was loaded."""
+
+    def __init__(self) -> None:
+        torch = _loaded_torch()
+        self._cpu = None if torch is None else torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+
+    def restore(self) -> None:
+        torch = _loaded_torch()
+        if torch is None:
+            return
+        if self._cpu is None:
+            # Loaded inside the block: a program that loads torch finds its generator seeded from entropy.
+            torch.seed()
+            return
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        else:
+            # Without a device in use, torch notes the last seed for when there is one: note the user's again, not ours.
+            torch.cuda.manual_seed_all(torch.initial_seed())

@@ -1,0 +1,152 @@
+"""Pickling what crosses process boundaries: agents, environments and updates one way, reports the other.
+
+Going to the workers, cloudpickle takes what the user's main script defines along by value. Coming back, the standard
+pickler is tried first, which is several times faster. Either way large arrays stay outside the pickle, as raw buffers,
+so that whoever transports them copies them once.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from streamsampler.errors import SerializationError
+
+__all__ = ["Payload", "dumps", "dumps_report", "loads"]
+
+_PROTOCOL = 5
+# How deep to look for the attribute that could not be pickled.
+_SEARCH_DEPTH = 4
+
+_ADVICE = {
+    "environment": "Pass an id, an EnvSpec or a callable that makes the environment in the worker.",
+    "agent": "Keep such handles out of the pickle with __getstate__, and open them again when they are first needed.",
+}
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A pickled object, and the arrays' memory that the pickle refers to.
+
+    Attributes:
+        data: The pickle.
+        buffers: The arrays' memory, in the order of the pickle. A memoryview shows the live array: whoever sends the
+            payload copies it before the user can change the array.
+    """
+
+    data: bytes
+    buffers: tuple[memoryview | bytes, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes, buffers included."""
+        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+def dumps(obj: Any, what: str) -> Payload:
+    """Pickles an object for the workers.
+
+    Args:
+        obj: Any object.
+        what: What to call it in an error, such as "the agent" or "the environment update".
+
+    Returns:
+        The payload, whose buffers are views of the object's own arrays.
+
+    Raises:
+        SerializationError: If it cannot be pickled; the pickler's exception is the cause.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = cloudpickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=buffers.append)
+        return Payload(data, tuple(buffer.raw() for buffer in buffers))
+    except Exception as error:
+        # Anything: __getstate__ and __reduce__ are user code.
+        raise _not_picklable(obj, what, error) from error
+
+
+def loads(payload: Payload) -> Any:
+    """Unpickles a payload; arrays come out in memory of their own, which may be written to.
+
+    An array that was read-only when it was pickled is read-only again.
+
+    Args:
+        payload: What `dumps` gave.
+
+    Returns:
+        A new object.
+    """
+    return pickle.loads(payload.data, buffers=[bytearray(buffer) for buffer in payload.buffers])
+
+
+def dumps_report(obj: Any, *, in_band_below: int = 0) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Pickles what a worker recorded.
+
+    Args:
+        obj: A report.
+        in_band_below: Arrays of fewer bytes than this stay inside the pickle.
+
+    Returns:
+        The pickle, and its arrays' memory as `pickle.loads(…, buffers=…)` wants it back.
+
+    Raises:
+        SerializationError: If it cannot be pickled; the pickler's exception is the cause.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < in_band_below:
+            return True
+        buffers.append(buffer)
+        return False
+
+    try:
+        try:
+            return pickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=keep), buffers
+        except (pickle.PicklingError, AttributeError, TypeError):
+            # A class from the user's main script came here by value; no module has it, so it goes back by value, too.
+            buffers.clear()
+            return cloudpickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=keep), buffers
+    except Exception as error:
+        raise _not_picklable(obj, "what the rollout recorded", error) from error
+
+
+def _not_picklable(obj: Any, what: str, error: Exception) -> SerializationError:
+    path = _culprit(obj)
+    where = f" (at its {path})" if path else ""
+    advice = next((text for word, text in _ADVICE.items() if word in what), "")
+    message = f"{what} ({type(obj).__qualname__}) cannot be pickled{where}: {type(error).__name__}: {error}"
+    return SerializationError(f"{message.rstrip('.')}. {advice}".rstrip())
+
+
+def _culprit(obj: Any) -> str:
+    """The path of the attribute or entry that cannot be pickled, such as ``.env.window``, or an empty string."""
+    path = ""
+    for _ in range(_SEARCH_DEPTH):
+        found = next(((step, part) for step, part in _parts(obj) if not _can_pickle(part)), None)
+        if found is None:
+            break
+        step, obj = found
+        path += step
+    return path
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(obj, dict):
+        yield from ((f"[{key!r}]", part) for key, part in obj.items())
+    elif isinstance(obj, list | tuple):
+        yield from ((f"[{position}]", part) for position, part in enumerate(obj))
+    elif not isinstance(obj, type):
+        yield from ((f".{name}", part) for name, part in getattr(obj, "__dict__", {}).items())
+
+
+def _can_pickle(obj: Any) -> bool:
+    try:
+        cloudpickle.dumps(obj, protocol=_PROTOCOL)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""Pickling: arrays out of band and private on arrival, classes of the main script, and errors that name the culprit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from streamsampler.errors import SerializationError
+from streamsampler.serialization import Payload, dumps, dumps_report, loads
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+class RefusesItsState:
+    def __getstate__(self):
+        raise ZeroDivisionError("not today")
+
+
+class TestDumps:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.arange(1000.0),
+            np.asfortranarray(np.arange(12).reshape(3, 4)),
+            np.arange(100)[::3],
+            np.zeros((0, 5), dtype=np.float32),
+            np.array(3.0),
+            np.array([("a", 1)], dtype=[("name", "U4"), ("n", "i4")]),
+            np.arange(60).reshape(3, 4, 5).transpose(1, 0, 2),
+        ],
+        ids=lambda array: f"{array.dtype.kind}{array.shape}",
+    )
+    def test_arrays_come_back_equal_private_and_writable(self, array):
+        before = array.copy()
+        copy = loads(dumps({"weights": array}, "the agent"))["weights"]
+        assert copy.dtype == array.dtype
+        assert np.array_equal(copy, array)
+        assert copy.flags.writeable
+        copy[...] = np.zeros((), dtype=array.dtype)
+        assert np.array_equal(array, before)
+
+    def test_each_load_has_its_own_arrays(self):
+        payload = dumps(np.zeros(3), "the agent")
+        first, second = loads(payload), loads(payload)
+        first += 1
+        assert second.tolist() == [0, 0, 0]
+
+    def test_buffers_are_views_of_the_live_arrays(self):
+        array = np.zeros(100_000)
+        payload = dumps(Holder(array), "the agent")
+        assert len(payload.data) < 1000
+        assert payload.nbytes == len(payload.data) + array.nbytes
+        array[0] = 7
+        assert loads(payload).value[0] == 7
+
+    def test_copied_buffers_do_as_well(self):
+        payload = dumps(np.arange(5), "the agent")
+        copied = Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers))
+        array = loads(copied)
+        array += 1
+        assert array.tolist() == [1, 2, 3, 4, 5]
+        assert loads(copied).tolist() == [0, 1, 2, 3, 4]
+        assert copied.nbytes == payload.nbytes
+
+    def test_read_only_arrays_stay_read_only(self):
+        array = np.arange(5)
+        array.flags.writeable = False
+        assert not loads(dumps(array, "the agent")).flags.writeable
+
+    def test_lambdas_and_local_classes(self):
+        class Local:
+            factor = 3
+
+        function = loads(dumps(lambda x: x * Local.factor, "the agent"))
+        assert function(2) == 6
+
+
+class TestErrors:
+    def test_names_what_the_type_the_culprit_and_the_cure(self):
+        agent = Holder({"handles": [1, threading.Lock()]})
+        with pytest.raises(SerializationError) as caught:
+            dumps(agent, "the agent")
+        message = str(caught.value)
+        assert message.startswith("the agent (Holder) cannot be pickled (at its .value['handles'][1]): TypeError:")
+        assert "__getstate__" in message
+        assert isinstance(caught.value.__cause__, TypeError)
+
+    def test_the_cure_for_environments(self):
+        with pytest.raises(SerializationError, match="callable that makes the environment"):
+            dumps(threading.Lock(), "the environment update")
+
+    def test_no_cure_for_anything_else(self):
+        with pytest.raises(SerializationError, match=r"^the worker arguments \(lock\) .*object\.$"):
+            dumps(threading.Lock(), "the worker arguments")
+
+    def test_user_code_may_raise_anything(self):
+        with pytest.raises(SerializationError, match="ZeroDivisionError: not today") as caught:
+            dumps([RefusesItsState()], "the agent")
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    def test_too_deep(self):
+        nested: list = []
+        for _ in range(100_000):
+            nested = [nested]
+        with pytest.raises(SerializationError, match="the agent"):
+            dumps(nested, "the agent")
+        # Freed one by one: releasing all at once is deep recursion, too.
+        while nested:
+            nested = nested.pop()
+
+    def test_an_attribute_that_is_no_container(self):
+        holder = Holder(line for line in [])
+        with pytest.raises(SerializationError, match=r"at its \.value\): .*generator"):
+            dumps(holder, "the agent")
+
+
+class TestDumpsReport:
+    def test_arrays_go_out_of_band(self):
+        report = {"observations": np.arange(10_000.0), "actions": np.arange(10)}
+        data, buffers = dumps_report(report)
+        assert len(data) < 1000
+        assert [buffer.raw().nbytes for buffer in buffers] == [80_000, 80]
+        copy = pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
+        assert all(np.array_equal(copy[key], report[key]) for key in report)
+
+    def test_small_arrays_may_stay(self):
+        data, buffers = dumps_report([np.arange(1000), np.arange(10), np.arange(0)], in_band_below=4096)
+        assert len(buffers) == 1
+        large, small, empty = pickle.loads(data, buffers=[bytearray(buffers[0])])
+        assert (large.size, small.tolist(), empty.size) == (1000, list(range(10)), 0)
+        assert small.flags.writeable
+
+    def test_the_standard_pickler_comes_first(self, monkeypatch):
+        def fail(*args, **kwargs):
+            raise AssertionError("cloudpickle was used")
+
+        monkeypatch.setattr(cloudpickle, "dumps", fail)
+        dumps_report(Holder(np.zeros(3)))
+
+    @pytest.mark.parametrize("in_band_below", [0, 10**6])
+    def test_what_came_by_value_goes_by_value(self, in_band_below):
+        class Info:
+            def __init__(self, array):
+                self.array = array
+
+        array = np.arange(100)
+        data, buffers = dumps_report([array, Info(array + 1)], in_band_below=in_band_below)
+        # Nothing is left from the pickler that gave up half-way.
+        assert len(buffers) == (0 if in_band_below else 2)
+        first, second = pickle.loads(data, buffers=buffers)
+        assert first.tolist() == array.tolist()
+        assert second.array.tolist() == (array + 1).tolist()
+
+    @pytest.mark.parametrize(
+        "info", [threading.Lock(), RefusesItsState(), (i for i in "a")], ids=lambda i: type(i).__name__
+    )
+    def test_what_cannot_be_pickled(self, info):
+        with pytest.raises(SerializationError, match="what the rollout recorded"):
+            dumps_report({"env_infos": info})
+
+    def test_a_class_of_the_main_script_goes_there_and_back(self):
+        # As a worker sees it: the class arrives by value, and an instance has to return to a process that has it.
+        main = types.ModuleType("__main__")
+        exec("class Info:\n    number = 41\n", main.__dict__)
+        saved = sys.modules["__main__"]
+        sys.modules["__main__"] = main
+        try:
+            payload = dumps(main.Info, "the agent")
+        finally:
+            sys.modules["__main__"] = saved
+        child = (
+            "import pickle, sys\n"
+            "from streamsampler.serialization import Payload, dumps_report, loads\n"
+            "cls = loads(Payload(sys.stdin.buffer.read()))\n"
+            "info = cls(); info.extra = 1\n"
+            "sys.stdout.buffer.write(dumps_report(info)[0])\n"
+        )
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", child]
+        answer = subprocess.run(command, input=payload.data, capture_output=True, check=True, env=environ)
+        info = pickle.loads(answer.stdout)
+        assert (info.number, info.extra) == (41, 1)
