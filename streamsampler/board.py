@@ -108,7 +108,8 @@ class WorkerRow:
         self.words[self._row + _TRAJECTORY] = index + 1
 
     def end_ticket(self) -> None:
-        """Write that no trajectory is in hand."""
+        """Write that no trajectory is in hand, and no timestep that a report does not tell of."""
+        self.words[self.timesteps_word] = 0
         self.words[self._row + _TRAJECTORY] = 0
 
     def phase(self, phase: Phase) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from streamsampler.dispatch import Dispatcher
+from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.errors import DataError, RemoteTraceback, RolloutError, WorkerDiedError
 from streamsampler.gathering import Gathering, GatherPlan, Order, Pace, Run
@@ -54,14 +54,24 @@ class Collector:
         seed: The sampler's seed.
         order: How batches are ordered.
         version: The last agent version that was used up.
+        capacity: How many unanswered tickets a worker may have.
     """
 
-    def __init__(self, engine: Engine, updates: Updates[Any], *, seed: int, order: Order, version: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        updates: Updates[Any],
+        *,
+        seed: int,
+        order: Order,
+        version: int,
+        capacity: int = CAPACITY,
+    ) -> None:
         self.engine = engine
         self.updates = updates
         self.seed = seed
         self.order: Order = order
-        self.dispatcher = Dispatcher(engine.n_workers)
+        self.dispatcher = Dispatcher(engine.n_workers, capacity)
         self.dispatcher.version = version
         self.pace = Pace()
         self.spaces: list[Spaces | None] = [None] * engine.n_workers

@@ -93,5 +93,8 @@ class Dispatcher:
         return held
 
     def owing(self) -> list[int]:
-        """The workers that owe an answer: those that need to be told to stop."""
-        return [worker for worker, owed in enumerate(self._owed) if owed]
+        """The workers that owe an answer for the version in hand: those that are to be told to stop.
+
+        Who still owes one for an older version has been told; telling it in every call would fill its queue.
+        """
+        return [worker for worker, owed in enumerate(self._owed) if owed and owed[0].version == self.version]

@@ -16,8 +16,9 @@ Theory of operation
 more than `c` unanswered tickets with a worker therefore never finds more than `c` answers on the way back: the way
 back can be bounded, and a worker never blocks on sending.
 
-*A new version starts clean.* `Start` goes only to a worker that owes no answer, so at most one `Start`, `c` `Continue`,
-one `Stop` and one `Exit` are ever on their way to a worker, however slow it is.
+*A new version starts clean.* `Start` goes only to a worker that owes no answer, and `Stop` only to one that owes an
+answer for the version in hand. So at most `c` messages with tickets, two `Stop` (the last version's may be unread still)
+and one `Exit` are ever on their way to a worker, however slow it is: the way there can be bounded, too.
 
 *Old versions die within a step.* Beside the messages a worker reads one word, the oldest version still wanted, between
 environment steps. A rollout of an older version is abandoned there. `Stop` says the same as a message, for engines
@@ -125,7 +126,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class NoTicketLeft:
-    """Not a message: the worker has answered its last ticket."""
+    """Not a message: the worker is about to answer its last ticket."""
 
 
 Message = Start | Continue | Stop | Exit
@@ -244,6 +245,7 @@ class WorkerSide:
                 self._tickets.extend(tickets)
             case Continue(tickets=tickets):
                 if self._broken:
+                    self.before_answer()
                     return tickets
                 self._tickets.extend(tickets)
             case Stop():
@@ -253,21 +255,28 @@ class WorkerSide:
         return ()
 
     def next_ticket(self) -> Ticket | None:
-        """Return the ticket to run now; None means that there is none left, and that the worker is idle."""
-        if self._tickets:
-            return self._tickets.popleft()
-        if self.state is State.STREAMING:
+        """Return the ticket to run now; None if there is none."""
+        return self._tickets.popleft() if self._tickets else None
+
+    def before_answer(self) -> None:
+        """Take note that the ticket in hand is about to be answered.
+
+        Before, not after: with its last answer the worker owes nothing, and the sampler's next word may be a `Start`,
+        which a worker must be idle to hear.
+        """
+        if not self._tickets and self.state is State.STREAMING:
             self.state = next_state(self.state, NoTicketLeft())
-        return None
 
     def fail(self) -> tuple[Ticket, ...]:
-        """Break off this version after a failure.
+        """Break off this version after a failure: to be called before the failure is sent.
 
         Returns:
             The tickets that are given up by it, those that still arrive before the next `Start` apart.
         """
         self._broken = True
-        return self._drop_all()
+        dropped = self._drop_all()
+        self.before_answer()
+        return dropped
 
     def _drop_all(self) -> tuple[Ticket, ...]:
         dropped = tuple(self._tickets)

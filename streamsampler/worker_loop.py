@@ -148,14 +148,15 @@ class Life:
         worker = self._worker
         assert worker is not None
         if not self._row.wanted(ticket.version):
+            self._side.before_answer()
             self._give_up((ticket,))
             return
         self._row.begin_ticket(ticket.version)
         try:
             outcome = worker.rollout(ticket, TrajectorySeeds(self._seed, ticket.version).of(ticket.indices))
-            worker.trajectory = None
-            worker.phase = Phase.SENDING
+            worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.phase(Phase.SENDING)
+            self._row.end_ticket()
             self._report(ticket, outcome)
         except BaseException as error:  # see _start
             self._let_interrupts_through(error)
@@ -182,9 +183,11 @@ class Life:
         )
         self._seconds = [0.0, 0.0]
         if outcome.rollouts is None:
+            self._side.before_answer()
             self._channel.answer(report)
         else:
             assert self._worker is not None
+            self._side.before_answer()
             spaces = None if self._spaces_told else self._worker.spaces
             self._channel.answer(report, (outcome.rollouts, spaces))
             self._spaces_told = True
@@ -196,8 +199,9 @@ class Life:
 
     def _fail(self, ticket: Ticket, phase: Phase, trajectory: int | None, error: BaseException) -> None:
         """Answer `ticket` with a failure, and give up the others."""
+        others = self._side.fail()
         self._channel.answer(_failure(ticket, phase, trajectory, error), error)
-        self._give_up(self._side.fail())
+        self._give_up(others)
 
     def _shut_down(self) -> None:
         if self._worker is None:

@@ -1,0 +1,315 @@
+"""Every interleaving of a small system: the sampler's real bookkeeping against the workers' real state machine.
+
+Only the channels are modelled: queues that hold messages until one is taken out, a word that everybody sees at once, and
+processes that die at any point, leaving what they had sent.
+"""
+
+import pickle
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from streamsampler.collecting import Call, Collector
+from streamsampler.engines.base import Answered, Died, Engine
+from streamsampler.errors import RolloutError, WorkerDiedError
+from streamsampler.gathering import AtLeast, Exactly, ExactlyPerWorker
+from streamsampler.protocol import Exit, Failure, Phase, Report, State, Stop, WorkerSide
+from streamsampler.updates import Updates
+
+N_WORKERS = 2
+
+
+def length_of(version, index):
+    return 1 + (version + index) % 2
+
+
+def ignore():
+    pass
+
+
+@dataclass
+class ModelWorker:
+    side: WorkerSide = field(default_factory=WorkerSide)
+    in_hand: object = None
+    commands: list = field(default_factory=list)
+    answers: list = field(default_factory=list)
+    alive: bool = True
+    told: tuple = (None, None)  # the agent and the environment it has
+
+
+class ModelEngine(Engine):
+    n_workers = N_WORKERS
+
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.workers = [ModelWorker() for _ in range(N_WORKERS)]
+        self.wanted = 0
+        self.events = []
+
+    def publish(self, payload):
+        return payload
+
+    def recall(self, handle):
+        return handle
+
+    def retract(self, handle):
+        pass
+
+    def want(self, version):
+        assert version >= self.wanted, "the word never goes back"
+        self.wanted = version
+
+    def send(self, worker, message):
+        model = self.workers[worker]
+        if model.alive:
+            model.commands.append(message)
+            # The bound that lets a send never wait, less the Exit that is not sent here.
+            assert sum(not isinstance(sent, Stop) for sent in model.commands) <= self.capacity
+            assert sum(isinstance(sent, Stop) for sent in model.commands) <= 2
+
+    def wait(self, timeout):
+        events, self.events = self.events, []
+        return events
+
+    def progress(self, worker):
+        return SimpleNamespace(trajectory=None, phase=Phase.WAITING, version=0, timesteps=0)
+
+    def restart(self, worker):
+        assert not self.workers[worker].alive
+        self.workers[worker] = ModelWorker()
+
+    def close(self):
+        return []
+
+
+class World:
+    """One state of the system, and what can happen in it."""
+
+    def __init__(self, capacity, plans, deaths, failures):
+        self.engine = ModelEngine(capacity)
+        updates = Updates(N_WORKERS)
+        updates.put("agent", ("agent", 0))
+        updates.put("env", "env")
+        self.collector = Collector(self.engine, updates, seed=0, order="index", version=0, capacity=capacity)
+        self.plans = list(plans)
+        self.deaths_left = deaths
+        self.failures_left = failures
+        self.call = None
+        self.completed = 0
+        self.failed = 0
+        self.begin_call()
+
+    def begin_call(self):
+        if not self.plans:
+            self.call = None
+            return
+        snapshot = self.collector.updates.snapshot()
+        self.collector.updates.put("agent", ("agent", self.collector.dispatcher.version + 1))
+        self.call = Call(self.collector, self.plans.pop(0), snapshot)
+
+    def actions(self):
+        for number, worker in enumerate(self.engine.workers):
+            if worker.alive and worker.side.state is not State.EXITED:
+                if worker.in_hand is not None:
+                    yield self.finish, number
+                    if self.failures_left:
+                        yield self.fail, number
+                else:
+                    if worker.commands:
+                        yield self.hear, number
+                    if worker.side.state is State.STREAMING:
+                        yield self.take, number
+                if self.deaths_left:
+                    yield self.die, number
+            if worker.answers:
+                yield self.receive, number
+            elif not worker.alive and number not in self.collector.dead and self.call is not None:
+                yield self.notice_death, number
+
+    # ------------------------------------------------------------------ what workers do
+
+    def answer(self, worker, answer, contents=None):
+        worker.answers.append((answer, contents))
+        assert len(worker.answers) <= self.engine.capacity, "the way back is bounded"
+
+    def hear(self, number):
+        worker = self.engine.workers[number]
+        message = worker.commands.pop(0)
+        given_up = worker.side.hear(message)
+        agent, env = getattr(message, "agent", None), getattr(message, "env", None)
+        worker.told = (agent or worker.told[0], env or worker.told[1])
+        for ticket in given_up:
+            if not isinstance(message, Exit):
+                self.answer(worker, Report(ticket, given_up=True))
+
+    def take(self, number):
+        worker = self.engine.workers[number]
+        ticket = worker.side.next_ticket()
+        if self.engine.wanted > ticket.version:
+            worker.side.before_answer()
+            self.answer(worker, Report(ticket, given_up=True))
+        else:
+            worker.in_hand = ticket
+
+    def finish(self, number):
+        worker = self.engine.workers[number]
+        ticket, worker.in_hand = worker.in_hand, None
+        worker.side.before_answer()
+        if self.engine.wanted > ticket.version:
+            self.answer(worker, Report(ticket, given_up=True, n_abandoned=1))
+            return
+        assert worker.told == (("agent", ticket.version), "env"), "on policy, whatever it missed in between"
+        lengths = [length_of(ticket.version, index) for index in ticket.indices]
+        rollouts = SimpleNamespace(lengths=np.array(lengths), made_under=worker.told[0][1])
+        report = Report(ticket, n_trajectories=len(lengths), n_timesteps=sum(lengths))
+        self.answer(worker, report, (rollouts, None))
+
+    def fail(self, number):
+        worker = self.engine.workers[number]
+        self.failures_left -= 1
+        ticket, worker.in_hand = worker.in_hand, None
+        others = worker.side.fail()
+        self.answer(worker, Failure(ticket, Phase.STEP, ticket.indices[0], "boom", "traceback"))
+        for given_up in others:
+            self.answer(worker, Report(given_up, given_up=True))
+
+    def die(self, number):
+        self.deaths_left -= 1
+        worker = self.engine.workers[number]
+        worker.alive = False
+        worker.commands.clear()
+        worker.in_hand = None
+
+    # ------------------------------------------------------------------ what the sampler does
+
+    def receive(self, number):
+        answer, contents = self.engine.workers[number].answers.pop(0)
+        self.pump(Answered(number, answer, contents, ignore))
+
+    def notice_death(self, number):
+        self.pump(Died(number, -9))
+
+    def pump(self, event):
+        if self.call is None:
+            self.collector.dispatcher.settle(event.worker, event.answer)
+            return
+        self.engine.events.append(event)
+        try:
+            self.call.pump()
+        except (RolloutError, WorkerDiedError):
+            self.failed += 1
+            self.call.end()
+            self.begin_call()
+        else:
+            if self.call.gathering.complete:
+                self.check_result()
+                self.completed += 1
+                self.call.end()
+                self.begin_call()
+
+    def check_result(self):
+        version, gathering = self.call.version, self.call.gathering
+        indices, lengths = [], []
+        for run in gathering.runs():
+            assert run.part.rollouts.made_under == version, "no stale data"
+            indices += list(run.indices)
+            lengths += list(run.lengths)
+        assert indices == list(range(len(indices)))
+        assert lengths == [length_of(version, index) for index in indices]
+        if gathering.plan.timesteps is not None:
+            assert sum(lengths) >= gathering.plan.timesteps > sum(lengths[:-1]), "the shortest prefix"
+        else:
+            assert len(indices) == gathering.plan.limit
+
+    def check_end(self):
+        """Nothing can happen any more: then everything has, and nobody waits for an answer that never comes."""
+        assert self.call is None, "deadlock"
+        for number, worker in enumerate(self.engine.workers):
+            if worker.alive:
+                assert worker.side.state in (State.NEW, State.IDLE)
+                assert not self.collector.dispatcher.owes(number), "a lost ticket"
+
+    def key(self):
+        dispatcher, call = self.collector.dispatcher, self.call
+        gathering = call and call.gathering
+        return pickle.dumps(
+            (
+                [
+                    (
+                        w.side.state.value, w.side.version, list(w.side._tickets), w.side._broken, w.in_hand, w.commands,
+                        [answer for answer, _ in w.answers], w.alive, w.told,
+                    )
+                    for w in self.engine.workers
+                ],
+                self.engine.wanted,
+                [list(owed) for owed in dispatcher._owed],
+                dispatcher._started,
+                dispatcher.version,
+                self.collector.updates._seen,
+                sorted(self.collector.dead),
+                len(self.plans),
+                self.deaths_left,
+                self.failures_left,
+                call and (sorted(call._hungry), sorted(call._stopped)),
+                gathering
+                and (
+                    gathering._cursors, gathering._returned, sorted(gathering._waiting), gathering.n_trajectories,
+                    gathering._handed_out, gathering.arrived_trajectories, gathering.pace.timesteps,
+                ),
+            )
+        )  # fmt: skip
+
+
+def explore(capacity, plans, deaths=0, failures=0):
+    """Visit every reachable state once; return how many there are, and the numbers of completed calls seen."""
+    first = pickle.dumps(World(capacity, plans, deaths, failures))
+    seen = {pickle.loads(first).key()}
+    frontier = [first]
+    endings = set()
+    while frontier:
+        state = frontier.pop()
+        world = pickle.loads(state)
+        n_actions = sum(1 for _ in world.actions())
+        if n_actions == 0:
+            world.check_end()
+            endings.add((world.completed, world.failed))
+        for choice in range(n_actions):
+            world = pickle.loads(state) if choice else world
+            act, number = list(world.actions())[choice]
+            act(number)
+            key = world.key()
+            if key not in seen:
+                seen.add(key)
+                frontier.append(pickle.dumps(world))
+    return len(seen), endings
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+@pytest.mark.parametrize(
+    "plans", [(Exactly(6), AtLeast(5)), (AtLeast(7), ExactlyPerWorker(2, N_WORKERS))], ids=["exactly", "at-least"]
+)
+def test_two_calls_without_faults_always_complete(capacity, plans, capsys):
+    n_states, endings = explore(capacity, plans)
+    with capsys.disabled():
+        print(f" [{n_states:,} states]", end="")
+    assert endings == {(2, 0)}
+    assert n_states > 100
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_a_death_anywhere_fails_at_most_one_call(capacity, capsys):
+    n_states, endings = explore(capacity, (Exactly(5), AtLeast(4)), deaths=1)
+    with capsys.disabled():
+        print(f" [{n_states:,} states]", end="")
+    # It may come so late that no call notices, or be noticed by one.
+    assert endings == {(2, 0), (1, 1)}
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_an_exception_anywhere_fails_at_most_one_call(capacity, capsys):
+    n_states, endings = explore(capacity, (Exactly(5), AtLeast(4)), failures=1)
+    with capsys.disabled():
+        print(f" [{n_states:,} states]", end="")
+    assert endings == {(2, 0), (1, 1)}
