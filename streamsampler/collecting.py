@@ -76,6 +76,7 @@ class Collector:
         self.pace = Pace()
         self.spaces: list[Spaces | None] = [None] * engine.n_workers
         self.dead: set[int] = set()
+        self.fruitless = [0] * engine.n_workers  # deaths in a row without an answer in between
         self.published: dict[int, Any] = updates.payloads()
         self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
 
@@ -122,10 +123,6 @@ class Call:
         # The word first: whatever an older rollout still does now, nobody wants it.
         self._engine.want(self.version)
         self._dispatcher.begin(self.version)
-        for worker in sorted(collector.dead):
-            self._engine.restart(worker)
-            collector.dead.discard(worker)
-            self.stats.restarts += 1
         self._feed()
 
     # ------------------------------------------------------------------ the loop
@@ -155,6 +152,10 @@ class Call:
         indices = self.gathering.take(worker, ahead=ahead)
         if indices is None:
             return
+        if worker in self._collector.dead:
+            self._collector.dead.discard(worker)
+            self._engine.restart(worker)
+            self.stats.restarts += 1
         message = self._dispatcher.hand(worker, indices)
         if isinstance(message, Start):
             lacking = self._collector.updates.lacking(worker)
@@ -164,6 +165,8 @@ class Call:
 
     def _take_in(self, event: Event) -> None:
         self._hungry.add(event.worker)
+        if isinstance(event, Answered):
+            self._collector.fruitless[event.worker] = 0
         match event:
             case Died():
                 self._take_in_death(event)
@@ -217,15 +220,20 @@ class Call:
         collector.updates.forget(worker)
         collector.reading[worker] = []
         collector.dead.add(worker)
-        self.stats.failed_trajectories += 1 if held else 0
-        trajectory = seen.trajectory if held else None
-        phase = seen.phase if held else Phase.WAITING
+        collector.fruitless[worker] += 1
+        begun = seen.version == self.version
+        if not held or (not begun and collector.fruitless[worker] == 1):
+            # It died before it began anything of this call: another process runs its tickets. Only once in a row, or
+            # one that cannot start would be started for ever.
+            return
+        self.stats.failed_trajectories += 1
+        trajectory = seen.trajectory if begun else None
         where = "" if trajectory is None else f" in trajectory {trajectory} of agent version {self.version}"
         raise WorkerDiedError(
-            f"worker {worker} {_cause_of_death(event.exitcode)} while {phase}{where}; "
+            f"worker {worker} {_cause_of_death(event.exitcode)} while {seen.phase}{where}; "
             "the next call starts a new one in its place",
             worker_number=worker,
-            phase=phase,
+            phase=seen.phase,
             trajectory=trajectory,
             exitcode=event.exitcode,
         )

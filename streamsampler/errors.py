@@ -21,6 +21,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "ActionError",
     "ClosedError",
@@ -99,6 +101,12 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is a traceback, carried as 
         return f"\n\n{self.text}"
 
 
+def _without_init(cls: type[WorkerError], args: tuple[Any, ...]) -> WorkerError:
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
+
 class WorkerError(SamplerError):
     """What a worker was asked to do failed.
 
@@ -113,6 +121,10 @@ class WorkerError(SamplerError):
         self.worker_number = worker_number
         self.phase = phase
         self.trajectory = trajectory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would call the class with the message alone.
+        return _without_init, (type(self), self.args), self.__dict__
 
 
 class RolloutError(WorkerError):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from streamsampler.gathering import GatherPlan
 
 if TYPE_CHECKING:
+    from click._termui_impl import ProgressBar
+
     from streamsampler.collecting import Call
 
-__all__ = ["Display", "ProgressArgument", "Snapshot", "display"]
+__all__ = ["Bar", "Display", "ProgressArgument", "Snapshot", "display"]
 
 _INTERVAL = 0.1  # seconds: what looks alive
 
@@ -31,6 +34,8 @@ class Snapshot:
         target: How many are wanted.
         unit: "timesteps" or "trajectories": what `target` counts.
         seconds: Since the call began.
+        complete: Whether all that is wanted is there. With unfinished trajectories counted, timesteps may reach their
+            target before.
     """
 
     timesteps: int
@@ -38,14 +43,29 @@ class Snapshot:
     target: int
     unit: str
     seconds: float
+    complete: bool = False
 
     @property
-    def done(self) -> int:
+    def reached(self) -> int:
         """How much of `target` is there; never more."""
         return min(self.target, self.timesteps if self.unit == "timesteps" else self.trajectories)
 
+    @property
+    def timesteps_per_second(self) -> float:
+        """The average since the call began; 0 at its very beginning."""
+        return self.timesteps / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will take if it goes on as it did; None while nothing is known."""
+        if self.reached == 0 or self.target == 0:
+            return None
+        return self.seconds * (self.target - self.reached) / self.reached
+
 
 ProgressArgument = bool | Callable[[Snapshot], Any]
+"""True shows a bar on stderr. A callable gets a snapshot at the beginning, then several times a second, and at the end;
+one with an attribute `interval` after each so many seconds, or with None only at the beginning and at the end."""
 
 
 class Display:
@@ -54,62 +74,140 @@ class Display:
     Args:
         plan: What the call wants.
         show: Called with snapshots; None follows nothing and costs nothing.
+        interval: Seconds between two snapshots; None for only the first and the last.
+
+    Attributes:
+        interval: How long the call may sleep before it is to be looked at; None for as long as it likes.
     """
 
-    def __init__(self, plan: GatherPlan, show: Callable[[Snapshot], Any] | None) -> None:
+    def __init__(
+        self, plan: GatherPlan, show: Callable[[Snapshot], Any] | None, interval: float | None = _INTERVAL
+    ) -> None:
         self._show = show
         self._unit = "trajectories" if plan.timesteps is None else "timesteps"
-        self._target = plan.limit if plan.timesteps is None else plan.timesteps
+        self._target = (plan.limit if plan.timesteps is None else plan.timesteps) or 0
         self._begun = self._shown = monotonic()
         self._most = 0
-        self.interval = None if show is None else _INTERVAL
+        self.interval = None if show is None else interval
+        if show is not None:
+            show(Snapshot(0, 0, self._target, self._unit, 0.0))
 
     def update(self, call: Call) -> None:
         """Look at the call, if it is time."""
         if self._show is None:
             return
         now = monotonic()
-        if now - self._shown < _INTERVAL and not call.gathering.complete:
+        complete = call.gathering.complete
+        if not complete and (self.interval is None or now - self._shown < self.interval):
             return
         self._shown = now
         timesteps, trajectories = call.so_far()
         # Between a worker's report and its next ticket its word is zero: what was shown once stays shown.
         self._most = max(self._most, timesteps)
-        self._show(Snapshot(self._most, trajectories, self._target or 0, self._unit, now - self._begun))
+        self._show(Snapshot(self._most, trajectories, self._target, self._unit, now - self._begun, complete))
 
 
 @contextmanager
 def display(progress: ProgressArgument, plan: GatherPlan) -> Iterator[Display]:
     """Yield the display that a `progress` argument asks for."""
     if callable(progress):
-        yield Display(plan, progress)
+        yield Display(plan, progress, getattr(progress, "interval", _INTERVAL))
     elif progress:
-        with bar(plan) as show:
-            yield Display(plan, show)
+        with Bar(sys.stderr) as bar:
+            yield Display(plan, bar, bar.interval)
     else:
         yield Display(plan, None)
 
 
-@contextmanager
-def bar(plan: GatherPlan) -> Iterator[Callable[[Snapshot], None]]:
-    """Yield a callback that draws a bar on stderr, with rate and remaining time; nothing where that is no terminal."""
-    unit = "trajectories" if plan.timesteps is None else "timesteps"
-    length = plan.limit if plan.timesteps is None else plan.timesteps
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with click.progressbar(
-        length=length or 0,
-        file=sys.stderr,
-        show_pos=True,
-        show_eta=True,
-        width=30,
-        item_show_func=lambda text: text,  # the rate
-        label=unit,
-    ) as drawn:
+class Bar:
+    """A progress bar on a terminal, with rate and remaining time; nothing where the stream is no terminal.
 
-        def show(snapshot: Snapshot) -> None:
-            rate = snapshot.timesteps / max(snapshot.seconds, 1e-9)
-            drawn.update(snapshot.done - drawn.pos, f"{rate:,.0f} timesteps/s")
+    A context manager, and a callable that takes snapshots: ``[####----]  50%  500/1,000 timesteps  99/s  0:05 left``.
 
-        yield show
+    Args:
+        stream: Where to draw.
+        hidden: Draw nothing.
+
+    Attributes:
+        interval: Seconds between two snapshots; None where none needs to be drawn.
+        visible: Whether anything is drawn.
+    """
+
+    _NARROWEST, _WIDEST = 10, 30
+
+    def __init__(self, stream: IO[str], *, hidden: bool = False) -> None:
+        self._stream = stream
+        self.visible = not hidden and stream.isatty()
+        self.interval = _INTERVAL if self.visible else None
+        self._drawn: ProgressBar[str] | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn is not None:
+            self._drawn.render_finish()
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Draw a snapshot."""
+        if not self.visible:
+            return
+        if self._drawn is None:
+            self._drawn = self._new(snapshot.target)
+        # One column stays free: a terminal that wraps at its last one would need a new line for each drawing.
+        room = shutil.get_terminal_size().columns - 1 - len("[]  ")
+        text = _fitting(describe(snapshot), room - self._NARROWEST)
+        self._drawn.width = max(0, min(self._WIDEST, room - len(text)))
+        self._drawn.update(snapshot.reached - self._drawn.pos, text)
+
+    def _new(self, length: int) -> ProgressBar[str]:
+        return click.progressbar(
+            length=length,
+            file=self._stream,
+            bar_template="[%(bar)s]  %(info)s",
+            empty_char="-",
+            item_show_func=lambda text: text,
+            show_eta=False,  # click's knows finished items only
+            show_percent=False,
+            update_min_steps=0,  # draws also when only the text has changed
+        )
+
+
+def describe(snapshot: Snapshot) -> list[str]:
+    """Return what a bar says beside its drawing, the most important first."""
+    target = f"{snapshot.target:,}"
+    of_all = f"{snapshot.reached:,}".rjust(len(target)) + f"/{target} {snapshot.unit}"
+    if snapshot.timesteps == 0 and not snapshot.complete:
+        return ["  0%", of_all, "starting"]
+    # Cut, not rounded: there is no 100 % before the end.
+    percent = 100 if snapshot.complete else min(99, 100 * snapshot.reached // max(1, snapshot.target))
+    bits = [f"{percent:3}%", of_all, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
+    if snapshot.unit != "timesteps":
+        bits[3] = f"{snapshot.timesteps:,} timesteps at {bits[3]}"
+    return [bit for bit in bits if bit]
+
+
+def _time(snapshot: Snapshot) -> str:
+    if snapshot.complete:
+        return f"in {clock(snapshot.seconds)}"
+    left = snapshot.seconds_left
+    if left is None:
+        return ""
+    return f"{clock(left)} left" if snapshot.reached < snapshot.target else "finishing"
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as people read them from a clock, such as 0:07 or 1:02:03."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
+def _fitting(bits: list[str], room: int) -> str:
+    """Join as many bits as there is room for; at least the first."""
+    text = bits[0]
+    for bit in bits[1:]:
+        if len(text) + 2 + len(bit) > room:
+            break
+        text += f"  {bit}"
+    return text

@@ -120,6 +120,7 @@ class Life:
 
     def _start(self, start: Start) -> None:
         """Bring the worker up to date."""
+        self._row.begin_ticket(start.version)
         phase = Phase.AGENT_CONSTRUCTION
         try:
             if self._worker is None:
@@ -127,14 +128,14 @@ class Life:
             worker = self._worker
             worker.trajectory = None
             if start.env is not None:
-                worker.phase = phase = Phase.ENV_CONSTRUCTION
+                phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
                 self._spaces_told = False
                 worker.update_env(self._channel.load(start.env))
             if start.agent is not None:
-                worker.phase = phase = Phase.AGENT_CONSTRUCTION
+                phase = self._enter(worker, Phase.AGENT_CONSTRUCTION)
                 worker.update_agent(self._channel.load(start.agent))
             if start.parameters is not None:
-                worker.phase = phase = Phase.AGENT_UPDATE
+                phase = self._enter(worker, Phase.AGENT_UPDATE)
                 worker.update_agent(self._channel.load(start.parameters))
         except BaseException as error:  # whatever user code raises, SystemExit included, is the sampler's to report
             self._let_interrupts_through(error)
@@ -143,6 +144,11 @@ class Life:
             ticket = self._side.next_ticket()
             assert ticket is not None
             self._fail(ticket, phase, None, error)
+
+    def _enter(self, worker: Worker, phase: Phase) -> Phase:
+        worker.phase = phase
+        self._row.phase(phase)
+        return phase
 
     def _run(self, ticket: Ticket) -> None:
         worker = self._worker

@@ -36,8 +36,9 @@ class _LocalChannel:
         return loads(payload)
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
-        # The recorder's memory serves the next ticket, too.
-        self._events.append(Answered(self._worker, answer, copy.deepcopy(contents)))
+        if not isinstance(contents, BaseException):
+            contents = copy.deepcopy(contents)  # the recorder's memory serves the next ticket, too
+        self._events.append(Answered(self._worker, answer, contents))
 
 
 class LocalEngine(Engine):

@@ -74,7 +74,8 @@ class ModelEngine(Engine):
         return events
 
     def progress(self, worker):
-        return SimpleNamespace(trajectory=None, phase=Phase.WAITING, version=0, timesteps=0)
+        version = self.workers[worker].side.version
+        return SimpleNamespace(trajectory=None, phase=Phase.WAITING, version=version, timesteps=0)
 
     def restart(self, worker):
         assert not self.workers[worker].alive
@@ -249,6 +250,7 @@ class World:
                 dispatcher.version,
                 self.collector.updates._seen,
                 sorted(self.collector.dead),
+                self.collector.fruitless,
                 len(self.plans),
                 self.deaths_left,
                 self.failures_left,

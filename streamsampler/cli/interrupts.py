@@ -1,0 +1,86 @@
+"""Ctrl-C and SIGTERM: what is complete is kept, and nobody sees a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+__all__ = ["Interrupted", "Interrupts"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM arrived."""
+
+
+class Interrupts:
+    """Turns SIGINT and SIGTERM into `Interrupted`, while it is entered.
+
+    The first signal raises, unless `shield` was called before. After that, and behind a shield, the work left is short
+    and must not be torn: saving what is complete, ending the workers. Then a signal is only noted, until one comes more
+    than `GRACE` seconds after the first. This one raises again, for whoever does not want to wait. The grace is there
+    because wrappers pass on the Ctrl-C that the terminal sends to everybody anyway, and because people press it twice.
+
+    Args:
+        clock: What time it is, in seconds.
+
+    Attributes:
+        received: The first signal; None while there is none.
+    """
+
+    GRACE = 1.0
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.received: signal.Signals | None = None
+        self._clock = clock
+        self._shielded = False
+        self._first = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+        self._owner = os.getpid()
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a command that a signal ended; 0 without one."""
+        return 0 if self.received is None else 128 + self.received
+
+    def shield(self) -> None:
+        """From now on the first signal is only noted, too."""
+        self._shielded = True
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                # Whoever started this process in the background or with nohup wants it to be left alone.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            _as_if_never_handled(number)
+            return
+        first = self.received is None
+        if first:
+            self.received = signal.Signals(number)
+            self._first = self._clock()
+        late = not first and self._clock() - self._first > self.GRACE
+        if late or (first and not self._shielded):
+            self._shielded = True
+            raise Interrupted
+
+
+def _as_if_never_handled(number: int) -> None:
+    """In a forked worker: Ctrl-C is the sampler's matter, and other signals do what they do by default."""
+    if number != signal.SIGINT:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

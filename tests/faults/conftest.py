@@ -1,0 +1,30 @@
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+from tests.faults.scripted import Agent, Env
+
+
+@pytest.fixture(params=["local", "forkserver", "spawn", "fork"])
+def engine(request):
+    return request.param
+
+
+@pytest.fixture
+def make_sampler(engine):
+    """A function that makes a sampler on the engine; all are closed in the end."""
+    made = []
+
+    def make(agents=None, envs=Env, n_workers=2, **options):
+        agents = Agent() if agents is None else agents
+        if engine == "local":
+            sampler = LocalSampler(agents, envs, n_workers=n_workers, seed=5, **options)
+        else:
+            sampler = MultiprocessingSampler(
+                agents, envs, n_workers=n_workers, seed=5, start_method=engine, **options
+            )
+        made.append(sampler)
+        return sampler
+
+    yield make
+    for sampler in made:
+        sampler.close()
