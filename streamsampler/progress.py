@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -125,7 +128,7 @@ class Bar:
     A context manager, and a callable that takes snapshots: ``[####----]  50%  500/1,000 timesteps  99/s  0:05 left``.
 
     Args:
-        stream: Where to draw.
+        stream: Where to draw; None where the process has no such stream.
         hidden: Draw nothing.
 
     Attributes:
@@ -135,9 +138,9 @@ class Bar:
 
     _NARROWEST, _WIDEST = 10, 30
 
-    def __init__(self, stream: IO[str], *, hidden: bool = False) -> None:
+    def __init__(self, stream: TextIO | None, *, hidden: bool = False) -> None:
         self._stream = stream
-        self.visible = not hidden and stream.isatty()
+        self.visible = not hidden and stream is not None and stream.isatty()
         self.interval = _INTERVAL if self.visible else None
         self._drawn: ProgressBar[str] | None = None
 
@@ -155,7 +158,7 @@ class Bar:
         if self._drawn is None:
             self._drawn = self._new(snapshot.target)
         # One column stays free: a terminal that wraps at its last one would need a new line for each drawing.
-        room = shutil.get_terminal_size().columns - 1 - len("[]  ")
+        room = _columns(self._stream) - 1 - len("[]  ")
         text = _fitting(describe(snapshot), room - self._NARROWEST)
         self._drawn.width = max(0, min(self._WIDEST, room - len(text)))
         self._drawn.update(snapshot.reached - self._drawn.pos, text)
@@ -173,41 +176,46 @@ class Bar:
         )
 
 
+def _columns(stream: TextIO | None) -> int:
+    """Return the width of the terminal behind a stream, which need not be the one behind standard output."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if columns := os.get_terminal_size(stream.fileno()).columns:  # type: ignore[union-attr]
+            return columns
+    return shutil.get_terminal_size().columns
+
+
 def describe(snapshot: Snapshot) -> list[str]:
     """Return what a bar says beside its drawing, the most important first."""
-    target = f"{snapshot.target:,}"
-    of_all = f"{snapshot.reached:,}".rjust(len(target)) + f"/{target} {snapshot.unit}"
+    of_all = f"{snapshot.reached:,}/{snapshot.target:,} {snapshot.unit}"
     if snapshot.timesteps == 0 and not snapshot.complete:
         return ["  0%", of_all, "starting"]
     # Cut, not rounded: there is no 100 % before the end.
     percent = 100 if snapshot.complete else min(99, 100 * snapshot.reached // max(1, snapshot.target))
-    bits = [f"{percent:3}%", of_all, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
-    if snapshot.unit != "timesteps":
-        bits[3] = f"{snapshot.timesteps:,} timesteps at {bits[3]}"
-    return [bit for bit in bits if bit]
+    # Where trajectories are wanted, their timesteps are what moves while a long one is running.
+    timesteps = [] if snapshot.unit == "timesteps" else [f"{snapshot.timesteps:,} timesteps"]
+    return [f"{percent:3}%", of_all, *timesteps, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
 
 
 def _time(snapshot: Snapshot) -> str:
     if snapshot.complete:
-        return f"in {clock(snapshot.seconds)}"
+        return f"in {clock(snapshot.seconds)}".ljust(len("0:00 left"))
     left = snapshot.seconds_left
     if left is None:
-        return ""
+        return "-:-- left"
     return f"{clock(left)} left" if snapshot.reached < snapshot.target else "finishing"
 
 
 def clock(seconds: float) -> str:
-    """Return seconds as people read them from a clock, such as 0:07 or 1:02:03."""
-    minutes, whole = divmod(round(seconds), 60)
+    """Return seconds, rounded up, as people read them from a clock, such as 0:07 or 1:02:03."""
+    minutes, whole = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
 
 
 def _fitting(bits: list[str], room: int) -> str:
-    """Join as many bits as there is room for; at least the first."""
+    """Join the bits that there is room for; at least the first."""
     text = bits[0]
     for bit in bits[1:]:
-        if len(text) + 2 + len(bit) > room:
-            break
-        text += f"  {bit}"
+        if len(text) + 2 + len(bit) <= room:
+            text += f"  {bit}"
     return text

@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
-__all__ = ["KeyValue", "import_modules", "make_current_directory_importable", "merged", "parse_value"]
+from streamsampler.errors import UsageError
+
+__all__ = ["env_kwargs", "import_modules", "make_current_directory_importable", "parse_value"]
 
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
@@ -26,32 +28,22 @@ def parse_value(text: str) -> Any:
         return text
 
 
-class KeyValue(click.ParamType):
-    """``key=value``, where the key is a Python name."""
-
-    name = "key=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        """Return the key and the parsed value."""
-        key, equals, text = str(value).partition("=")
-        if not equals:
-            self.fail(f"{value!r} is not of the form key=value", param, ctx)
-        if not key.isidentifier():
-            self.fail(f"{key!r} is no Python name, and so no argument of an environment", param, ctx)
-        return key, parse_value(text)
-
-
-def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict.
+def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments that were given as ``key=value``: an option's callback.
 
     Raises:
-        click.BadParameter: A key is given twice.
+        click.BadParameter: One has no such form, or a key is given twice.
     """
     result: dict[str, Any] = {}
-    for key, value in pairs:
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{pair!r} is not of the form key=value")
+        if not key.isidentifier():
+            raise click.BadParameter(f"{key!r} is no Python name, and so no argument of an environment")
         if key in result:
-            raise click.BadParameter(f"{key!r} is given twice: {result[key]!r} and {value!r}")
-        result[key] = value
+            raise click.BadParameter(f"{key!r} is given twice")
+        result[key] = parse_value(text)
     return result
 
 
@@ -66,7 +58,7 @@ def import_modules(names: Iterable[str]) -> None:
     """Import modules for what they register.
 
     Raises:
-        click.BadParameter: One cannot be imported; what importing it raised, if it was found, is the cause.
+        UsageError: One cannot be imported; what its code raised is the cause.
     """
     for name in names:
         try:
@@ -74,13 +66,9 @@ def import_modules(names: Iterable[str]) -> None:
         except Exception as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing is not None and f"{name}.".startswith(f"{missing}."):
-                raise click.BadParameter(
-                    f"there is no module {missing!r}, neither installed nor in {os.getcwd()}{_hint(name)}",
-                    param_hint="'--import'",
-                ) from None
-            raise click.BadParameter(
-                f"importing {name} raised {type(error).__name__}: {error}", param_hint="'--import'"
-            ) from error
+                where = f"neither installed nor in {os.getcwd()}"
+                raise UsageError(f"--import {name}: there is no module {missing!r}, {where}{_hint(name)}") from None
+            raise UsageError(f"--import {name}: importing it raised {type(error).__name__}: {error}") from error
 
 
 def _hint(name: str) -> str:

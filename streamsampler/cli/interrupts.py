@@ -20,7 +20,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Turns SIGINT and SIGTERM into `Interrupted`, while it is entered.
+    """Turns SIGINT and SIGTERM into `Interrupted`: while it is entered, or for good once it is installed.
 
     The first signal raises, unless `shield` was called before. After that, and behind a shield, the work left is short
     and must not be torn: saving what is complete, ending the workers. Then a signal is only noted, until one comes more
@@ -53,12 +53,16 @@ class Interrupts:
         """From now on the first signal is only noted, too."""
         self._shielded = True
 
-    def __enter__(self) -> Interrupts:
+    def install(self) -> None:
+        """Handle the signals from now on."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 # Whoever started this process in the background or with nohup wants it to be left alone.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._receive)
+
+    def __enter__(self) -> Interrupts:
+        self.install()
         return self
 
     def __exit__(self, *_: object) -> None:

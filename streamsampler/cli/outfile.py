@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,53 +10,56 @@ from typing import Any
 
 import click
 
-from streamsampler.storage import target_path
+from streamsampler.cli.failures import Failure
+from streamsampler.errors import StorageError
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.version import __version__
 
-__all__ = ["OutFile", "storable", "write"]
+__all__ = ["out_file", "storable", "write"]
 
 
-class OutFile(click.ParamType):
-    """A file that can be written, as `TrajectoryBatch.save` names it: with the suffix ``.npz``."""
+def out_file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
+    """Return the file to write, as `TrajectoryBatch.save` names it: with the suffix ``.npz``. An option's callback.
 
-    name = "file"
+    Raises:
+        click.BadParameter: It cannot be written.
+    """
+    if value is None:
+        return None
+    given = Path(value)
+    if given.is_dir() or not given.name:
+        raise click.BadParameter(f"{value!r} is a directory: name a file in it, such as {str(given / 'out.npz')!r}")
+    target = given if given.name.endswith(".npz") else given.with_name(f"{given.name}.npz")
+    if target.is_dir():
+        raise click.BadParameter(f"{str(target)!r} is a directory")
+    if not target.parent.is_dir():
+        raise click.BadParameter(f"there is no directory {str(target.parent)!r}")
+    _try(target)
+    return target
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path after a trial."""
-        given = Path(value)
-        if given.is_dir() or not given.name:
-            self.fail(f"{os.fspath(value)!r} is a directory: name a file, as in {os.path.join(value, 'out.npz')!r}")
-        target = target_path(given)
-        if target.is_dir():
-            self.fail(f"{os.fspath(target)!r} is a directory")
-        if not target.parent.is_dir():
-            self.fail(f"there is no directory {os.fspath(target.parent)!r}")
-        _try(target, self)
-        return target
 
-
-def _try(target: Path, kind: OutFile) -> None:
+def _try(target: Path) -> None:
     """Make and remove a file beside the target: whatever forbids that (rights, quota, a long name) shows now."""
     trial = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
         trial.open("xb").close()
         trial.unlink()
     except OSError as error:
-        kind.fail(f"{os.fspath(target)!r} cannot be written: {error.strerror or error}")
+        raise click.BadParameter(f"{str(target)!r} cannot be written: {error.strerror or error}") from None
 
 
 def write(batch: TrajectoryBatch, path: Path, provenance: Mapping[str, Any]) -> None:
     """Write a batch, with where it came from.
 
     Raises:
-        click.ClickException: It cannot be written.
-        StorageError: It holds what no file can hold.
+        Failure: It cannot be written.
     """
     try:
         batch.save(path, provenance={"library": f"streamsampler {__version__}", **provenance})
     except OSError as error:
-        raise click.ClickException(f"{path} could not be written: {error.strerror or error}") from None
+        raise Failure(f"{path} could not be written: {error.strerror or error}") from None
+    except StorageError as error:
+        raise Failure(f"{path} could not be written: {error}") from None
 
 
 def storable(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,164 @@
+"""The commands, their options, and what they print."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from typing import Any
+
+import click
+
+from streamsampler.cli import arguments, summary
+from streamsampler.cli.failures import translated
+from streamsampler.cli.grouping import GroupedCommand, grouped_option
+from streamsampler.cli.interrupts import Interrupted, Interrupts
+from streamsampler.cli.outfile import out_file
+from streamsampler.cli.sampling import Amount, Outcome, Request, run
+from streamsampler.cli.streams import stdout_reserved
+from streamsampler.engines.launch import START_METHODS
+from streamsampler.progress import Bar
+from streamsampler.version import __version__
+
+__all__ = ["cli", "main", "sample"]
+
+_AMOUNTS = {
+    "num_samples": "--num-samples",
+    "num_trajectories": "--num-trajectories",
+    "trajectories_per_worker": "--trajectories-per-worker",
+}
+_POSITIVE = click.IntRange(min=1)
+
+_EXAMPLES = """\b
+Examples:
+  streamsampler sample CartPole-v1 --num-samples 100000 --out cartpole.npz
+  streamsampler sample CartPole-v1 --agent my_agents:greedy --num-trajectories 100 --seed 1
+  streamsampler sample my/Maze-v0 --import my_envs --env-kwarg size=9 --num-samples 5000 --json
+
+\b
+Exit codes:
+  0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="streamsampler", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Collect trajectories from Gymnasium environments in parallel, reproducibly."""
+
+
+@cli.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Sample trajectories from an environment.")
+@click.argument("env_id", metavar="ENV_ID")
+@grouped_option(
+    "How much (exactly one of these)", "--num-samples", type=_POSITIVE, metavar="N",
+    help="At least N timesteps, of whole trajectories: the shortest sequence of them that has so many.",
+)  # fmt: skip
+@grouped_option(
+    "How much (exactly one of these)", "--num-trajectories", type=_POSITIVE, metavar="N",
+    help="Exactly N trajectories.",
+)  # fmt: skip
+@grouped_option(
+    "How much (exactly one of these)", "--trajectories-per-worker", type=_POSITIVE, metavar="N",
+    help="Exactly N trajectories for each worker.",
+)  # fmt: skip
+@grouped_option(
+    "What", "--agent", default="random", show_default=True, metavar="NAME",
+    help="What chooses the actions: 'random', or 'package.module:object' for an agent, a function observation -> "
+    "action, or a class or function that makes an agent from the observation space and the action space.",
+)  # fmt: skip
+@grouped_option(
+    "What", "--env-kwarg", "env_kwargs", callback=arguments.env_kwargs, multiple=True, metavar="KEY=VALUE",
+    help="An argument for making the environment; a Python literal, or true, false or null, or else text. May be "
+    "repeated.",
+)  # fmt: skip
+@grouped_option(
+    "What", "--import", "imports", multiple=True, metavar="MODULE",
+    help="Import a module first, which registers the environment; also from the current directory. May be repeated.",
+)  # fmt: skip
+@grouped_option(
+    "What", "--max-episode-length", type=_POSITIVE, metavar="N", show_default="the environment's own limit",
+    help="Truncate trajectories after N timesteps.",
+)  # fmt: skip
+@grouped_option(
+    "How", "--workers", type=_POSITIVE, metavar="N", show_default="the cores there are to use",
+    help="How many processes.",
+)  # fmt: skip
+@grouped_option(
+    "How", "--seed", type=click.IntRange(min=0), metavar="N", show_default="a fresh one, told in the summary",
+    help="The same seed gives the same trajectories, whatever the number of workers.",
+)  # fmt: skip
+@grouped_option(
+    "How", "--order", type=click.Choice(["index", "arrival"]), default="index", show_default=True,
+    help="'index' takes trajectories as one process alone would have sampled them. 'arrival' takes what is finished "
+    "first, which favours short ones.",
+)  # fmt: skip
+@grouped_option("How", "--start-method", type=click.Choice(START_METHODS), help="How processes are started.")
+@grouped_option(
+    "Output", "--out", callback=out_file, metavar="FILE",
+    help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it gets "
+    "those that are finished.",
+)  # fmt: skip
+@grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors.")
+@click.pass_context
+def sample(
+    ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
+) -> None:
+    """Sample trajectories from an environment, in parallel, and summarise them.
+
+    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
+    first. Progress is shown on standard error, the summary is printed on standard output.
+    """
+    amount = _amount(options)
+    request = Request(env_id=env_id, amount=amount, **options)
+    bar = Bar(sys.stderr, hidden=quiet)
+    interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
+    try:
+        with stdout_reserved(), translated(), warnings.catch_warnings():
+            if quiet:
+                warnings.simplefilter("ignore")
+            arguments.make_current_directory_importable()
+            arguments.import_modules(imports)
+            outcome = run(request, interrupts, bar)
+    except Interrupted:
+        click.echo("Interrupted: nothing was kept.", err=True)
+        ctx.exit(interrupts.exit_code)
+    _report(request, outcome, as_json=as_json, line=not (quiet or bar.visible))
+    ctx.exit(interrupts.exit_code)
+
+
+def _amount(options: dict[str, Any]) -> Amount:
+    """Take the three options of amount out of all options, and return the one that is given."""
+    given = {kind: number for kind in _AMOUNTS if (number := options.pop(kind)) is not None}
+    *most, last = _AMOUNTS.values()
+    if not given:
+        raise click.UsageError(f"How much? Give one of {', '.join(most)} and {last}.")
+    if len(given) > 1:
+        raise click.UsageError(
+            f"{' and '.join(_AMOUNTS[kind] for kind in given)} exclude each other: give exactly one of "
+            f"{', '.join(most)} and {last}."
+        )
+    return Amount(*given.popitem())
+
+
+def _report(request: Request, outcome: Outcome, *, as_json: bool, line: bool) -> None:
+    if line:
+        click.echo(summary.as_line(request, outcome), err=True)
+    if as_json:
+        click.echo(json.dumps(summary.as_json(request, outcome), allow_nan=False))
+    else:
+        click.echo(summary.as_text(request, outcome))
+
+
+def main() -> None:
+    """Be the command `streamsampler`."""
+    interrupts = Interrupts()
+    interrupts.install()
+    try:
+        cli(obj=interrupts)
+    finally:
+        # What is left are the interpreter's own last steps; a traceback out of them helps nobody.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if interrupts.received is not None:
+            sys.exit(interrupts.exit_code)

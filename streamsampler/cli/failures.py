@@ -1,0 +1,113 @@
+"""Exceptions as messages and exit codes: what went wrong, where in the user's code, and nothing of this package's."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from gymnasium.envs import registration
+
+from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, UsageError
+
+__all__ = ["Failure", "UsageFailure", "traceback_of", "translated"]
+
+# Not the user's: this package, and what it calls to get at the user's code.
+_OWN_FRAMES = (f"{Path(__file__).parents[1]}/", registration.__file__, importlib.__file__, "<frozen importlib")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+')
+
+
+class Failure(click.ClickException):
+    """Ends the command with exit code 1.
+
+    Args:
+        message: What went wrong.
+        details: A traceback of the user's code, if there is one.
+    """
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+    def show(self, file: object = None) -> None:
+        """Print the message, the details, and the notes that were added on the way."""
+        del file
+        notes = "\n".join(getattr(self, "__notes__", ()))
+        click.echo("\n\n".join(part for part in (f"Error: {self.message}", self.details, notes) if part), err=True)
+
+
+class UsageFailure(click.UsageError):
+    """Ends the command with exit code 2, like any usage error.
+
+    Args:
+        message: What cannot work.
+        details: A traceback of the user's code, if there is one.
+    """
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+    def show(self, file: object = None) -> None:
+        """Print all of it on standard error."""
+        del file
+        super().show()
+        if self.details:
+            click.echo(f"\n{self.details}", err=True)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn the library's errors into the command's.
+
+    Raises:
+        UsageFailure: For a `UsageError`.
+        Failure: For what else the library foresees.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise UsageFailure(str(error), details=traceback_of(error.__cause__)) from None
+    except ProtocolError:
+        raise  # a bug in this package: its traceback is wanted
+    except SamplerError as error:
+        failure = Failure(str(error), details=traceback_of(error.__cause__))
+        for note in getattr(error, "__notes__", ()):
+            failure.add_note(note)
+        raise failure from None
+    except MemoryError as error:
+        raise Failure(f"there is not enough memory{f': {error}' if str(error) else ''}") from None
+    except OSError as error:
+        raise Failure(f"the operating system refused: {error}") from None
+
+
+def traceback_of(error: BaseException | None) -> str:
+    """Return the traceback of user code, without the frames of this package that lead there.
+
+    Args:
+        error: An exception, or the traceback that came from a worker in its place, or None.
+
+    Returns:
+        The text; empty where all of it happened in this package.
+    """
+    if error is None:
+        return ""
+    text = error.text if isinstance(error, RemoteTraceback) else "".join(traceback.format_exception(error))
+    lines = list(_without_own_frames(text.strip("\n").split("\n")))
+    return "\n".join(lines) if any(_FRAME.match(line) for line in lines) else ""
+
+
+def _without_own_frames(lines: list[str]) -> Iterator[str]:
+    own = False
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            own = frame["file"].startswith(_OWN_FRAMES)
+        elif not line.startswith("    "):  # a frame's lines of code are indented more than its heading
+            own = False
+        if not own:
+            yield line

@@ -1,0 +1,209 @@
+"""One run: from what was asked for to what came of it. Prints nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import gymnasium
+
+from streamsampler.agents import load_agent
+from streamsampler.cli.failures import Failure, traceback_of
+from streamsampler.cli.interrupts import Interrupted, Interrupts
+from streamsampler.cli.outfile import storable, write
+from streamsampler.engines.launch import StartMethod
+from streamsampler.environments import EnvUpdate, as_env_update
+from streamsampler.errors import SamplerError
+from streamsampler.gathering import Order
+from streamsampler.progress import Bar, Snapshot
+from streamsampler.samplers import MultiprocessingSampler
+from streamsampler.statistics import Stats
+from streamsampler.trajectories import TrajectoryBatch
+
+__all__ = ["Amount", "Outcome", "Request", "run"]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is wanted.
+
+    Attributes:
+        kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
+        number: How many.
+    """
+
+    kind: str
+    number: int
+
+    @property
+    def unit(self) -> str:
+        """What is counted."""
+        return "timesteps" if self.kind == "num_samples" else "trajectories"
+
+    def total(self, n_workers: int) -> int:
+        """How many of all workers together."""
+        return self.number * n_workers if self.kind == "trajectories_per_worker" else self.number
+
+    def obtain(self, sampler: MultiprocessingSampler, progress: Any) -> TrajectoryBatch:
+        """Make the obtaining call that this amount stands for."""
+        match self.kind:
+            case "num_samples":
+                return sampler.obtain_samples(self.number, progress=progress)
+            case "num_trajectories":
+                return sampler.obtain_trajectories(self.number, progress=progress)
+            case _:
+                return sampler.obtain_exact_trajectories(self.number, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked for; the names are those of the options."""
+
+    env_id: str
+    env_kwargs: Mapping[str, Any]
+    agent: str
+    amount: Amount
+    workers: int | None
+    seed: int | None
+    max_episode_length: int | None
+    order: Order
+    start_method: StartMethod | None
+    out: Path | None
+
+    def described(self) -> dict[str, Any]:
+        """Return what decides which data there will be, as JSON can hold it."""
+        return {
+            "environment": self.env_id,
+            "env_kwargs": storable(self.env_kwargs),
+            "agent": self.agent,
+            "max_episode_length": self.max_episode_length,
+            "order": self.order,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a request.
+
+    Attributes:
+        batch: The trajectories: all that were wanted, or those that were finished when a signal came; None if none was.
+        interrupted: Whether a signal cut the run short.
+        seconds: Wall time of the obtaining call.
+        n_workers: How many workers there were.
+        seed: What repeats the run.
+        stats: The sampler's accounts.
+        written: The file; None if there is none.
+    """
+
+    batch: TrajectoryBatch | None
+    interrupted: bool
+    seconds: float
+    n_workers: int
+    seed: int
+    stats: Stats
+    written: Path | None
+
+
+class _Follower:
+    """Shows a call's progress, and sees to it that Ctrl-C no longer tears what is complete."""
+
+    def __init__(self, bar: Bar, interrupts: Interrupts) -> None:
+        self.interval = bar.interval
+        self._bar = bar
+        self._interrupts = interrupts
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        if snapshot.complete:
+            self._interrupts.shield()
+        self._bar(snapshot)
+
+
+def run(request: Request, interrupts: Interrupts, bar: Bar) -> Outcome:
+    """Sample what was asked for, and write it.
+
+    Args:
+        request: What was asked for.
+        interrupts: Entered; its first signal ends the sampling, and what is finished is kept.
+        bar: Shows how far it is.
+
+    Raises:
+        SamplerError: As the samplers say.
+        Failure: The environment cannot be made, or the file cannot be written.
+        Interrupted: A signal came before anything was sampled, or a second one came later.
+    """
+    env = as_env_update(request.env_id, env_kwargs=request.env_kwargs)
+    agent = load_agent(request.agent, *_spaces(request.env_id, env))
+    seed = secrets.randbits(53) if request.seed is None else request.seed  # as long as JSON readers take it exactly
+    sampler = MultiprocessingSampler(
+        agent,
+        env,
+        n_workers=request.workers,
+        seed=seed,
+        max_episode_length=request.max_episode_length,
+        order=request.order,
+        start_method=request.start_method,
+    )
+    try:
+        with sampler:
+            return _sample(request, sampler, interrupts, bar)
+    except (SamplerError, Failure) as error:
+        error.add_note(f"The seed was {seed}; --seed {seed} samples the same again.")
+        raise
+
+
+def _spaces(env_id: str, update: EnvUpdate) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Make an environment, here, to see its spaces."""
+    try:
+        env = update(None)
+        try:
+            return env.observation_space, env.action_space
+        finally:
+            env.close()
+    except Exception as error:
+        # Gymnasium's own errors say what to do; where they were raised says nothing more.
+        details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
+        message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
+        raise Failure(message, details=details) from None
+
+
+def _sample(request: Request, sampler: MultiprocessingSampler, interrupts: Interrupts, bar: Bar) -> Outcome:
+    interrupted = False
+    begun = perf_counter()
+    batch: TrajectoryBatch | None
+    try:
+        with bar:
+            batch = request.amount.obtain(sampler, _Follower(bar, interrupts))
+    except Interrupted:
+        interrupted = True
+        batch = sampler.salvage()
+    seconds = perf_counter() - begun
+    written = None
+    if batch is not None and request.out is not None:
+        wanted = {request.amount.unit: request.amount.total(sampler.n_workers)}
+        write(batch, request.out, {**request.described(), "wanted": wanted, "interrupted": interrupted})
+        written = request.out
+    _close(sampler, interrupted, written)
+    return Outcome(
+        batch=batch,
+        interrupted=interrupted,
+        seconds=seconds,
+        n_workers=sampler.n_workers,
+        seed=sampler.seed,
+        stats=sampler.stats,
+        written=written,
+    )
+
+
+def _close(sampler: MultiprocessingSampler, interrupted: bool, written: Path | None) -> None:
+    try:
+        sampler.close()
+    except SamplerError as error:
+        if interrupted:
+            return  # what a worker that was cut short says of its environment is beside the point
+        if written is not None:
+            error.add_note(f"All that was wanted had been written to {written} before.")
+        raise

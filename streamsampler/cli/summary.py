@@ -1,0 +1,167 @@
+"""What a run came to: for people, and for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamsampler.cli.sampling import Outcome, Request
+from streamsampler.version import __version__
+
+__all__ = ["as_json", "as_line", "as_text"]
+
+_LEFT_OVER = ("stale", "surplus", "abandoned")
+
+
+def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
+    """Return a summary for programs; what is undefined is None."""
+    batch, stats = outcome.batch, outcome.stats
+    trajectories, timesteps = _sizes(outcome)
+    returns = batch.returns if batch is not None else ()
+    unit = request.amount.unit
+    return {
+        **request.described(),
+        "wanted": {unit: request.amount.total(outcome.n_workers)},
+        "interrupted": outcome.interrupted,
+        "trajectories": trajectories,
+        "timesteps": timesteps,
+        "return": {**_spread(returns), "standard_error": _standard_error(returns)},
+        "length": _spread(batch.lengths if batch is not None else ()),
+        "seconds": outcome.seconds,
+        "timesteps_per_second": timesteps / outcome.seconds,
+        "workers": outcome.n_workers,
+        "seed": outcome.seed,
+        **{
+            name: {
+                "trajectories": getattr(stats, f"{name}_trajectories"),
+                "timesteps": getattr(stats, f"{name}_timesteps"),
+            }
+            for name in _LEFT_OVER
+        },
+        "out": None if outcome.written is None else str(outcome.written),
+        "version": __version__,
+    }
+
+
+def as_text(request: Request, outcome: Outcome) -> str:
+    """Return a summary for people."""
+    facts = as_json(request, outcome)
+    arguments = ", ".join(f"{key}={value!r}" for key, value in request.env_kwargs.items())
+    rows = {
+        "interrupted": _interrupted(request, outcome) if outcome.interrupted else "",
+        "environment": request.env_id + (f" ({arguments})" if arguments else ""),
+        "agent": request.agent,
+        "trajectories": f"{facts['trajectories']:,}",
+        "timesteps": f"{facts['timesteps']:,}",
+        "return": _spread_text(facts["return"], facts["trajectories"]),
+        "length": _spread_text(facts["length"], facts["trajectories"]),
+        "wall time": f"{duration(outcome.seconds)}, {count(facts['timesteps_per_second'], 'timestep')} per second",
+        "workers": f"{outcome.n_workers:,}",
+        "seed": str(outcome.seed),
+        "left over": ", ".join(_left_over(name, facts[name]) for name in _LEFT_OVER),
+        "written to": _written(request, outcome),
+    }
+    width = max(len(name) for name, value in rows.items() if value)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
+
+
+def as_line(request: Request, outcome: Outcome) -> str:
+    """Return a summary of one line."""
+    trajectories, timesteps = _sizes(outcome)
+    line = f"{count(trajectories, 'trajectory')}, {count(timesteps, 'timestep')} in {duration(outcome.seconds)}"
+    return f"{line}, interrupted {_interrupted(request, outcome)}" if outcome.interrupted else line
+
+
+def _sizes(outcome: Outcome) -> tuple[int, int]:
+    return (0, 0) if outcome.batch is None else (outcome.batch.n_trajectories, outcome.batch.n_timesteps)
+
+
+def _interrupted(request: Request, outcome: Outcome) -> str:
+    trajectories, timesteps = _sizes(outcome)
+    there = timesteps if request.amount.unit == "timesteps" else trajectories
+    wanted = request.amount.total(outcome.n_workers)
+    return f"after {there:,} of {count(wanted, 'timestep' if request.amount.unit == 'timesteps' else 'trajectory')}"
+
+
+def _written(request: Request, outcome: Outcome) -> str:
+    if outcome.written is not None:
+        return str(outcome.written)
+    return "nothing: no trajectory was finished" if request.out is not None else ""
+
+
+def _spread(values: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float | None]:
+    """Return mean, minimum and maximum; None where there is no such number."""
+    array = np.asarray(values, dtype=np.float64)
+    if not len(array):
+        return {"mean": None, "minimum": None, "maximum": None}
+    # Rewards may be infinite or NaN; that is not for NumPy to comment on.
+    with np.errstate(all="ignore"):
+        return {"mean": _finite(array.mean()), "minimum": _finite(array.min()), "maximum": _finite(array.max())}
+
+
+def _standard_error(values: Sequence[float] | np.ndarray[Any, Any]) -> float | None:
+    """Return the standard error of the mean; None for fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return None
+    with np.errstate(all="ignore"):
+        return _finite(np.asarray(values, dtype=np.float64).std(ddof=1) / math.sqrt(n))
+
+
+def _finite(value: Any) -> float | None:
+    """Return a number that JSON has."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _spread_text(spread: dict[str, float | None], n_values: int) -> str:
+    mean, error = spread["mean"], spread.get("standard_error")
+    if n_values == 0:
+        return "none"
+    if mean is None:
+        return "not finite"
+    if n_values == 1:
+        return number(mean)
+    text = number(mean)
+    if error:
+        # Two digits of the error matter, and of the mean as many decimals.
+        decimals = min(9, max(0, 1 - math.floor(math.log10(error))))
+        text = f"{mean:,.{decimals}f} ± {error:,.{decimals}f}"
+    elif error == 0:
+        text += " ± 0"
+    return f"{text}, from {number(spread['minimum'])} to {number(spread['maximum'])}"
+
+
+def _left_over(name: str, amount: dict[str, int]) -> str:
+    if not amount["trajectories"]:
+        return f"0 {name}"
+    return f"{amount['trajectories']:,} {name} ({count(amount['timesteps'], 'timestep')})"
+
+
+def number(value: float | None) -> str:
+    """Return a number with some four digits that matter."""
+    if value is None:
+        return "not finite"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.2f}" if 1 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def count(amount: float, noun: str) -> str:
+    """Return an amount of something, in the singular or the plural."""
+    text = f"{amount:,.0f}"
+    if text == "1":
+        return f"1 {noun}"
+    return f"{text} {noun[:-1] + 'ies' if noun.endswith('y') else noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min {whole:02} s" if hours else f"{minutes} min {whole:02} s"

@@ -1,0 +1,115 @@
+"""The bar: on a terminal, and as it is computed."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamsampler import LocalSampler
+from streamsampler.progress import Bar, Snapshot, clock, describe
+from tests.cli.harness import Terminal
+
+ENDLESS = ("sample", "scripted:Scripted-v0", "--env-kwarg", "endless_from=1", "--workers", 1)
+
+
+def positions(text: str) -> list[str]:
+    """All the counts of timesteps that were shown, one after the other."""
+    return list(dict.fromkeys(re.findall(r"([\d,]+)(?:/[\d,]+)? timesteps", text)))
+
+
+@pytest.mark.parametrize(("amount", "number"), [("--num-samples", 10**8), ("--num-trajectories", 100)])
+def test_the_bar_moves_while_a_single_trajectory_is_running(home: Path, amount: str, number: int) -> None:
+    terminal = Terminal(*ENDLESS, amount, number, cwd=home)
+    terminal.read_until(lambda text: len(positions(text)) >= 4)
+    terminal.type("\x03")
+    assert terminal.finish() == 130
+
+    counts = [int(count.replace(",", "")) for count in positions(terminal.text.partition("^C")[0])]
+    assert counts == sorted(counts)
+    line = terminal.text.replace("\x1b[?25l", "").split("\r")[3]
+    if amount == "--num-samples":
+        assert re.fullmatch(r"\[-+\]    0%  [\d,]+/100,000,000 timesteps  [\d:]+ left  [\d,]+/s\s*", line)
+    else:
+        assert re.fullmatch(r"\[-+\]    0%  0/100 trajectories  [\d,]+ timesteps  -:-- left  [\d,]+/s\s*", line)
+
+
+def test_a_narrow_terminal_gets_lines_that_fit(home: Path) -> None:
+    terminal = Terminal(*ENDLESS, "--num-samples", 10**8, cwd=home, columns=40)
+    terminal.read_until(lambda text: text.count("\r") >= 4)
+    terminal.type("\x03")
+    terminal.finish()
+    bar = terminal.text.partition("^C")[0].replace("\x1b[?25l", "")
+    assert max(len(line) for line in re.split(r"[\r\n]+", bar) if line.startswith("[")) < 40
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_ends_full_and_gives_the_cursor_back() -> None:
+    stream = Tty()
+    with Bar(stream) as bar:
+        bar(Snapshot(0, 0, 10, "timesteps", 0.0))
+        bar(Snapshot(12, 3, 10, "timesteps", 2.0, complete=True))
+    last = stream.getvalue().split("\r")[-1]
+    assert re.search(r"\[#+\]  100%  10/10 timesteps  in 0:02 +6/s", last)
+    assert last.endswith("\x1b[?25h\n")
+
+
+def test_nothing_is_drawn_where_nobody_sees_it() -> None:
+    stream = io.StringIO()
+    for bar in (Bar(stream), Bar(None), Bar(Tty(), hidden=True)):
+        with bar:
+            bar(Snapshot(5, 1, 10, "timesteps", 1.0))
+        assert bar.interval is None
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "bits"),
+    [
+        (Snapshot(0, 0, 100, "timesteps", 0.1), ["  0%", "0/100 timesteps", "starting"]),
+        (Snapshot(50, 1, 100, "timesteps", 5.0), [" 50%", "50/100 timesteps", "0:05 left", "10/s"]),
+        (Snapshot(120, 1, 100, "timesteps", 5.0), [" 99%", "100/100 timesteps", "finishing", "24/s"]),
+        (Snapshot(70, 0, 9, "trajectories", 7.0), ["  0%", "0/9 trajectories", "70 timesteps", "-:-- left", "10/s"]),
+        (Snapshot(70, 3, 9, "trajectories", 7.0), [" 33%", "3/9 trajectories", "70 timesteps", "0:14 left", "10/s"]),
+        (Snapshot(1, 1, 1, "trajectories", 0.0, True), ["100%", "1/1 trajectories", "1 timesteps", "in 0:00  ", "0/s"]),
+    ],
+)
+def test_what_a_bar_says(snapshot: Snapshot, bits: list[str]) -> None:
+    assert describe(snapshot) == bits
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (0.2, "0:01"), (61, "1:01"), (3723, "1:02:03")])
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_a_callable_gets_the_first_and_the_last_snapshot() -> None:
+    seen: list[Snapshot] = []
+    with LocalSampler(lambda _: 0, "CartPole-v1", seed=1) as sampler:
+        batch = sampler.obtain_samples(100, progress=seen.append)
+    assert (seen[0].timesteps, seen[0].complete) == (0, False)
+    assert (seen[-1].timesteps, seen[-1].trajectories, seen[-1].complete) == (batch.n_timesteps, len(batch), True)
+    assert [snapshot.timesteps for snapshot in seen] == sorted(snapshot.timesteps for snapshot in seen)
+
+
+def test_without_an_interval_there_is_nothing_in_between() -> None:
+    class Follower:
+        interval = None
+
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def __call__(self, snapshot: Snapshot) -> None:
+            self.seen.append(snapshot.complete)
+
+    follower = Follower()
+    with LocalSampler(lambda _: 0, "CartPole-v1", seed=1) as sampler:
+        sampler.obtain_samples(20_000, progress=follower)
+    assert follower.seen == [False, True]

@@ -1,0 +1,169 @@
+"""The command as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import streamsampler
+from streamsampler.storage import read_header
+from tests.cli.harness import SCRIPTED as MODULE
+from tests.cli.harness import finish, run, start
+
+# Quicker to start than the default; what is tested here does not depend on it.
+SCRIPTED = ("sample", "scripted:Scripted-v0", "--start-method", "fork", "--workers", 2)
+
+
+def test_a_whole_run_writes_what_the_library_samples(home: Path) -> None:
+    result = run("sample", "CartPole-v1", "--num-samples", 2000, "--seed", 7, "--out", "cartpole", cwd=home)
+
+    assert result.returncode == 0, result.stderr
+    batch = streamsampler.load(home / "cartpole.npz")
+    agent = streamsampler.RandomAgent(batch.action_space)
+    with streamsampler.LocalSampler(agent, "CartPole-v1", seed=7) as sampler:
+        assert batch == sampler.obtain_samples(2000)
+
+    rows = dict(line.split(maxsplit=1) for line in result.stdout.replace("wall time", "wall").splitlines())
+    assert rows["environment"] == "CartPole-v1"
+    assert rows["agent"] == "random"
+    assert rows["trajectories"] == str(len(batch))
+    assert rows["timesteps"] == f"{batch.n_timesteps:,}"
+    error = batch.returns.std(ddof=1) / np.sqrt(len(batch))
+    low, high = batch.returns.min(), batch.returns.max()
+    decimals = 2 if error < 1 else 1
+    assert rows["return"] == f"{batch.returns.mean():.{decimals}f} ± {error:.{decimals}f}, from {low:g} to {high:g}"
+    assert rows["length"].endswith(f"from {low:g} to {high:g}")
+    assert rows["seed"] == "7"
+    assert "written to  " in result.stdout
+    assert "cartpole.npz" in result.stdout
+
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"{len(batch)} trajectories, {batch.n_timesteps:,} timesteps in ")
+
+
+def test_json_is_all_there_is_on_stdout_even_if_environments_print(home: Path) -> None:
+    (home / "scripted.py").write_text(f"print('hello from scripted')\n{MODULE}")
+    arguments = ("--env-kwarg", "chatty=true", "--num-trajectories", 5, "--json", "--out", "out.npz")
+    result = run(*SCRIPTED, *arguments, cwd=home)
+
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    assert "hello from scripted" in result.stderr
+    assert "chatty reset" in result.stderr
+
+    batch = streamsampler.load(home / "out.npz")
+    assert summary["environment"] == "scripted:Scripted-v0"
+    assert summary["env_kwargs"] == {"chatty": True}
+    assert summary["agent"] == "random"
+    assert summary["wanted"] == {"trajectories": 5}
+    assert summary["interrupted"] is False
+    assert summary["trajectories"] == 5
+    assert summary["timesteps"] == batch.n_timesteps
+    assert summary["return"]["mean"] == batch.returns.mean()
+    assert summary["return"]["minimum"] == batch.returns.min()
+    assert summary["return"]["maximum"] == batch.returns.max()
+    assert summary["return"]["standard_error"] == batch.returns.std(ddof=1) / np.sqrt(5)
+    assert summary["length"] == {
+        "mean": batch.lengths.mean(), "minimum": batch.lengths.min(), "maximum": batch.lengths.max()
+    }  # fmt: skip
+    assert summary["seed"] == batch.seed
+    assert summary["workers"] == 2
+    assert summary["out"] == "out.npz"
+    for name in ("stale", "surplus", "abandoned"):
+        assert set(summary[name]) == {"trajectories", "timesteps"}
+
+
+def test_the_file_tells_where_it_comes_from(home: Path) -> None:
+    arguments = ("--env-kwarg", "fail_at=(1, 2)", "--agent", "scripted:always_two", "--num-samples", 9)
+    assert run(*SCRIPTED, *arguments, "--out", "o.npz", cwd=home).returncode == 0
+
+    provenance = read_header(home / "o.npz")["provenance"]
+    assert provenance == {
+        "library": f"streamsampler {streamsampler.__version__}",
+        "environment": "scripted:Scripted-v0",
+        "env_kwargs": {"fail_at": "(1, 2)"},
+        "agent": "scripted:always_two",
+        "max_episode_length": None,
+        "order": "index",
+        "wanted": {"timesteps": 9},
+        "interrupted": False,
+    }
+
+
+def test_the_seed_that_is_told_repeats_the_run(home: Path) -> None:
+    first = run(*SCRIPTED, "--num-trajectories", 3, "--json", "--quiet", "--out", "first.npz", cwd=home)
+    seed = json.loads(first.stdout)["seed"]
+    assert float(seed) == seed  # also for readers that know no big integers
+    run(*SCRIPTED, "--num-trajectories", 3, "--seed", seed, "--quiet", "--out", "second.npz", cwd=home)
+    assert streamsampler.load(home / "first.npz") == streamsampler.load(home / "second.npz")
+
+
+def test_an_agent_and_an_environment_from_the_current_directory(home: Path) -> None:
+    result = run(
+        "sample", "Scripted-v0", "--import", "scripted", "--agent", "scripted:Repeating",
+        "--trajectories-per-worker", 2, "--workers", 2, "--out", "out.npz", "--max-episode-length", 3, cwd=home,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    batch = streamsampler.load(home / "out.npz")
+    assert len(batch) == 4
+    assert (batch.actions == 2).all()
+    assert batch.lengths.max() <= 3
+    assert "scripted:Repeating" in result.stdout
+
+
+def test_quiet_leaves_stderr_empty(home: Path) -> None:
+    result = run("sample", "CartPole-v0", "--num-trajectories", 1, "--workers", 1, "--quiet", cwd=home)
+    assert result.stderr == ""  # not even Gymnasium's warning that there is a newer version
+    assert result.returncode == 0
+    assert "±" not in result.stdout
+
+
+def test_an_exception_in_a_worker_is_shown_from_the_users_code_on(home: Path) -> None:
+    arguments = ("--env-kwarg", "fail_at=1", "--num-samples", 5, "--seed", 11, "--json", "--out", "out.npz")
+    result = run(*SCRIPTED, *arguments, cwd=home)
+
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert not (home / "out.npz").exists()
+    assert "Error: worker " in result.stderr
+    assert "while stepping the environment" in result.stderr
+    assert "RuntimeError: the robot stumbled" in result.stderr
+    assert "self.stumble()" in result.stderr
+    assert "--seed 11" in result.stderr
+    assert f"{os.sep}streamsampler{os.sep}" not in result.stderr
+
+
+def test_what_was_sampled_survives_an_environment_that_fails_to_close(home: Path) -> None:
+    arguments = ("--env-kwarg", "fail_in_close=True", "--num-trajectories", 2, "--out", "out.npz")
+    result = run(*SCRIPTED, *arguments, cwd=home)
+    assert result.returncode == 1
+    assert "the door is stuck" in result.stderr
+    assert "written to out.npz" in result.stderr
+    assert len(streamsampler.load(home / "out.npz")) == 2
+
+
+def test_a_reader_that_leaves_early_is_no_error(home: Path) -> None:
+    process = start(*SCRIPTED, "--num-trajectories", 1, "--out", "out.npz", cwd=home)
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None  # communicate() would want to read it
+    result = finish(process)
+    assert "Traceback" not in result.stderr
+    assert "Exception" not in result.stderr
+    assert len(streamsampler.load(home / "out.npz")) == 1
+
+
+def test_it_runs_without_standard_streams(home: Path) -> None:
+    script = f'exec "{sys.executable}" -m streamsampler sample CartPole-v1 --num-samples 9 --out o >&- 2>&- <&-'
+    assert os.waitstatus_to_exitcode(os.system(f"cd '{home}' && {script}")) == 0
+    assert (home / "o.npz").exists()
+
+
+def test_version() -> None:
+    result = run("--version", cwd=Path.cwd())
+    assert result.stdout == f"streamsampler {streamsampler.__version__}\n"

@@ -1,0 +1,91 @@
+"""Numbers as people and programs read them; tracebacks without this package in them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import streamsampler
+from streamsampler.cli import summary
+from streamsampler.cli.failures import traceback_of
+from streamsampler.cli.outfile import storable
+from streamsampler.errors import RemoteTraceback, StorageError
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (12.0, "12"), (-1234.5, "-1,234.50"), (0.012345, "0.0123"), (1.5e9 + 0.5, "1.5e+09")],
+)
+def test_numbers(value: float, text: str) -> None:
+    assert summary.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "noun", "text"),
+    [(1, "trajectory", "1 trajectory"), (0, "trajectory", "0 trajectories"), (1234, "timestep", "1,234 timesteps")],
+)
+def test_counts(amount: int, noun: str, text: str) -> None:
+    assert summary.count(amount, noun) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.004, "0.00 s"), (0.5, "0.50 s"), (12.34, "12.3 s"), (59.99, "1 min 00 s"), (3723, "1 h 02 min 03 s")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert summary.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([], "none"),
+        ([3.5], "3.50"),
+        ([2.0, 2.0], "2 ± 0, from 2 to 2"),
+        ([1.0, 2.0, 4.0], "2.33 ± 0.88, from 1 to 4"),
+        ([1000.0, 5000.0], "3,000 ± 2,000, from 1,000 to 5,000"),
+        ([0.001, 0.002], "0.00150 ± 0.00050, from 0.001 to 0.002"),
+        ([1.0, math.inf], "not finite"),
+        ([math.nan], "not finite"),
+    ],
+)
+def test_spreads(values: list[float], text: str) -> None:
+    spread = {**summary._spread(values), "standard_error": summary._standard_error(values)}
+    assert summary._spread_text(spread, len(values)) == text
+
+
+def test_what_json_cannot_hold_is_stored_as_python_writes_it() -> None:
+    assert storable({"a": [1, None], "b": {1, 2}, "c": (1,), "d": {1: 2}, "e": math.nan}) == {
+        "a": [1, None], "b": "{1, 2}", "c": "(1,)", "d": "{1: 2}", "e": "nan",
+    }  # fmt: skip
+
+
+def test_a_traceback_of_this_package_alone_is_no_traceback() -> None:
+    with pytest.raises(StorageError) as raised:
+        streamsampler.load(__file__)
+    assert raised.value.__traceback__ is not None
+    assert traceback_of(raised.value.with_traceback(raised.value.__traceback__.tb_next)) == ""
+    assert traceback_of(None) == ""
+
+
+def test_a_remote_traceback_begins_with_the_users_code() -> None:
+    own = Path(streamsampler.__file__).parent / "worker_loop.py"
+    text = (
+        "Traceback (most recent call last):\n"
+        f'  File "{own}", line 156, in _run\n'
+        "    outcome = worker.rollout(ticket)\n"
+        "              ^^^^^^^^^^^^^^^^^^^^^^\n"
+        '  File "/home/user/envs.py", line 9, in step\n'
+        "    self.boom()\n"
+        "KeyError: 'gone'\n"
+        "two lines"
+    )
+    assert traceback_of(RemoteTraceback(text)) == (
+        "Traceback (most recent call last):\n"
+        '  File "/home/user/envs.py", line 9, in step\n'
+        "    self.boom()\n"
+        "KeyError: 'gone'\n"
+        "two lines"
+    )

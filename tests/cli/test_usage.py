@@ -1,0 +1,164 @@
+"""What a user can get wrong, without any process being started for it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamsampler.cli.arguments import parse_value
+from streamsampler.cli.commands import cli
+from streamsampler.engines import processes
+from streamsampler.errors import SerializationError
+from streamsampler.trajectories import TrajectoryBatch
+
+
+@pytest.fixture
+def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: Any) -> None:
+        pytest.fail("a worker was started")
+
+    monkeypatch.setattr(processes, "launch", launch)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
+
+
+def sample(*arguments: object) -> Result:
+    return invoke("sample", "CartPole-v1", *arguments)
+
+
+@pytest.mark.usefixtures("no_workers")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Give one of --num-samples, --num-trajectories and --trajectories-per-worker"),
+        (["--num-samples", 5, "--num-trajectories", 5], "--num-samples and --num-trajectories exclude each other"),
+        (["--num-samples", 5, "--num-trajectories", 5, "--trajectories-per-worker", 5], "exactly one of"),
+        (["--num-samples", 0], "'--num-samples': 0 is not in the range"),
+        (["--num-samples", "many"], "'many' is not a valid integer"),
+        (["--num-samples", 5, "--workers", -1], "'--workers': -1"),
+        (["--num-samples", 5, "--seed", -1], "'--seed': -1"),
+        (["--num-samples", 5, "--max-episode-length", 0], "'--max-episode-length': 0"),
+        (["--num-samples", 5, "--order", "random"], "'random' is not one of 'index', 'arrival'"),
+        (["--num-samples", 5, "--env-kwarg", "size"], "'size' is not of the form key=value"),
+        (["--num-samples", 5, "--env-kwarg", "a b=1"], "'a b' is no Python name"),
+        (["--num-samples", 5, "--env-kwarg", "a=1", "--env-kwarg", "a=2"], "'a' is given twice"),
+        (["--num-sample", 5], "--num-samples"),
+        (["--num-samples", 5, "--agent", "randm"], "Did you mean 'random'?"),
+        (["--num-samples", 5, "--agent", "no_such_module:agent"], "there is no module 'no_such_module'"),
+        (["--num-samples", 5, "--import", "no_such_module"], "there is no module 'no_such_module'"),
+        (["--num-samples", 5, "--import", "envs/my.py"], "A module goes by its name, not its file's: 'envs.my'"),
+    ],
+)
+def test_usage_errors(arguments: list[object], words: str) -> None:
+    result = sample(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_an_unknown_environment_is_a_usage_error_with_suggestions() -> None:
+    result = invoke("sample", "CartPol-v1", "--num-samples", 5)
+    assert result.exit_code == 2
+    assert "Did you mean 'CartPole-v1'" in result.stderr
+
+
+@pytest.mark.usefixtures("no_workers")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (".", "is a directory"),
+        ("folder", "is a directory"),
+        ("archive", "archive.npz' is a directory"),
+        ("nowhere/out.npz", "there is no directory"),
+        ("x" * 250, "File name too long"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_found_out_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "archive.npz").mkdir()
+    result = sample("--num-samples", 5, "--out", name)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.npz", "folder"]
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_a_module_that_raises_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raising.py").write_text("def f():\n    return 1 / 0\nf()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = sample("--num-samples", 5, "--import", "raising")
+    assert result.exit_code == 2
+    assert "--import raising: importing it raised ZeroDivisionError" in result.stderr
+    assert "return 1 / 0" in result.stderr
+    assert "arguments.py" not in result.stderr
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_an_environment_that_cannot_be_made_is_a_failure() -> None:
+    result = sample("--num-samples", 5, "--env-kwarg", "wheels=4")
+    assert result.exit_code == 1
+    assert "the environment CartPole-v1 cannot be made" in result.stderr
+    assert "wheels" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_full_disk_is_a_failure_that_tells_how_to_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TrajectoryBatch, "save", save)
+    result = sample("--num-samples", 5, "--workers", 1, "--seed", 3, "--out", tmp_path / "out.npz", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "out.npz could not be written: No space left on device" in result.stderr
+    assert "--seed 3" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (SerializationError("no way"), "no way"),
+        (MemoryError("9 GB"), "there is not enough memory: 9 GB"),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
+    ],
+)
+def test_what_the_library_foresees_is_a_failure(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("streamsampler.cli.sampling.MultiprocessingSampler", refuse)
+    result = sample("--num-samples", 5)
+    assert result.exit_code == 1
+    assert words in result.stderr
+
+
+def test_help_shows_examples_groups_and_defaults() -> None:
+    text = invoke("sample", "--help").stdout
+    for words in ("Examples:", "How much (exactly one of these):", "Output:", "[default: random]", "Exit codes:"):
+        assert words in text
+    assert "sample" in invoke("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3), ("-0.5", -0.5), ("True", True), ("true", True), ("false", False), ("null", None), ("None", None),
+        ("human", "human"), ("'3'", "3"), ("[1, 2]", [1, 2]), ("{'a': 1}", {"a": 1}), ("", ""), ("4x4", "4x4"),
+        ("a=b", "a=b"), ("(" * 10_000, "(" * 10_000),
+    ],
+)  # fmt: skip
+def test_values_are_literals_or_text(text: str, value: object) -> None:
+    parsed = parse_value(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
