@@ -14,7 +14,7 @@ import gymnasium
 
 from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Answered, Died, Engine, Event
-from streamsampler.errors import DataError, RemoteTraceback, RolloutError, WorkerDiedError
+from streamsampler.errors import ClosedError, DataError, RemoteTraceback, RolloutError, WorkerDiedError
 from streamsampler.gathering import Gathering, GatherPlan, Order, Pace, Run
 from streamsampler.protocol import Failure, Phase, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
@@ -76,9 +76,15 @@ class Collector:
         self.pace = Pace()
         self.spaces: list[Spaces | None] = [None] * engine.n_workers
         self.dead: set[int] = set()
+        self.cancelled = False
         self.fruitless = [0] * engine.n_workers  # deaths in a row without an answer in between
         self.published: dict[int, Any] = updates.payloads()
         self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
+
+    def cancel(self) -> None:
+        """Let the call that is under way in another thread fail at once; nothing is to be called afterwards."""
+        self.cancelled = True
+        self.engine.kill()
 
     def publish(self, payload: Any) -> Any:
         """Publish a payload, and keep account of it."""
@@ -133,8 +139,12 @@ class Call:
         Raises:
             RolloutError: User code raised in a worker.
             WorkerDiedError: A worker ended.
+            ClosedError: Another thread closed the sampler.
         """
-        for event in self._engine.wait(timeout):
+        events = self._engine.wait(timeout)
+        if self._collector.cancelled:
+            raise ClosedError("this sampler was closed by another thread while a call was under way")
+        for event in events:
             self._take_in(event)
         self._feed()
 
@@ -299,6 +309,8 @@ class Call:
 
     def end(self) -> None:
         """Stop the workers and give all memory back, however the call ended."""
+        if self._collector.cancelled:
+            return  # the engine is closed, or is about to be, in another thread
         self._stop_workers()
         self.stats.seconds = perf_counter() - self._begun
         for part in list(self._parts.values()):

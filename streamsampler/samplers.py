@@ -21,6 +21,7 @@ from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError,
 from streamsampler.factory import WorkerFactory, positive
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order
 from streamsampler.progress import ProgressArgument, display
+from streamsampler.protocol import Failure
 from streamsampler.serialization import Payload, dumps
 from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch
@@ -29,6 +30,8 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 
 __all__ = ["LocalSampler", "MultiprocessingSampler", "Sampler"]
+
+_CANCEL_SECONDS = 1.0
 
 
 class Sampler(ABC):
@@ -133,7 +136,7 @@ class Sampler(ABC):
             raise
         self._owner = os.getpid()
         # At garbage collection and at exit; not through `__del__`, which may find half of the interpreter gone.
-        self._finalizer = weakref.finalize(self, _close_quietly, engine, self._owner)
+        self._finalizer = weakref.finalize(self, _end_quietly, self._collector, self._lock, self._owner)
 
     @abstractmethod
     def _make_engine(self) -> Engine:
@@ -232,7 +235,7 @@ class Sampler(ABC):
                     call.stats.kept_timesteps += trajectory.n_timesteps
                     yield trajectory
         finally:
-            if not self._closed and not self._suspect and self._collector.dispatcher.version == call.version:
+            if not self._suspect and self._collector.dispatcher.version == call.version:
                 call.end()
             self.stats.merge(call.stats)
 
@@ -353,7 +356,9 @@ class Sampler(ABC):
             return
         self._closed = True
         self._finalizer.detach()
-        failures = self._collector.engine.close() if os.getpid() == self._owner else []
+        if os.getpid() != self._owner:
+            return
+        failures = _end(self._collector, self._lock)
         if failures:
             raise failure_error(*failures[0])
 
@@ -443,9 +448,24 @@ class MultiprocessingSampler(Sampler):
         super().__setstate__(state)
 
 
-def _close_quietly(engine: Engine, owner: int) -> None:
+def _end(collector: Collector, lock: threading.Lock) -> list[tuple[int, Failure]]:
+    """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
+    ours = lock.acquire(blocking=False)
+    if not ours:
+        collector.cancel()
+        # If it does not end in time it is stuck in code that nothing can end, or this is a callback of its own.
+        ours = lock.acquire(timeout=_CANCEL_SECONDS)
+    collector.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
+    try:
+        return collector.engine.close()
+    finally:
+        if ours:
+            lock.release()
+
+
+def _end_quietly(collector: Collector, lock: threading.Lock, owner: int) -> None:
     if os.getpid() == owner:
-        engine.close()
+        _end(collector, lock)
 
 
 def _same(update: Any) -> Any:

@@ -94,6 +94,10 @@ class Engine(ABC):
         """Start a new worker in the place of one that died."""
 
     @abstractmethod
+    def kill(self) -> None:
+        """End all workers at once, from any thread: `wait`, in another one, returns."""
+
+    @abstractmethod
     def close(self) -> list[tuple[int, Failure]]:
         """End all workers, kindly at first, within a fixed time.
 

@@ -109,6 +109,10 @@ class LocalEngine(Engine):
         self._channels[worker].messages.clear()
         self._lives[worker] = self._life(worker)
 
+    def kill(self) -> None:
+        """Let the rollout in hand be abandoned."""
+        self._board.want_nothing()
+
     def close(self) -> list[tuple[int, Failure]]:
         """Close all environments."""
         self._board.want_nothing()

@@ -211,6 +211,12 @@ class ProcessEngine(Engine):
 
     # ------------------------------------------------------------------ ending
 
+    def kill(self) -> None:
+        """Kill all workers."""
+        self._board.want_nothing()
+        for link in self._links:
+            link.child.kill()
+
     def close(self) -> list[tuple[int, Failure]]:
         """Ask all workers to end; after `CLOSE_SECONDS` terminate and then kill those that have not."""
         if os.getpid() != self._owner:

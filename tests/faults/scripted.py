@@ -1,5 +1,6 @@
 """Environments and agents that fail at a chosen place."""
 
+import ctypes
 import os
 import threading
 
@@ -40,6 +41,8 @@ class Env(gymnasium.Env):
                 os._exit(7)
             case "hang":
                 threading.Event().wait()
+            case "hang holding the lock":
+                ctypes.PyDLL(None).sleep(10_000)
             case "unpicklable":
                 return threading.Lock()
         raise AssertionError(self.what)
