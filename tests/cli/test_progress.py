@@ -25,12 +25,12 @@ def positions(text: str) -> list[str]:
 def test_the_bar_moves_while_a_single_trajectory_is_running(home: Path, amount: str, number: int) -> None:
     terminal = Terminal(*ENDLESS, amount, number, cwd=home)
     terminal.read_until(lambda text: len(positions(text)) >= 4)
+    line = terminal.text.replace("\x1b[?25l", "").split("\r")[-2]
     terminal.type("\x03")
     assert terminal.finish() == 130
 
     counts = [int(count.replace(",", "")) for count in positions(terminal.text.partition("^C")[0])]
     assert counts == sorted(counts)
-    line = terminal.text.replace("\x1b[?25l", "").split("\r")[3]
     if amount == "--num-samples":
         assert re.fullmatch(r"\[-+\]    0%  [\d,]+/100,000,000 timesteps  [\d:]+ left  [\d,]+/s\s*", line)
     else:
