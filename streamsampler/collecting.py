@@ -189,11 +189,7 @@ class Call:
         worker = event.worker
         current = self._dispatcher.settle(worker, report)
         self._collector.reading[worker] = []
-        stats = self.stats
-        stats.reports += 1
-        stats.workers[worker].add(report.seconds)
-        stats.abandoned_trajectories += report.n_abandoned
-        stats.abandoned_timesteps += report.abandoned_timesteps
+        self.stats.take_report(worker, report)
         if event.contents is not None:
             rollouts, spaces = event.contents
             if spaces is not None:
@@ -205,8 +201,8 @@ class Call:
                 self.gathering.add(report.ticket.indices, rollouts.lengths.tolist(), part)
                 return
             event.release()
-        stats.stale_trajectories += report.n_trajectories
-        stats.stale_timesteps += report.n_timesteps
+        self.stats.stale_trajectories += report.n_trajectories
+        self.stats.stale_timesteps += report.n_timesteps
 
     def _take_in_failure(self, event: Answered, failure: Failure) -> None:
         collector = self._collector
@@ -298,13 +294,21 @@ class Call:
     def complete(self) -> TrajectoryBatch:
         """Stop the workers, close the accounts and return the batch."""
         self._stop_workers()
-        runs = self.gathering.runs()
-        self.stats.kept_trajectories = self.gathering.n_trajectories
-        self.stats.kept_timesteps = self.gathering.n_timesteps
+        return self.finished()
+
+    def finished(self) -> TrajectoryBatch:
+        """Close the accounts and return the finished prefix, which is the batch when the call is complete.
+
+        Raises:
+            DataError: The environments of its trajectories have different spaces.
+        """
+        runs, stats = self.gathering.runs(), self.stats
+        stats.kept_trajectories = sum(run.stop - run.start for run in runs)
+        stats.kept_timesteps = sum(sum(run.lengths) for run in runs)
         for _, n_trajectories, n_timesteps in self.gathering.surplus():
-            self.stats.surplus_trajectories += n_trajectories
-            self.stats.surplus_timesteps += n_timesteps
-        self.stats.seconds = perf_counter() - self._begun
+            stats.surplus_trajectories += n_trajectories
+            stats.surplus_timesteps += n_timesteps
+        stats.seconds = perf_counter() - self._begun
         return self.batch(runs)
 
     def end(self) -> None:

@@ -249,6 +249,8 @@ class Gathering(Generic[Part]):
             return self.n_popped + self._window()
         outstanding = self._handed_out - self.arrived_trajectories
         mean = self.pace.timesteps
+        if mean is None and self.arrived_trajectories:
+            mean = self.arrived_timesteps / self.arrived_trajectories
         if mean is None:
             # Nothing is known: one for each worker shows how long they are; each has at least one timestep.
             return min(self._n_workers, self.plan.timesteps)

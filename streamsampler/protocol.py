@@ -17,7 +17,7 @@ more than `c` unanswered tickets with a worker therefore never finds more than `
 back can be bounded, and a worker never blocks on sending.
 
 *A new version starts clean.* `Start` goes only to a worker that owes no answer, and `Stop` only to one that owes an
-answer for the version in hand. So at most `c` messages with tickets, two `Stop` (the last version's may be unread still)
+answer for the version in hand. So at most `c` messages with tickets, two `Stop` (the last version's may be unread)
 and one `Exit` are ever on their way to a worker, however slow it is: the way there can be bounded, too.
 
 *Old versions die within a step.* Beside the messages a worker reads one word, the oldest version still wanted, between

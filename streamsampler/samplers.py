@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from streamsampler.agents import as_agent, is_parameters
 from streamsampler.collecting import Call, Collector, failure_error
-from streamsampler.engines.base import Engine
+from streamsampler.engines.base import Answered, Engine
 from streamsampler.engines.launch import check_start_method
 from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.processes import ProcessEngine
@@ -21,7 +21,7 @@ from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError,
 from streamsampler.factory import WorkerFactory, positive
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order
 from streamsampler.progress import ProgressArgument, display
-from streamsampler.protocol import Failure
+from streamsampler.protocol import Phase, Report
 from streamsampler.serialization import Payload, dumps
 from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch
@@ -193,16 +193,21 @@ class Sampler(ABC):
     def _obtain(
         self, plan: GatherPlan, agent_update: Any, env_update: Any, progress: ProgressArgument
     ) -> TrajectoryBatch:
-        with self._exclusive(), display(progress, plan) as shown, self._call(plan, agent_update, env_update) as call:
-            try:
+        batch: TrajectoryBatch | None = None
+        try:
+            with (
+                self._exclusive(),
+                self._call(plan, agent_update, env_update) as call,
+                display(progress, plan) as shown,
+            ):
                 while not call.gathering.complete:
                     call.pump(shown.interval)
                     shown.update(call)
-                return call.complete()
-            except KeyboardInterrupt:
-                if runs := call.gathering.runs():
-                    self._salvaged = call.batch(runs)
-                raise
+                batch = call.complete()
+        except KeyboardInterrupt:
+            self._salvaged = batch or self._salvaged
+            raise
+        return batch
 
     def stream(self, agent_update: Any = None, env_update: Any = None) -> Iterator[TrajectoryBatch]:
         """Return an endless iterator over trajectories 0, 1, 2, …, each a batch of one.
@@ -273,6 +278,10 @@ class Sampler(ABC):
             call = self._begin(plan, updates)
             try:
                 yield call
+            except KeyboardInterrupt:
+                if call.gathering.n_trajectories:
+                    self._salvaged = call.finished()
+                raise
             finally:
                 if not self._suspect:
                     call.end()
@@ -358,9 +367,16 @@ class Sampler(ABC):
         self._finalizer.detach()
         if os.getpid() != self._owner:
             return
-        failures = _end(self._collector, self._lock)
+        failures = []
+        for said in _end(self._collector, self._lock):
+            if isinstance(said.answer, Report):
+                self.stats.take_report(said.worker, said.answer)
+                self.stats.stale_trajectories += said.answer.n_trajectories
+                self.stats.stale_timesteps += said.answer.n_timesteps
+            elif said.answer.phase is Phase.CLOSE:
+                failures.append(failure_error(said.worker, said.answer, said.contents))
         if failures:
-            raise failure_error(*failures[0])
+            raise failures[0]
 
     def shutdown_worker(self) -> None:
         """Do what `close` does."""
@@ -448,7 +464,7 @@ class MultiprocessingSampler(Sampler):
         super().__setstate__(state)
 
 
-def _end(collector: Collector, lock: threading.Lock) -> list[tuple[int, Failure]]:
+def _end(collector: Collector, lock: threading.Lock) -> list[Answered]:
     """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
     ours = lock.acquire(blocking=False)
     if not ours:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
+from streamsampler.protocol import Report
+
 __all__ = ["TIMES", "Stats", "WorkerTimes"]
 
 TIMES = ("reset", "agent", "step", "sending", "idle")
@@ -82,6 +84,13 @@ class Stats:
         for worker in self.workers:
             total.add([getattr(worker, name) for name in TIMES])
         return total
+
+    def take_report(self, worker: int, report: Report) -> None:
+        """Add what a report says of times and of abandoned rollouts; what became of the others is its reader's."""
+        self.reports += 1
+        self.workers[worker].add(report.seconds)
+        self.abandoned_trajectories += report.n_abandoned
+        self.abandoned_timesteps += report.abandoned_timesteps
 
     def merge(self, call: Stats) -> None:
         """Add the accounts of a call."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamsampler.board import Progress
-from streamsampler.protocol import Answer, Failure, Message
+from streamsampler.protocol import Answer, Message
 from streamsampler.serialization import Payload
 
 __all__ = ["Answered", "Died", "Engine", "Event"]
@@ -98,9 +98,10 @@ class Engine(ABC):
         """End all workers at once, from any thread: `wait`, in another one, returns."""
 
     @abstractmethod
-    def close(self) -> list[tuple[int, Failure]]:
+    def close(self) -> list[Answered]:
         """End all workers, kindly at first, within a fixed time.
 
         Returns:
-            By worker number, what went wrong in closing their environments.
+            What the workers still said, without contents: reports of what they abandoned, and failures to close
+            their environments.
         """

@@ -13,7 +13,7 @@ import selectors
 import signal
 import socket
 
-from streamsampler.engines.launch import STATUS, run_as_child
+from streamsampler.engines.launch import STATUS, ignore_interrupts, run_as_child
 
 __all__ = ["main"]
 
@@ -28,8 +28,7 @@ def main(socket_fd: int) -> None:
         socket_fd: This end of the socket pair. A request is a worker number and the worker's descriptors, the last of
             which is where its process id and, later, its wait status are written.
     """
-    # The terminal sends Ctrl-C to everybody; the parent decides what it means. Workers inherit this.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()  # workers inherit this
     _preload()
     _Server(socket.socket(fileno=socket_fd)).serve()
 

@@ -21,7 +21,7 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from streamsampler.errors import SamplerError, UsageError
@@ -171,6 +171,25 @@ def launch(method: StartMethod, number: int, fds: Sequence[int]) -> Child:
             return _fork_server().launch(number, fds)
 
 
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Block SIGINT: a child starts with it blocked, and unblocks it when it has learned to ignore it.
+
+    The terminal sends Ctrl-C to everybody; a child that is still importing would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """Ignore SIGINT, in a child: the parent decides what Ctrl-C means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _fork(number: int, fds: Sequence[int]) -> Child:
     from streamsampler.engines.worker_process import main
 
@@ -185,13 +204,14 @@ def _fork(number: int, fds: Sequence[int]) -> Child:
         for fd in fds:
             copies.append(os.dup(fd))
             childs.callback(os.close, copies[-1])
-        try:
-            pid = os.fork()
-        except OSError:
-            close_fd(end_of_life)
-            raise
-        if pid == 0:
-            run_as_child(lambda: main(number, copies))
+        with _interrupts_held_back():
+            try:
+                pid = os.fork()
+            except OSError:
+                close_fd(end_of_life)
+                raise
+            if pid == 0:
+                run_as_child(lambda: main(number, copies))
     return _DirectChild(pid, end_of_life)
 
 
@@ -223,11 +243,12 @@ def _python(code: str) -> list[str]:
 def _spawn(number: int, fds: Sequence[int]) -> Child:
     end_of_life, held_by_child = _end_of_life()
     try:
-        process = subprocess.Popen(
-            _python(f"from streamsampler.engines.worker_process import main; main({number}, {list(fds)})"),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[*fds, held_by_child],
-        )
+        with _interrupts_held_back():
+            process = subprocess.Popen(
+                _python(f"from streamsampler.engines.worker_process import main; main({number}, {list(fds)})"),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[*fds, held_by_child],
+            )
     except BaseException:
         close_fd(end_of_life)
         raise
@@ -273,7 +294,7 @@ class _ForkServer:
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         self._fd = own_fd(ours.detach())
-        with theirs:
+        with theirs, _interrupts_held_back():
             process = self._process = subprocess.Popen(
                 _python(f"from streamsampler.engines.fork_server import main; main({theirs.fileno()})"),
                 stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamsampler.board import Board, Progress, WorkerRow, board_bytes
 from streamsampler.engines.base import Answered, Engine, Event
-from streamsampler.protocol import Answer, Exit, Failure, Message
+from streamsampler.protocol import Answer, Exit, Message
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
 from streamsampler.worker_loop import Life
@@ -113,18 +113,13 @@ class LocalEngine(Engine):
         """Let the rollout in hand be abandoned."""
         self._board.want_nothing()
 
-    def close(self) -> list[tuple[int, Failure]]:
+    def close(self) -> list[Answered]:
         """Close all environments."""
         self._board.want_nothing()
-        self._events.clear()
         for channel, life in zip(self._channels, self._lives, strict=True):
             channel.messages.clear()
             channel.messages.append(Exit())
             life.turn(wait=False)
-        failures = [
-            (event.worker, event.answer)
-            for event in self._events
-            if isinstance(event, Answered) and isinstance(event.answer, Failure)
-        ]
+        last_words = [event for event in self._events if isinstance(event, Answered)]
         self._events.clear()
-        return failures
+        return last_words

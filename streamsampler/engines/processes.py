@@ -35,7 +35,7 @@ from streamsampler.engines.launch import Child, StartMethod, close_fd, launch, o
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.wire import INLINE_LIMIT, Stored, pack, receive, send, unframe, unpack
 from streamsampler.engines.worker_process import Setup
-from streamsampler.protocol import Exit, Failure, Message
+from streamsampler.protocol import Exit, Message
 from streamsampler.serialization import Payload
 
 __all__ = ["ProcessEngine"]
@@ -217,7 +217,7 @@ class ProcessEngine(Engine):
         for link in self._links:
             link.child.kill()
 
-    def close(self) -> list[tuple[int, Failure]]:
+    def close(self) -> list[Answered]:
         """Ask all workers to end; after `CLOSE_SECONDS` terminate and then kill those that have not."""
         if os.getpid() != self._owner:
             return []  # a forked copy: these are not its workers, and their descriptors are closed here
@@ -225,29 +225,25 @@ class ProcessEngine(Engine):
         for worker, link in enumerate(self._links):
             if not link.ended:
                 self.send(worker, Exit())
-        failures = self._farewells(time.monotonic() + CLOSE_SECONDS)
+        last_words = self._last_words(time.monotonic() + CLOSE_SECONDS)
         self._end_all()
         self._selector.close()
         self._board.release()
         for fd in (self._setup_fd, self._board_fd, self._updates_fd):
             close_fd(fd)
-        return failures
+        return last_words
 
-    def _farewells(self, deadline: float) -> list[tuple[int, Failure]]:
-        """Wait for the workers' ends, until the deadline, and return what they said last."""
-        failures: list[tuple[int, Failure]] = []
+    def _last_words(self, deadline: float) -> list[Answered]:
+        """Wait for the workers' ends, until the deadline, and return what they still said."""
+        last_words: list[Answered] = []
         while any(not link.ended for link in self._links):
             timeout = deadline - time.monotonic()
             if timeout <= 0:
                 break
-            failures += [
-                (event.worker, event.answer)
-                for event in self.wait(timeout)
-                if isinstance(event, Answered)
-                and isinstance(event.answer, Failure)
-                and event.answer.ticket is None
+            last_words += [
+                Answered(event.worker, event.answer) for event in self.wait(timeout) if isinstance(event, Answered)
             ]
-        return failures
+        return last_words
 
     def _end_all(self) -> None:
         late = [link for link in self._links if not link.ended]

@@ -100,9 +100,7 @@ def frame(packed: Sequence[memoryview], write: Callable[[Sequence[memoryview]], 
     return b"r" + _LOCATION.pack(*write(packed))
 
 
-def unframe(
-    message: bytes, view: Callable[[Region], memoryview]
-) -> tuple[memoryview, list[memoryview], Region | None]:
+def unframe(message: bytes, view: Callable[[Region], memoryview]) -> tuple[memoryview, list[memoryview], Region | None]:
     """Return the pickle and the buffers that a message carries, and the region they lie in, if they do."""
     if message[:1] == b"i":
         head, buffers = unpack(memoryview(message)[1:])

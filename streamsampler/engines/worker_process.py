@@ -19,6 +19,7 @@ from typing import Any
 import setproctitle
 
 from streamsampler.board import Board
+from streamsampler.engines.launch import ignore_interrupts
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.wire import Stored, frame, pack, receive, send, unpack
 from streamsampler.protocol import Answer, Exit, Message
@@ -57,8 +58,8 @@ def main(number: int, fds: Sequence[int]) -> None:
         fds: Descriptors of: commands, answers, the pipe whose end is the parent's, the setup, the board, the worker's
             own arena, the arena of updates.
     """
-    # The terminal sends Ctrl-C to everybody; the sampler decides what it means for its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by fork, a handler of the user's program would have come along
     commands_fd, answers_fd, parent_fd, setup_fd, board_fd, arena_fd, updates_fd = fds
     _die_with_parent(parent_fd)
     setup: Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))

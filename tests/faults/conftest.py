@@ -19,9 +19,7 @@ def make_sampler(engine):
         if engine == "local":
             sampler = LocalSampler(agents, envs, n_workers=n_workers, seed=5, **options)
         else:
-            sampler = MultiprocessingSampler(
-                agents, envs, n_workers=n_workers, seed=5, start_method=engine, **options
-            )
+            sampler = MultiprocessingSampler(agents, envs, n_workers=n_workers, seed=5, start_method=engine, **options)
         made.append(sampler)
         return sampler
 

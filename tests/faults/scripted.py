@@ -13,6 +13,26 @@ class Boom(Exception):
     pass
 
 
+def boom(where):
+    raise Boom(f"in {where}")
+
+
+def exit_softly(where):
+    raise SystemExit(3)
+
+
+MISDEEDS = {
+    "raise": boom,
+    "exit": exit_softly,
+    "kill": lambda _: os.kill(os.getpid(), 9),
+    "abort": lambda _: os.abort(),
+    "hard exit": lambda _: os._exit(7),
+    "hang": lambda _: threading.Event().wait(),
+    "hang holding the lock": lambda _: ctypes.PyDLL(None).sleep(10_000),
+    "unpicklable": lambda _: threading.Lock(),
+}
+
+
 class Env(gymnasium.Env):
     """Five steps a trajectory; raises, or does something else, at the chosen place, until the file `cure` exists."""
 
@@ -28,24 +48,7 @@ class Env(gymnasium.Env):
     def maybe(self, where):
         if where != self.where or (self.cure is not None and os.path.exists(self.cure)):
             return None
-        match self.what:
-            case "raise":
-                raise Boom(f"in {where}")
-            case "exit":
-                raise SystemExit(3)
-            case "kill":
-                os.kill(os.getpid(), 9)
-            case "abort":
-                os.abort()
-            case "hard exit":
-                os._exit(7)
-            case "hang":
-                threading.Event().wait()
-            case "hang holding the lock":
-                ctypes.PyDLL(None).sleep(10_000)
-            case "unpicklable":
-                return threading.Lock()
-        raise AssertionError(self.what)
+        return MISDEEDS[self.what](where)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

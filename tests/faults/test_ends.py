@@ -171,6 +171,22 @@ def test_close_within_two_seconds(tmp_path, busy):
         check_nothing_left(process, pids, tmp_path, shm)
 
 
+def deaf_to_interrupts(pid):
+    with open(f"/proc/{pid}/status") as file:
+        masks = dict(line.split(":\t") for line in file.read().splitlines() if line.startswith("Sig"))
+    return bool((int(masks["SigBlk"], 16) | int(masks["SigIgn"], 16)) >> (signal.SIGINT - 1) & 1)
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_workers_are_deaf_to_ctrl_c_from_their_first_instant(method):
+    """Also while they import: or each would print a traceback of its own."""
+    with MultiprocessingSampler(Agent(), Env, n_workers=2, start_method=method) as sampler:
+        assert all(deaf_to_interrupts(pid) for pid in sampler.worker_pids())
+        sampler.obtain_trajectories(2)
+        assert all(deaf_to_interrupts(pid) for pid in sampler.worker_pids())
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 @pytest.mark.parametrize("method", START_METHODS)
 def test_garbage_collection(method):
     sampler = MultiprocessingSampler(Agent(), Env, n_workers=2, start_method=method)
@@ -183,12 +199,15 @@ def test_garbage_collection(method):
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_an_exception_in_the_with_block(method):
-    with (
-        pytest.raises(Boom),
-        MultiprocessingSampler(Agent(), Env, n_workers=2, start_method=method) as sampler,
-    ):
-        pids = sampler.worker_pids()
-        raise Boom
+    pids = []
+
+    def fail_inside():
+        with MultiprocessingSampler(Agent(), Env, n_workers=2, start_method=method) as sampler:
+            pids.extend(sampler.worker_pids())
+            raise Boom
+
+    with pytest.raises(Boom):
+        fail_inside()
     assert gone_within(pids, 0)
 
 

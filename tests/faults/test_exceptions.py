@@ -108,9 +108,13 @@ def test_exception_in_close_is_raised_once_everything_is_given_back(make_sampler
 
 
 def test_exception_in_close_does_not_hide_the_one_under_way(make_sampler):
-    with pytest.raises(Boom, match="the first"), make_sampler(envs=functools.partial(Env, "close")) as sampler:
-        sampler.obtain_trajectories(4)
-        raise Boom("the first")
+    def fail_inside():
+        with make_sampler(envs=functools.partial(Env, "close")) as sampler:
+            sampler.obtain_trajectories(4)
+            raise Boom("the first")
+
+    with pytest.raises(Boom, match="the first"):
+        fail_inside()
 
 
 def test_unpicklable_agent(make_sampler):

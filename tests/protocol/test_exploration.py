@@ -1,7 +1,7 @@
 """Every interleaving of a small system: the sampler's real bookkeeping against the workers' real state machine.
 
-Only the channels are modelled: queues that hold messages until one is taken out, a word that everybody sees at once, and
-processes that die at any point, leaving what they had sent.
+Only the channels are modelled: queues that hold messages until one is taken out, a word that everybody sees at once,
+and processes that die at any point, leaving what they had sent.
 """
 
 import pickle
@@ -81,6 +81,9 @@ class ModelEngine(Engine):
         assert not self.workers[worker].alive
         self.workers[worker] = ModelWorker()
 
+    def kill(self):
+        raise AssertionError("nobody closes")
+
     def close(self):
         return []
 
@@ -110,20 +113,24 @@ class World:
         self.collector.updates.put("agent", ("agent", self.collector.dispatcher.version + 1))
         self.call = Call(self.collector, self.plans.pop(0), snapshot)
 
+    def actions_of_worker(self, number):
+        worker = self.engine.workers[number]
+        if worker.in_hand is not None:
+            yield self.finish, number
+            if self.failures_left:
+                yield self.fail, number
+        else:
+            if worker.commands:
+                yield self.hear, number
+            if worker.side.state is State.STREAMING:
+                yield self.take, number
+        if self.deaths_left:
+            yield self.die, number
+
     def actions(self):
         for number, worker in enumerate(self.engine.workers):
-            if worker.alive and worker.side.state is not State.EXITED:
-                if worker.in_hand is not None:
-                    yield self.finish, number
-                    if self.failures_left:
-                        yield self.fail, number
-                else:
-                    if worker.commands:
-                        yield self.hear, number
-                    if worker.side.state is State.STREAMING:
-                        yield self.take, number
-                if self.deaths_left:
-                    yield self.die, number
+            if worker.alive:
+                yield from self.actions_of_worker(number)
             if worker.answers:
                 yield self.receive, number
             elif not worker.alive and number not in self.collector.dead and self.call is not None:
@@ -239,8 +246,8 @@ class World:
             (
                 [
                     (
-                        w.side.state.value, w.side.version, list(w.side._tickets), w.side._broken, w.in_hand, w.commands,
-                        [answer for answer, _ in w.answers], w.alive, w.told,
+                        (w.side.state.value, w.side.version, list(w.side._tickets), w.side._broken),
+                        (w.in_hand, w.commands, [answer for answer, _ in w.answers], w.alive, w.told),
                     )
                     for w in self.engine.workers
                 ],
@@ -257,11 +264,16 @@ class World:
                 call and (sorted(call._hungry), sorted(call._stopped)),
                 gathering
                 and (
-                    gathering._cursors, gathering._returned, sorted(gathering._waiting), gathering.n_trajectories,
-                    gathering._handed_out, gathering.arrived_trajectories, gathering.pace.timesteps,
+                    gathering._cursors,
+                    gathering._returned,
+                    sorted(gathering._waiting),
+                    gathering.n_trajectories,
+                    gathering._handed_out,
+                    gathering.arrived_trajectories,
+                    gathering.pace.timesteps,
                 ),
             )
-        )  # fmt: skip
+        )
 
 
 def explore(capacity, plans, deaths=0, failures=0):

@@ -1,0 +1,188 @@
+"""Gathering: the same batch whatever the order of arrival, the ticket sizes, and what is lost on the way."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamsampler.errors import ProtocolError
+from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, Gathering, Pace
+
+LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
+
+
+def length_of(index):
+    return LENGTHS[index * 7 % len(LENGTHS)]
+
+
+def sequential(plan):
+    """What one process sampling alone would have returned."""
+    indices, total = [], 0
+    while total < plan.timesteps if plan.timesteps is not None else len(indices) < plan.limit:
+        indices.append(len(indices))
+        total += length_of(indices[-1])
+    return indices
+
+
+def indices_of(gathering):
+    indices = []
+    for run in gathering.runs():
+        assert list(run.lengths) == [length_of(index) for index in run.indices]
+        assert list(run.indices) == list(run.part[run.start : run.stop]), "the part's own trajectories"
+        indices += run.indices
+    return indices
+
+
+plans = st.one_of(
+    st.builds(AtLeast, st.integers(1, 200)),
+    st.builds(Exactly, st.integers(1, 30)),
+    st.builds(ExactlyPerWorker, st.integers(1, 5), st.just(3)),
+)
+
+
+def gather(data, plan, *, order="index", own_lanes=False, known=True):
+    """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost."""
+    pace = Pace()
+    if known:
+        pace.add(10, data.draw(st.integers(10, 400)), data.draw(st.floats(0, 1)))
+    gathering = Gathering(plan, n_workers=3, order=order, pace=pace, own_lanes=own_lanes)
+    outstanding = []
+    losses = 5
+    while not gathering.complete:
+        workers = data.draw(st.permutations(range(3)))
+        for worker in workers:
+            ahead = any(owner == worker for owner, _ in outstanding)
+            indices = gathering.take(worker, ahead=ahead)
+            if indices is not None:
+                outstanding.append((worker, indices))
+        assert outstanding, "somebody always has something to do"
+        worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
+        if losses and data.draw(st.integers(0, 4)) == 0:
+            losses -= 1
+            gathering.give_back(indices)
+        else:
+            gathering.add(indices, [length_of(index) for index in indices], indices)
+    return gathering
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), plan=plans, own_lanes=st.booleans(), known=st.booleans())
+def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_lanes, known):
+    gathering = gather(data, plan, own_lanes=own_lanes, known=known)
+    expected = sequential(plan)
+    assert indices_of(gathering) == expected
+    assert gathering.n_trajectories == len(expected)
+    assert gathering.n_timesteps == sum(map(length_of, expected))
+
+
+@settings(deadline=None)
+@given(data=st.data(), plan=plans)
+def test_arrival_order_returns_as_much_without_repeating_anything(data, plan):
+    gathering = gather(data, plan, order="arrival")
+    indices = indices_of(gathering)
+    assert len(set(indices)) == len(indices)
+    if plan.timesteps is None:
+        assert sorted(indices) == list(range(plan.limit))
+    else:
+        total = sum(map(length_of, indices))
+        assert total >= plan.timesteps > total - length_of(indices[-1])
+
+
+@settings(deadline=None)
+@given(data=st.data(), plan=plans)
+def test_what_was_not_needed_is_accounted_for(data, plan):
+    gathering = gather(data, plan)
+    surplus = sum(n for _, n, _ in gathering.surplus())
+    assert gathering.arrived_trajectories == gathering.n_trajectories + surplus
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_own_lanes_run_only_their_own_indices(data):
+    n_workers = 3
+    for plan in (Exactly(20), AtLeast(100)):
+        gathering = Gathering(plan, n_workers=n_workers, own_lanes=True)
+        for worker in data.draw(st.lists(st.integers(0, 2), max_size=20)):
+            indices = gathering.take(worker)
+            assert indices is None or all(index % n_workers == worker for index in indices)
+
+
+def test_exactly_per_worker_gives_each_lane_its_block():
+    gathering = Gathering(ExactlyPerWorker(4, 3), n_workers=3, own_lanes=True)
+    taken = {worker: [] for worker in range(3)}
+    for worker in (2, 0, 1):
+        while (indices := gathering.take(worker)) is not None:
+            taken[worker] += indices
+    assert taken == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9, 10, 11]}
+
+
+def test_no_more_is_handed_out_than_is_expected_to_be_needed():
+    pace = Pace()
+    pace.add(100, 1000, 10.0)  # ten timesteps, a tenth of a second each: a ticket is one trajectory
+    gathering = Gathering(AtLeast(100), n_workers=4, pace=pace)
+    taken = []
+    while (indices := gathering.take(0)) is not None:
+        taken += indices
+    assert taken == list(range(10))
+
+
+def test_the_first_call_starts_with_one_trajectory_for_each_worker():
+    gathering = Gathering(AtLeast(10_000), n_workers=4)
+    assert [gathering.take(worker) for worker in range(4)] == [range(n, n + 1) for n in range(4)]
+    assert gathering.take(0) is None
+
+
+def test_tickets_shrink_towards_the_end():
+    pace = Pace()
+    pace.add(1000, 1000, 0.1)
+    gathering = Gathering(Exactly(1000), n_workers=2, pace=pace)
+    sizes = []
+    while (indices := gathering.take(0)) is not None:
+        sizes.append(len(indices))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 100
+    assert sizes[-1] == 1
+    assert sum(sizes) == 1000
+
+
+def test_nothing_is_handed_out_ahead_when_little_is_left():
+    gathering = Gathering(Exactly(6), n_workers=4)
+    for worker in range(4):
+        assert gathering.take(worker) is not None
+    assert gathering.take(0, ahead=True) is None
+    assert gathering.take(0) is not None
+
+
+def test_an_endless_plan_is_bounded_by_its_consumer():
+    gathering = Gathering(Endless(), n_workers=2)
+    taken = []
+    while (indices := gathering.take(0)) is not None:
+        taken += indices
+    bound = len(taken)
+    assert 0 < bound <= 8
+    for index in taken:
+        gathering.add(range(index, index + 1), [1], None)
+    runs = gathering.pop_runs()
+    assert [index for run in runs for index in run.indices] == taken
+    assert gathering.pop_runs() == []
+    assert gathering.take(0) is not None
+
+
+def test_what_comes_twice_is_refused():
+    gathering = Gathering(Exactly(5), n_workers=1)
+    indices = gathering.take(0)
+    gathering.add(indices, [1] * len(indices), None)
+    with pytest.raises(ProtocolError, match="twice"):
+        gathering.add(indices, [1] * len(indices), None)
+
+
+def test_pace_follows_a_policy_that_learns():
+    pace = Pace()
+    assert pace.timesteps is None
+    assert pace.seconds is None
+    assert pace.trajectories_per_ticket() == 1
+    pace.add(1000, 20_000, 1.0)
+    assert pace.timesteps == pytest.approx(20)
+    pace.add(1000, 500_000, 25.0)
+    assert pace.timesteps > 400
+    assert pace.seconds == pytest.approx(0.02, rel=0.3)
+    pace.add(0, 0, 0.0)

@@ -1,0 +1,135 @@
+import itertools
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamsampler.board import Board, board_bytes
+from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
+from streamsampler.engines.wire import INLINE_LIMIT, frame, pack, receive, send, unframe, unpack
+from streamsampler.protocol import Phase
+
+
+@pytest.fixture
+def arena():
+    fd = anonymous_file("test")
+    yield ArenaWriter(fd), ArenaReader(fd)
+    os.close(fd)
+
+
+@given(st.data())
+def test_regions_never_overlap_and_low_ones_are_used_again(data):
+    regions, used = Regions(), []
+    for _ in range(data.draw(st.integers(0, 40))):
+        if used and data.draw(st.booleans()):
+            regions.give_back(used.pop(data.draw(st.integers(0, len(used) - 1))))
+        else:
+            used.append(regions.take(data.draw(st.integers(1, 1000))))
+        spans = sorted((region.offset, region.offset + region.size) for region in used)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+        assert all(region.offset % 64 == 0 for region in used)
+        assert regions.end == max((end for _, end in spans), default=0)
+    for region in used:
+        regions.give_back(region)
+    assert regions.take(10).offset == 0
+
+
+def test_a_region_is_given_back_once():
+    regions = Regions()
+    region = regions.take(10)
+    regions.give_back(region)
+    with pytest.raises(KeyError):
+        regions.give_back(region)
+
+
+@given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=20))
+def test_what_is_packed_comes_out_again(sizes):
+    head = b"head" * 3
+    buffers = [np.random.default_rng(size).bytes(size) for size in sizes]
+    packed = b"".join(pack(head, buffers))
+    out_head, out_buffers = unpack(memoryview(packed))
+    assert out_head == head
+    assert [bytes(buffer) for buffer in out_buffers] == buffers
+
+
+def test_more_buffers_than_one_system_call_takes(arena):
+    writer, reader = arena
+    buffers = [memoryview(bytes([number % 256]) * 3) for number in range(2000)]
+    region = writer.write(buffers)
+    assert bytes(reader.view(region)) == b"".join(buffers)
+    assert bytes(reader.read(region)) == b"".join(buffers)
+
+
+def test_a_view_of_an_outgrown_mapping_stays_valid(arena):
+    writer, reader = arena
+    first = writer.write([memoryview(b"first")])
+    view = reader.view(first)
+    large = writer.write([memoryview(bytes(10_000_000))])
+    assert reader.view(large).nbytes == 10_000_000
+    assert bytes(view) == b"first"
+
+
+def test_a_full_memory_is_an_error_and_takes_nothing(tmp_path):
+    with open("/dev/full", "wb") as full:
+        writer = ArenaWriter(full.fileno())
+        with pytest.raises(OSError, match=r"space|seek"):
+            writer.write([memoryview(b"x" * 100)])
+        assert writer._regions.end == 0
+
+
+@pytest.mark.parametrize("size", [10, INLINE_LIMIT - 200, INLINE_LIMIT * 2, 1_000_000])
+def test_small_messages_carry_their_payload_and_large_ones_say_where_it_is(arena, size):
+    writer, reader = arena
+    payload = np.arange(size, dtype=np.uint8)
+    message = frame(pack(b"h", [payload]), writer.write)
+    assert len(message) < 4096 - 4, "written in one piece"
+    head, (buffer,), region = unframe(message, reader.view)
+    assert bytes(head) == b"h"
+    assert np.array_equal(np.frombuffer(buffer, np.uint8), payload)
+    assert (region is None) == (size < INLINE_LIMIT)
+
+
+def test_messages_through_a_pipe():
+    read_end, write_end = os.pipe()
+    for message in (b"", b"x", b"y" * 4000):
+        send(write_end, message)
+    assert [receive(read_end) for _ in range(3)] == [b"", b"x", b"y" * 4000]
+    os.close(write_end)
+    assert receive(read_end) is None
+    os.close(read_end)
+
+
+def test_a_message_cut_short_by_its_writers_end_is_no_message():
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"\x10\x00\x00\x00abc")
+    os.close(write_end)
+    assert receive(read_end) is None
+    os.close(read_end)
+
+
+def test_the_board():
+    board = Board(memoryview(bytearray(board_bytes(2))))
+    row = board.row(1)
+    assert row.wanted(0)
+    board.want(3)
+    assert row.wanted(3)
+    assert not row.wanted(2)
+    row.begin_ticket(3)
+    row.begin_trajectory(0)
+    row.phase(Phase.STEP)
+    row.words[row.timesteps_word] = 17
+    seen = board.progress(1)
+    assert (seen.version, seen.timesteps, seen.trajectory, seen.phase) == (3, 17, 0, Phase.STEP)
+    assert board.progress(0).trajectory is None
+    row.end_ticket()
+    assert (board.progress(1).trajectory, board.progress(1).timesteps) == (None, 0)
+    board.want_nothing()
+    assert not row.wanted(10**18)
+    board.clear(1)
+    assert board.progress(1).version == 0
+
+
+def test_regions_are_tuples_for_the_wire():
+    assert Region(1, 2) == (1, 2)

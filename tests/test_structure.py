@@ -1,0 +1,121 @@
+"""The house: what is public, and that layers import downwards only."""
+
+import ast
+import pathlib
+
+import streamsampler
+
+PACKAGE = pathlib.Path(streamsampler.__file__).parent
+
+# From the ground up. A module may import those of lower layers, and its neighbours listed before it.
+LAYERS = [
+    ["version", "errors"],
+    ["trees", "columns", "seeding", "serialization", "protocol", "updates", "statistics", "gathering"],
+    ["board", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "environments"],
+    ["trajectories"],
+    ["recording", "storage"],
+    ["workers", "workers.base", "workers.default", "factory"],
+    ["worker_loop"],
+    [
+        "engines",
+        "engines.base",
+        "engines.shared_memory",
+        "engines.wire",
+        "engines.launch",
+        "engines.worker_process",
+        "engines.fork_server",
+        "engines.local",
+        "engines.processes",
+    ],
+    ["collecting"],
+    ["progress"],
+    ["samplers"],
+    [""],
+    ["cli"],
+    ["__main__"],
+]
+# Inside a function: `batch.save(…)` is worth it, and starting a process by fork continues in the worker's module.
+UPWARDS_INSIDE_FUNCTIONS = {("trajectories", "storage"), ("engines.launch", "engines.worker_process")}
+
+
+def rank(module):
+    parts = module.split(".")
+    for name in (module, parts[0]):
+        for height, layer in enumerate(LAYERS):
+            if name in layer:
+                return height, layer.index(name)
+    raise AssertionError(f"{module} has no place in the house")
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imports(module, path):
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(path.read_text())
+    type_checking = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or id(node) in type_checking:
+            continue
+        if node.level:
+            base = package.split(".") if package else []
+            base = base[: len(base) - node.level + 1]
+            for name in [node.module] if node.module else [alias.name for alias in node.names]:
+                yield ".".join([*base, name])
+        elif node.module and node.module.split(".")[0] == "streamsampler":
+            yield node.module.partition(".")[2]
+
+
+def test_layers_import_downwards_only():
+    wrong = [
+        f"{module or 'streamsampler'} imports {imported}"
+        for module, path in modules()
+        for imported in imports(module, path)
+        if rank(imported) > rank(module) and (module, imported) not in UPWARDS_INSIDE_FUNCTIONS
+    ]
+    assert wrong == []
+
+
+def test_the_public_face():
+    assert set(streamsampler.__all__) == {
+        "Agent",
+        "DefaultWorker",
+        "EnvUpdate",
+        "ExistingEnvUpdate",
+        "LocalSampler",
+        "MultiprocessingSampler",
+        "NewEnvUpdate",
+        "RandomAgent",
+        "SetTaskUpdate",
+        "StepType",
+        "TrajectoryBatch",
+        "Worker",
+        "WorkerFactory",
+        "__version__",
+        "load",
+        "run_worker",
+    }
+    assert all(hasattr(streamsampler, name) for name in streamsampler.__all__)
+
+
+def test_every_module_says_what_it_exports():
+    for module, path in modules():
+        if module not in ("", "__main__", "version"):
+            body = ast.parse(path.read_text()).body
+            names = {
+                target.id
+                for node in body
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            has_code = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body)
+            assert "__all__" in names or not has_code, module
