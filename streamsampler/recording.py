@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -273,6 +273,10 @@ def assemble(
     def per_trajectory(name: str, dtype: type[np.generic]) -> Any:
         return np.concatenate([np.empty(0, dtype), *(getattr(part, name)[start:stop] for part, start, stop in runs)])
 
+    def infos(name: str, spans: Sequence[tuple[int, int]]) -> Any:
+        columns = [(getattr(part, name), *span) for (part, _, _), span in zip(runs, spans, strict=True)]
+        return trees.owned(cast(Tree, infos_of(merge(columns, name))))
+
     spans = [(rows.start, rows.stop) for rows in timesteps]
     n_trajectories = sum(stop - start for _, start, stop in runs)
     return TrajectoryBatch(
@@ -288,11 +292,9 @@ def assemble(
         ),
         terminated=per_trajectory("terminated", np.bool_),
         truncated=per_trajectory("truncated", np.bool_),
-        env_infos=infos_of(merge([(r[0].env_infos, *span) for r, span in zip(runs, spans, strict=True)], "env_infos")),
-        agent_infos=infos_of(
-            merge([(r[0].agent_infos, *span) for r, span in zip(runs, spans, strict=True)], "agent_infos")
-        ),
-        episode_infos=infos_of(merge([(part.episode_infos, a, b) for part, a, b in runs], "episode_infos")),
+        env_infos=infos("env_infos", spans),
+        agent_infos=infos("agent_infos", spans),
+        episode_infos=infos("episode_infos", [(start, stop) for _, start, stop in runs]),
         lengths=per_trajectory("lengths", np.int64),
         indices=np.array(indices, dtype=np.int64),
         seeds=tuple(int(trajectory_seed) for trajectory_seed in seeds),
@@ -315,4 +317,4 @@ def _timesteps(runs: Sequence[Run]) -> list[slice]:
 
 
 def _join(parts: list[Tree], space: AnySpace) -> Tree:
-    return trees.concatenate(parts) if parts else empty(space)
+    return trees.owned(trees.concatenate(parts)) if parts else empty(space)

@@ -227,8 +227,7 @@ class Sampler(ABC):
         try:
             while True:
                 with self._exclusive(), self._watched():
-                    if self._collector.dispatcher.version != call.version:
-                        raise SamplerError("this stream was ended by a later call on the same sampler")
+                    self._check_still(call)
                     while not (runs := call.gathering.pop_runs()):
                         call.pump()
                     trajectories = call.batch(runs)
@@ -236,6 +235,7 @@ class Sampler(ABC):
                         if run.stop == run.part.rollouts.n_trajectories:
                             call.release(run.part)
                 for trajectory in trajectories:
+                    self._check_still(call)
                     call.stats.kept_trajectories += 1
                     call.stats.kept_timesteps += trajectory.n_timesteps
                     yield trajectory
@@ -243,6 +243,10 @@ class Sampler(ABC):
             if not self._suspect and self._collector.dispatcher.version == call.version:
                 call.end()
             self.stats.merge(call.stats)
+
+    def _check_still(self, call: Call) -> None:
+        if self._collector.dispatcher.version != call.version:
+            raise SamplerError("this stream was ended by a later call on the same sampler")
 
     def salvage(self) -> TrajectoryBatch | None:
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
@@ -435,15 +439,35 @@ class MultiprocessingSampler(Sampler):
         n_workers: How many processes; None for as many as this process may use cores.
         start_method: "forkserver" (the default; on macOS "spawn"), "spawn" or "fork". None of them runs the main
             script again, so no main guard is needed. "fork" is unsafe beside threads.
-        options: See `Sampler`.
 
     Raises:
         OSError: There are no processes or descriptors left; whatever was started is gone again.
     """
 
-    def __init__(self, agents: Any, envs: Any, *, start_method: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        agents: Any,
+        envs: Any,
+        *,
+        n_workers: int | None = None,
+        seed: int | None = None,
+        max_episode_length: int | None = None,
+        worker_class: type[Worker] = DefaultWorker,
+        worker_args: Mapping[str, Any] | None = None,
+        order: Order = "index",
+        start_method: str | None = None,
+    ) -> None:
         self._start_method = check_start_method(start_method)
-        super().__init__(agents, envs, **options)
+        super().__init__(
+            agents,
+            envs,
+            n_workers=n_workers,
+            seed=seed,
+            max_episode_length=max_episode_length,
+            worker_class=worker_class,
+            worker_args=worker_args,
+            order=order,
+        )
 
     def _make_engine(self) -> Engine:
         make_worker = dumps(self._factory, "the worker class or its arguments")

@@ -22,6 +22,7 @@ __all__ = [
     "leaves",
     "map_tree",
     "object_array",
+    "owned",
     "pad",
     "same",
     "snapshot",
@@ -144,6 +145,15 @@ def snapshot(value: Any) -> Any:
     except Exception:
         # A lock, a generator, a tensor with a history: it is kept as it is, and whoever has to send it will complain.
         return value
+
+
+def owned(tree: Tree) -> Tree:
+    """Copy what the rows of object leaves refer to: arrays among them may lie in memory that is used again."""
+
+    def own(array: Array) -> Array:
+        return object_array([snapshot(value) for value in array]) if array.dtype == object else array
+
+    return map_tree(own, tree)
 
 
 def _as_bytes(array: Array) -> Array:

@@ -1,0 +1,291 @@
+"""What the samplers make of their arguments, and the ways in which a user may call them."""
+
+import functools
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+
+from streamsampler import (
+    DefaultWorker,
+    LocalSampler,
+    MultiprocessingSampler,
+    RandomAgent,
+    WorkerFactory,
+)
+from streamsampler.errors import (
+    ClosedError,
+    ConcurrentCallError,
+    SamplerError,
+    UnknownEnvironmentError,
+    UsageError,
+)
+from tests.faults.scripted import Agent, Env
+
+SAMPLERS = [LocalSampler, functools.partial(MultiprocessingSampler, start_method="forkserver")]
+
+
+@pytest.fixture(params=SAMPLERS, ids=["local", "processes"])
+def make(request):
+    made = []
+
+    def make(*args, **options):
+        made.append(request.param(*args, **options))
+        return made[-1]
+
+    yield make
+    for sampler in made:
+        sampler.close()
+
+
+@pytest.mark.parametrize("n_workers", [0, -1, 1.5, "2", True])
+def test_bad_numbers_of_workers(make, n_workers):
+    with pytest.raises(UsageError, match="n_workers"):
+        make(Agent(), Env, n_workers=n_workers)
+
+
+@pytest.mark.parametrize("amount", [0, -3, 1.5, None, True])
+def test_bad_amounts_name_the_argument(make, amount):
+    sampler = make(Agent(), Env, n_workers=1)
+    with pytest.raises(ValueError, match=r"num_samples must be .*" + str(amount)):
+        sampler.obtain_samples(amount)
+    with pytest.raises(ValueError, match="n_trajectories must be"):
+        sampler.obtain_trajectories(amount)
+    with pytest.raises(ValueError, match="n_traj_per_worker must be"):
+        sampler.obtain_exact_trajectories(amount)
+    assert sampler.agent_version == 0, "no version is used up"
+    assert sampler.obtain_samples(np.int64(3)).n_timesteps == 5
+
+
+def test_lists_of_the_wrong_length_show_both_numbers(make):
+    with pytest.raises(ValueError, match=r"agents has 3 items, but there are 2 workers"):
+        make([Agent()] * 3, Env, n_workers=2)
+    with pytest.raises(ValueError, match=r"envs has 1 items, but there are 2 workers"):
+        make(Agent(), [Env], n_workers=2)
+    sampler = make(Agent(), Env, n_workers=2)
+    with pytest.raises(ValueError, match=r"agent_update has 1 items"):
+        sampler.obtain_samples(1, agent_update=[Agent()])
+    with pytest.raises(ValueError, match=r"env_update has 3 items"):
+        sampler.obtain_samples(1, env_update=[Env] * 3)
+
+
+def test_the_number_of_workers_follows_from_lists(make):
+    assert make([Agent()] * 3, Env).n_workers == 3
+    assert make(Agent(), [Env] * 2).n_workers == 2
+
+
+def test_unknown_environment_suggests_near_names(make):
+    with pytest.raises(UnknownEnvironmentError, match="CartPole-v1"):
+        make(Agent(), "CartPol-v1")
+
+
+def test_what_is_no_agent_or_environment(make):
+    with pytest.raises(UsageError, match="agent"):
+        make(3, Env)
+    with pytest.raises(TypeError, match="environment"):
+        make(Agent(), 3)
+    sampler = make(Agent(), Env)
+    with pytest.raises(TypeError, match="environment"):
+        sampler.obtain_samples(1, env_update=3)
+
+
+def test_other_bad_arguments(make):
+    with pytest.raises(UsageError, match="order"):
+        make(Agent(), Env, order="random")
+    with pytest.raises(UsageError, match="max_episode_length"):
+        make(Agent(), Env, max_episode_length=0)
+    with pytest.raises(UsageError, match="seed"):
+        make(Agent(), Env, seed=-1)
+    with pytest.raises(UsageError, match="worker_class"):
+        make(Agent(), Env, worker_class=dict)
+    with pytest.raises(UsageError, match="start_method must be one of fork, spawn, forkserver"):
+        MultiprocessingSampler(Agent(), Env, start_method="thread")
+
+
+def test_calls_after_close(make):
+    sampler = make(Agent(), Env)
+    sampler.close()
+    for call in (sampler.obtain_samples, sampler.obtain_trajectories, sampler.obtain_exact_trajectories):
+        with pytest.raises(ClosedError, match="closed"):
+            call(1)
+    with pytest.raises(ClosedError):
+        next(sampler.stream())
+    sampler.shutdown_worker()
+    assert "closed" in repr(sampler)
+
+
+class Waiting(Env):
+    """Its first step waits until the test has opened and closed a pipe."""
+
+    def __init__(self, fifo):
+        super().__init__()
+        self.fifo = fifo
+
+    def step(self, action):
+        if self.fifo is not None:
+            with open(self.fifo) as pipe:
+                pipe.read()
+            self.fifo = None
+        return super().step(action)
+
+
+def test_calls_from_two_threads_at_once(make, tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    sampler = make(Agent(), functools.partial(Waiting, str(fifo)), n_workers=1)
+    batches = []
+    thread = threading.Thread(target=lambda: batches.append(sampler.obtain_trajectories(1)))
+    thread.start()
+    # A writer can open it only once the environment is in its first step: the call is under way.
+    with open(fifo, "w"), pytest.raises(ConcurrentCallError, match="one call at a time"):
+        sampler.obtain_trajectories(1)
+    thread.join()
+    assert batches[0].n_trajectories == 1
+
+
+def test_a_stream_is_ended_by_a_later_call(make):
+    sampler = make(Agent(), Env)
+    stream = sampler.stream()
+    assert next(stream).indices.tolist() == [0]
+    assert sampler.obtain_trajectories(2).n_trajectories == 2
+    with pytest.raises(SamplerError, match="ended by a later call"):
+        next(stream)
+
+
+def test_leaving_a_stream_stops_it_and_the_sampler_goes_on(make):
+    sampler = make(Agent(), Env)
+    for number, trajectory in enumerate(sampler.stream()):
+        assert trajectory.indices.tolist() == [number]
+        if number == 7:
+            break
+    assert sampler.obtain_trajectories(2).agent_version == 2
+    assert sampler.total_env_steps == 5 * (8 + 2)
+
+
+def test_from_worker_factory(make):
+    factory = WorkerFactory(n_workers=2, seed=11, max_episode_length=3, worker_class=DefaultWorker)
+    with LocalSampler.from_worker_factory(factory, Agent(), Env) as sampler:
+        assert (sampler.n_workers, sampler.seed) == (2, 11)
+        assert sampler.obtain_trajectories(2).lengths.tolist() == [3, 3]
+
+
+def test_progress_reaches_the_target(make):
+    seen = []
+    make(Agent(), Env).obtain_samples(50, progress=seen.append)
+    assert seen[-1].timesteps >= 50
+    assert [snapshot.timesteps for snapshot in seen] == sorted(snapshot.timesteps for snapshot in seen)
+
+
+def test_an_exception_in_a_progress_callback_ends_the_call(make):
+    def complain(_):
+        raise RuntimeError("no more")
+
+    sampler = make(Agent(), Env)
+    with pytest.raises(RuntimeError, match="no more"):
+        sampler.obtain_samples(50, progress=complain)
+    assert sampler.obtain_trajectories(2).n_trajectories == 2
+
+
+def test_memory_of_a_batch_is_its_own():
+    """Later calls use the shared memory again; what was returned does not change."""
+    env = gymnasium.make("CartPole-v1")
+    with MultiprocessingSampler(RandomAgent(env.action_space), "CartPole-v1", n_workers=2, seed=0) as sampler:
+        first = sampler.obtain_samples(5_000)
+        copies = [first.observations.copy(), first.rewards.copy(), first.last_observations.copy()]
+        for _ in range(3):
+            sampler.obtain_samples(5_000)
+        assert np.array_equal(first.observations, copies[0])
+        assert np.array_equal(first.rewards, copies[1])
+        assert np.array_equal(first.last_observations, copies[2])
+
+
+class Varying(Env):
+    """Its infos hold arrays of varying length, which no single array can hold."""
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, {"seen": np.full(self.t * 500, self.np_random.normal())}
+
+
+def test_objects_in_infos_do_not_lie_in_reused_memory():
+    with (
+        MultiprocessingSampler(Agent(), Varying, n_workers=2, seed=0) as sampler,
+        LocalSampler(Agent(), Varying, seed=0) as local,
+    ):
+        first, expected = sampler.obtain_trajectories(6), local.obtain_trajectories(6)
+        for _ in range(3):
+            sampler.obtain_trajectories(20)
+        assert first.env_infos["seen"].dtype == object
+        assert first == expected
+
+
+def test_signatures_are_the_documented_ones():
+    parameters = inspect.signature(MultiprocessingSampler).parameters
+    assert list(parameters)[:2] == ["agents", "envs"]
+    for name in ("n_workers", "seed", "max_episode_length", "worker_class", "worker_args", "order", "start_method"):
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+    for method in ("obtain_samples", "obtain_trajectories", "obtain_exact_trajectories"):
+        names = list(inspect.signature(getattr(MultiprocessingSampler, method)).parameters)
+        assert names[2:] == ["agent_update", "env_update", "progress"]
+
+
+# Everything is defined in the script itself: an agent, an environment, a registration. There is no main guard.
+SCRIPT = """
+import gymnasium, numpy as np
+from streamsampler import MultiprocessingSampler
+
+print("started")
+
+class Counting(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(100)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return 0, {}
+    def step(self, action):
+        self.t += 1
+        return self.t, float(action), self.t == 9, False, {}
+
+gymnasium.register("Counting-v7", entry_point=Counting)
+
+class MyAgent:
+    def get_action(self, observation):
+        return observation % 2, {}
+
+for envs in ("Counting-v7", Counting, Counting()):
+    sampler = MultiprocessingSampler(MyAgent(), envs, n_workers=2)
+    batch = sampler.obtain_trajectories(4)
+    print(batch.lengths.tolist(), batch.returns.tolist())
+"""
+OUTPUT = "started\n" + 3 * "[9, 9, 9, 9] [4.0, 4.0, 4.0, 4.0]\n"
+
+
+def python(*arguments, **options):
+    result = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60, **options
+    )
+    assert result.stderr == ""
+    assert result.returncode == 0
+    return result.stdout
+
+
+def test_a_script_without_a_main_guard(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    assert python(script) == OUTPUT
+
+
+def test_an_interactive_session_on_standard_input():
+    assert python("-", input=SCRIPT) == OUTPUT
+
+
+def test_code_that_is_executed_like_a_notebook_cell():
+    cell = textwrap.indent(SCRIPT, "    ")
+    assert python("-c", f'code = """\n{cell}\n"""\nimport textwrap\nexec(textwrap.dedent(code))') == OUTPUT
