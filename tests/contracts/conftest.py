@@ -1,0 +1,138 @@
+"""The engines, and a sampler maker that looks for whatever was left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.samplers import Sampler
+
+from .scripted import Steps, always_zero
+
+# Spawn takes more than half a second for each worker: the core of C1, C3 and C4 tries it each time, the rest in the
+# slow tier. Tests that are long themselves try only the default start method each time.
+SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
+PROCESSES = ["fork", "forkserver", SPAWN]
+ENGINES = ["local", *PROCESSES]
+FEW_PROCESSES = ["forkserver", pytest.param("fork", marks=pytest.mark.slow), SPAWN]
+
+
+def descendants() -> frozenset[int]:
+    """The processes that came from this one, the dead ones that nobody waited for included."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it ended just now
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    parents = [os.getpid()]
+    while parents:
+        mine = children.get(parents.pop(), [])
+        found += mine
+        parents += mine
+    return frozenset(found)
+
+
+def open_files() -> frozenset[tuple[int, int, str]]:
+    """This process's descriptors, and what they are."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.add((int(entry.name), entry.stat().st_ino, str(entry.readlink())))
+        except OSError:  # the one that lists the folder
+            continue
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What samplers could leave behind."""
+
+    processes: frozenset[int] = field(default_factory=descendants)
+    files: frozenset[tuple[int, int, str]] = field(default_factory=open_files)
+    shared_memory: frozenset[str] = field(default_factory=lambda: frozenset(os.listdir("/dev/shm")))
+
+    def since(self, before: Traces) -> Traces:
+        return Traces(
+            self.processes - before.processes, self.files - before.files, self.shared_memory - before.shared_memory
+        )
+
+
+NOTHING = Traces(frozenset(), frozenset(), frozenset())
+
+
+class Maker:
+    """Makes samplers of one engine, and closes them."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.made: list[Sampler] = []
+
+    def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Sampler:
+        if self.engine == "local":
+            return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
+        return self.adopt(
+            MultiprocessingSampler(agents, envs, n_workers=n_workers, start_method=self.engine, **options)
+        )
+
+    def adopt(self, sampler: Sampler) -> Sampler:
+        self.made.append(sampler)
+        return sampler
+
+
+LIMIT = 40
+
+
+@pytest.fixture(autouse=True)
+def never_hangs() -> Iterator[None]:
+    """C5: whatever happens, a call ends. No test here takes more than a few seconds."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError(f"still not done after {LIMIT} seconds")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """The fork server belongs to this process and stays: it is started before anything is counted."""
+    with MultiprocessingSampler(always_zero, Steps, n_workers=1, start_method="forkserver") as sampler:
+        sampler.obtain_trajectories(1)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make_sampler(engine: str, fork_server: None) -> Iterator[Maker]:
+    before = Traces()
+    maker = Maker(engine)
+    yield maker
+    for sampler in maker.made:
+        sampler.close()
+    assert Traces().since(before) == NOTHING
+
+
+@pytest.fixture
+def make_local() -> Iterator[Callable[..., LocalSampler]]:
+    """Makes twins in this process: the reference."""
+    maker = Maker("local")
+    yield maker  # type: ignore[misc]
+    for sampler in maker.made:
+        sampler.close()

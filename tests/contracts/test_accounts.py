@@ -1,0 +1,113 @@
+"""C7: whatever was stepped is accounted for."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from streamsampler import TrajectoryBatch
+
+from .conftest import Maker
+from .scripted import AnyLength, Stamping, Steps, TwoOrFifty, always_zero, count, counted
+
+SEED = 41
+FATES = ("kept", "surplus", "stale", "abandoned")
+
+
+def test_versions_and_timesteps(make_sampler: Maker) -> None:
+    sampler = make_sampler(Stamping(), AnyLength, n_workers=2, seed=SEED)
+    assert (sampler.agent_version, sampler.total_env_steps) == (0, 0)
+    batches = [
+        sampler.obtain_samples(30),
+        sampler.obtain_trajectories(5, agent_update=(3,)),
+        sampler.obtain_exact_trajectories(2),
+        sampler.obtain_samples(1, env_update=Steps),
+    ]
+    assert [batch.agent_version for batch in batches] == [1, 2, 3, 4]
+    assert [set(batch.agent_versions.tolist()) for batch in batches] == [{1}, {2}, {3}, {4}]
+    assert sampler.agent_version == 4
+    assert sampler.total_env_steps == sum(batch.n_timesteps for batch in batches)
+    assert sampler.stats.kept_trajectories == sum(len(batch) for batch in batches)
+    assert [batch.stats.kept_timesteps for batch in batches] == [batch.n_timesteps for batch in batches]
+    assert {batch.seed for batch in batches} == {SEED}
+
+
+def test_a_refused_call_costs_no_version(make_sampler: Maker) -> None:
+    sampler = make_sampler(Stamping(), AnyLength, n_workers=2, seed=SEED)
+    with pytest.raises(ValueError, match="at least 1"):
+        sampler.obtain_samples(0)
+    with pytest.raises(TypeError):
+        sampler.obtain_samples(10, env_update=17)
+    assert sampler.agent_version == 0
+    assert sampler.obtain_samples(10).agent_version == 1
+
+
+def settle(sampler: object) -> None:
+    """Make a call in which each of three workers has something of its own to do: all older answers are in then."""
+    batch = sampler.obtain_exact_trajectories(1, agent_update=3 * [Stamping()])  # type: ignore[attr-defined]
+    assert len(batch) == 3
+
+
+def test_every_step_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> None:
+    """In calls that leave a lot of surplus behind: kept, surplus, stale and abandoned timesteps are all there were."""
+    steps, resets = tmp_path / "steps", tmp_path / "resets"
+    make_env = counted(partial(TwoOrFifty, pause=0.0002), steps, resets)
+    sampler = make_sampler(always_zero, make_env, n_workers=3, seed=SEED)
+    batches: list[TrajectoryBatch] = []
+    for call in range(20):
+        batches.append(sampler.obtain_samples(60 + call))
+        batches.append(sampler.obtain_trajectories(1 + call % 5))
+    settle(sampler)
+    stats = sampler.stats
+    assert sum(getattr(stats, f"{fate}_timesteps") for fate in FATES) == count(steps)
+    assert sum(getattr(stats, f"{fate}_trajectories") for fate in FATES) == count(resets)
+    assert stats.surplus_timesteps + stats.abandoned_timesteps + stats.stale_timesteps > 0
+    assert stats.failed_trajectories == stats.restarts == 0
+
+
+def test_every_step_of_a_stream_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> None:
+    steps, resets = tmp_path / "steps", tmp_path / "resets"
+    sampler = make_sampler(always_zero, counted(AnyLength, steps, resets), n_workers=3, seed=SEED)
+    taken = []
+    for length in (1, 20, 300):
+        stream = sampler.stream()
+        taken += [next(stream) for _ in range(length)]
+        stream.close()
+    kept = sampler.total_env_steps
+    settle(sampler)
+    assert kept == sum(trajectory.n_timesteps for trajectory in taken)
+    stats = sampler.stats
+    assert sum(getattr(stats, f"{fate}_timesteps") for fate in FATES) == count(steps)
+    assert sum(getattr(stats, f"{fate}_trajectories") for fate in FATES) == count(resets)
+
+
+def test_a_streams_timesteps_count_as_they_are_returned(make_sampler: Maker) -> None:
+    sampler = make_sampler(always_zero, AnyLength, n_workers=3, seed=SEED)
+    returned = 0
+    for number, trajectory in enumerate(sampler.stream()):
+        returned += trajectory.n_timesteps
+        assert sampler.total_env_steps == returned
+        assert sampler.stats.kept_trajectories == number + 1
+        if number == 50:
+            break
+
+
+def test_exactly_what_was_asked_for_leaves_nothing_over(make_sampler: Maker, tmp_path: Path) -> None:
+    steps, resets = tmp_path / "steps", tmp_path / "resets"
+    sampler = make_sampler(always_zero, counted(AnyLength, steps, resets), n_workers=3, seed=SEED)
+    batches = [sampler.obtain_trajectories(17), sampler.obtain_exact_trajectories(5)]
+    assert count(resets) == 32
+    assert count(steps) == sum(batch.n_timesteps for batch in batches) == sampler.total_env_steps
+    stats = sampler.stats
+    assert stats.kept_trajectories == 32
+    assert stats.surplus_trajectories == stats.stale_trajectories == stats.abandoned_trajectories == 0
+
+
+def test_times_are_where_they_were_spent(make_sampler: Maker) -> None:
+    """Steps that sleep, in workers whose times add up to about what passed."""
+    sampler = make_sampler(always_zero, partial(Steps, 10, pause=0.01), n_workers=1, seed=SEED)
+    times = sampler.obtain_trajectories(3).stats.times
+    assert times.step >= 0.3 * 0.95
+    assert times.step > 10 * (times.reset + times.agent + times.sending)

@@ -1,0 +1,125 @@
+"""C3: what nobody wants any more stops within a step, and nothing old is ever returned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from streamsampler import LocalSampler
+from streamsampler.errors import RolloutError, SamplerError
+
+from .conftest import FEW_PROCESSES, PROCESSES, Maker
+from .scripted import AnyLength, Marathon, Stamping, Steps, always_zero, count, jittery
+
+SEED = 17
+# The step under way when the word is written goes on to its end, and the word may be written just after it was read.
+STRAY_STEPS = 1
+ALL_PROCESSES = pytest.mark.parametrize("engine", ["fork", "forkserver", "spawn"], indirect=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "steps of the long trajectory"
+
+
+@pytest.fixture
+def long_seed() -> int:
+    """The seed of trajectory 1 of agent version 1."""
+    with LocalSampler(always_zero, Steps, seed=SEED) as sampler:
+        return sampler.obtain_trajectories(2).seeds[1]
+
+
+def hear_from_both(sampler: LocalSampler) -> None:
+    """Make a call in which each of two workers has something of its own to do: all that is older is over then."""
+    assert len(sampler.obtain_exact_trajectories(1, agent_update=[Stamping(0), Stamping(0)])) == 2
+
+
+@ALL_PROCESSES
+def test_a_complete_call_stops_the_surplus(make_sampler: Maker, path: Path, long_seed: int) -> None:
+    sampler = make_sampler(always_zero, partial(Marathon, path, long_seed), n_workers=2, seed=SEED)
+    batch = sampler.obtain_samples(Marathon.SHORT)
+    at_return = count(path)
+    assert batch.lengths.tolist() == [Marathon.SHORT]
+    assert at_return >= Marathon.UNDER_WAY
+
+    hear_from_both(sampler)
+    assert count(path) - at_return <= STRAY_STEPS
+    assert sampler.stats.abandoned_trajectories == 1
+    assert sampler.stats.abandoned_timesteps == count(path)
+
+
+@ALL_PROCESSES
+def test_a_new_version_stops_the_old_one(make_sampler: Maker, path: Path, long_seed: int) -> None:
+    sampler = make_sampler(Stamping(), partial(Marathon, path, long_seed, pause=0.02), n_workers=2, seed=SEED)
+    stream = sampler.stream(agent_update=(1,))
+    assert next(stream).indices.tolist() == [0]
+    before = count(path)
+    assert before >= Marathon.UNDER_WAY
+
+    batch = sampler.obtain_trajectories(4, agent_update=(2,))
+    assert set(batch.actions.tolist()) == {2}
+    hear_from_both(sampler)
+    # Between counting and the new version lies the pickling of a small update: far less than 60 ms.
+    assert count(path) - before <= STRAY_STEPS + 3
+    with pytest.raises(SamplerError, match="later call"):
+        next(stream)
+
+
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+def test_leaving_a_stream_stops_the_workers(make_sampler: Maker, path: Path, long_seed: int) -> None:
+    sampler = make_sampler(always_zero, partial(Marathon, path, long_seed), n_workers=2, seed=SEED)
+    stream = sampler.stream()
+    next(stream)
+    stream.close()
+    at_return = count(path)
+    assert at_return >= Marathon.UNDER_WAY
+    hear_from_both(sampler)
+    assert count(path) - at_return <= STRAY_STEPS
+
+
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+def test_an_error_stops_the_other_workers(make_sampler: Maker, path: Path, long_seed: int) -> None:
+    sampler = make_sampler(always_zero, partial(Marathon, path, long_seed, breaks=True), n_workers=2, seed=SEED)
+    with pytest.raises(RolloutError, match="broken on purpose"):
+        sampler.obtain_samples(Marathon.SHORT)
+    at_return = count(path)
+    assert at_return >= Marathon.UNDER_WAY
+    assert len(sampler.obtain_exact_trajectories(1, env_update=[Steps, Steps])) == 2
+    assert count(path) - at_return <= STRAY_STEPS
+
+
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+def test_closing_stops_the_workers(make_sampler: Maker, path: Path, long_seed: int) -> None:
+    """Its 100,000 steps would take a quarter of an hour, and close waits a second."""
+    sampler = make_sampler(always_zero, partial(Marathon, path, long_seed), n_workers=2, seed=SEED)
+    next(sampler.stream())
+    before, begin = count(path), time.monotonic()
+    sampler.close()
+    assert time.monotonic() - begin < 1
+    assert count(path) - before <= STRAY_STEPS + 3
+
+
+@pytest.mark.parametrize("engine", FEW_PROCESSES, indirect=True)
+def test_no_action_of_an_old_version(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
+    """In 200 calls with four workers and random delays."""
+    sampler = make_sampler(Stamping(), jittery(AnyLength, 0.001), n_workers=4, seed=SEED)
+    twin = make_local(Stamping(), AnyLength, n_workers=4, seed=SEED)
+    for call in range(200):
+        update = (call + 1,)
+        match call % 20:
+            case 0 | 3 | 6 | 9 | 12 | 15 | 18:
+                batch, same = (one.obtain_samples(12, agent_update=update) for one in (sampler, twin))
+            case 1 | 4 | 7 | 10 | 13 | 16:
+                batch, same = (one.obtain_trajectories(3, agent_update=update) for one in (sampler, twin))
+            case 2 | 5 | 8 | 11 | 14 | 17:
+                batch, same = (one.obtain_exact_trajectories(1, agent_update=update) for one in (sampler, twin))
+            case _:
+                # The workers run ahead, and are full of this version when the next call begins.
+                batch, same = (next(one.stream(agent_update=update)) for one in (sampler, twin))
+        assert set(batch.actions.tolist()) == {call + 1}
+        assert batch.agent_version == call + 1
+        assert batch == same
