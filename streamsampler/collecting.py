@@ -106,9 +106,10 @@ class Call:
         collector: What outlives it.
         plan: What is wanted.
         snapshot: The updates that were in force before the call's own.
+        stats: Where its accounts are kept.
     """
 
-    def __init__(self, collector: Collector, plan: GatherPlan, snapshot: Any) -> None:
+    def __init__(self, collector: Collector, plan: GatherPlan, snapshot: Any, stats: Stats) -> None:
         self._collector = collector
         self._snapshot = snapshot
         self._engine = collector.engine
@@ -121,11 +122,12 @@ class Call:
             pace=collector.pace,
             own_lanes=collector.updates.differ,
         )
-        self.stats = Stats.of(self._engine.n_workers)
+        self.stats = stats
         self._hungry = set(range(self._engine.n_workers))
         self._parts: dict[int, Part] = {}
         self._stopped: set[int] = set()
-        self._begun = perf_counter()
+        self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
+        self._begun: float | None = perf_counter()
         # The word first: whatever an older rollout still does now, nobody wants it.
         self._engine.want(self.version)
         self._dispatcher.begin(self.version)
@@ -141,6 +143,7 @@ class Call:
             WorkerDiedError: A worker ended.
             ClosedError: Another thread closed the sampler.
         """
+        self._feed()  # what was taken out since may have made room
         events = self._engine.wait(timeout)
         if self._collector.cancelled:
             raise ClosedError("this sampler was closed by another thread while a call was under way")
@@ -308,18 +311,36 @@ class Call:
         for _, n_trajectories, n_timesteps in self.gathering.surplus():
             stats.surplus_trajectories += n_trajectories
             stats.surplus_timesteps += n_timesteps
-        stats.seconds = perf_counter() - self._begun
+        self._stop_clock()
         return self.batch(runs)
+
+    def yielded(self, trajectory: TrajectoryBatch) -> None:
+        """Take note that a stream's consumer gets to see a trajectory."""
+        self.stats.kept_trajectories += 1
+        self.stats.kept_timesteps += trajectory.n_timesteps
+        self._yielded[0] += 1
+        self._yielded[1] += trajectory.n_timesteps
+
+    def account_for_unseen(self) -> None:
+        """Count as surplus what arrived and was never seen by a stream's consumer."""
+        self.stats.surplus_trajectories += self.gathering.arrived_trajectories - self._yielded[0]
+        self.stats.surplus_timesteps += self.gathering.arrived_timesteps - self._yielded[1]
 
     def end(self) -> None:
         """Stop the workers and give all memory back, however the call ended."""
+        self._stop_clock()
         if self._collector.cancelled:
-            return  # the engine is closed, or is about to be, in another thread
+            self._parts.clear()  # the engine is closed, or is about to be, in another thread
+            return
         self._stop_workers()
-        self.stats.seconds = perf_counter() - self._begun
         for part in list(self._parts.values()):
             self.release(part)
         self._collector.retract_old()
+
+    def _stop_clock(self) -> None:
+        if self._begun is not None:
+            self.stats.seconds += perf_counter() - self._begun
+            self._begun = None
 
     def _stop_workers(self) -> None:
         self._engine.want(self.version + 1)

@@ -122,7 +122,7 @@ class Sampler(ABC):
         self._salvaged: TrajectoryBatch | None = None
         self._closed = False
         self._suspect = False
-        self._stream_version = -1
+        self._streaming: Call | None = None
         self._start(updates, version)
 
     def _start(self, updates: Updates[Payload], version: int) -> None:
@@ -221,32 +221,43 @@ class Sampler(ABC):
         return self._stream(updates)
 
     def _stream(self, updates: dict[Kind, Any]) -> Iterator[TrajectoryBatch]:
-        with self._exclusive():
-            call = self._begin(Endless(), updates)
-            self._stream_version = call.version
+        with self._exclusive(), self._watched():
+            call = self._begin(Endless(), updates, self.stats)
+            self._streaming = call
         try:
             while True:
-                with self._exclusive(), self._watched():
+                for trajectory in self._next_of(call):
                     self._check_still(call)
-                    while not (runs := call.gathering.pop_runs()):
-                        call.pump()
-                    trajectories = call.batch(runs)
-                    for run in runs:
-                        if run.stop == run.part.rollouts.n_trajectories:
-                            call.release(run.part)
-                for trajectory in trajectories:
-                    self._check_still(call)
-                    call.stats.kept_trajectories += 1
-                    call.stats.kept_timesteps += trajectory.n_timesteps
+                    call.yielded(trajectory)
                     yield trajectory
         finally:
-            if not self._suspect and self._collector.dispatcher.version == call.version:
-                call.end()
-            self.stats.merge(call.stats)
+            if self._streaming is call:
+                self._end_stream()
+
+    def _next_of(self, call: Call) -> TrajectoryBatch:
+        """Return the next trajectories of a stream, in memory of their own."""
+        with self._exclusive(), self._watched():
+            self._check_still(call)
+            while not (runs := call.gathering.pop_runs()):
+                call.pump()
+            trajectories = call.batch(runs)
+            for run in runs:
+                if run.stop == run.part.rollouts.n_trajectories:
+                    call.release(run.part)
+        return trajectories
 
     def _check_still(self, call: Call) -> None:
-        if self._collector.dispatcher.version != call.version:
+        self._check_usable()
+        if self._streaming is not call:
             raise SamplerError("this stream was ended by a later call on the same sampler")
+
+    def _end_stream(self) -> None:
+        """Stop the stream that is open, if one is, and account for what its consumer never saw."""
+        call, self._streaming = self._streaming, None
+        if call is not None:
+            call.account_for_unseen()
+            if not self._suspect:
+                call.end()
 
     def salvage(self) -> TrajectoryBatch | None:
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
@@ -279,7 +290,7 @@ class Sampler(ABC):
         self._salvaged = None
         updates = self._prepare(agent_update, env_update)
         with self._watched():
-            call = self._begin(plan, updates)
+            call = self._begin(plan, updates, Stats.of(self.n_workers))
             try:
                 yield call
             except KeyboardInterrupt:
@@ -306,7 +317,8 @@ class Sampler(ABC):
             self._collector.engine.want(2**62)
             raise
 
-    def _begin(self, plan: GatherPlan, updates: dict[Kind, Any]) -> Call:
+    def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats) -> Call:
+        self._end_stream()
         if self._suspect:
             self._start_afresh()
         collector = self._collector
@@ -317,7 +329,7 @@ class Sampler(ABC):
                 collector.updates.put(kind, [None if p is None else published[id(p)] for p in payloads])
             else:
                 collector.updates.put(kind, published[id(payloads)])
-        return Call(collector, plan, snapshot)
+        return Call(collector, plan, snapshot, stats)
 
     def _start_afresh(self) -> None:
         old = self._collector
@@ -372,6 +384,7 @@ class Sampler(ABC):
         if os.getpid() != self._owner:
             return
         failures = []
+        self._end_stream()
         for said in _end(self._collector, self._lock):
             if isinstance(said.answer, Report):
                 self.stats.take_report(said.worker, said.answer)

@@ -82,7 +82,8 @@ class ProcessEngine(Engine):
         self._setup_fd = own_fd(_setup_file(n_workers, make_worker, seed))
         self._board_fd = own_fd(anonymous_file("streamsampler-board", board_bytes(n_workers)))
         self._updates_fd = own_fd(anonymous_file("streamsampler-updates"))
-        self._board = Board(memoryview(mmap(self._board_fd, 0)))
+        self._board_map = mmap(self._board_fd, 0)
+        self._board = Board(memoryview(self._board_map))
         self._updates_writer = ArenaWriter(self._updates_fd)
         self._updates_reader = ArenaReader(self._updates_fd)
         try:
@@ -123,6 +124,7 @@ class ProcessEngine(Engine):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(fd)
         link.child.close()
+        link.arena.close()
         for fd in (link.commands_fd, link.answers_fd, link.alive_fd, link.arena_fd):
             close_fd(fd)
 
@@ -153,7 +155,8 @@ class ProcessEngine(Engine):
     def send(self, worker: int, message: Message) -> None:
         """Send a message. The protocol bounds what can be under way, so the pipe always has room."""
         link = self._links[worker]
-        released, link.released = link.released[:_RELEASES_PER_MESSAGE], link.released[_RELEASES_PER_MESSAGE:]
+        released = link.released[:_RELEASES_PER_MESSAGE]
+        del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
         with contextlib.suppress(BrokenPipeError):  # its death is seen in `wait`
             send(link.commands_fd, pickle.dumps((message, released), protocol=5))
 
@@ -229,6 +232,8 @@ class ProcessEngine(Engine):
         self._end_all()
         self._selector.close()
         self._board.release()
+        self._board_map.close()
+        self._updates_reader.close()
         for fd in (self._setup_fd, self._board_fd, self._updates_fd):
             close_fd(fd)
         return last_words

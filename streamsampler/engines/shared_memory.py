@@ -7,6 +7,7 @@ there is nothing to lock, and nothing that a process killed in the middle could 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -143,6 +144,13 @@ class ArenaReader:
             # An outgrown mapping lives on while arrays look into it.
             self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
         return memoryview(self._map)[region.offset : end]
+
+    def close(self) -> None:
+        """Unmap the memory, now or when the last array that looks into it is gone."""
+        mapping, self._map = self._map, None
+        if mapping is not None:
+            with contextlib.suppress(BufferError):
+                mapping.close()
 
     def read(self, region: Region) -> bytearray:
         """Return a private copy of the bytes of `region`."""

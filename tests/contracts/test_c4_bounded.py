@@ -115,8 +115,8 @@ def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Calla
         call(sampler)
         taken.append(sum(size for inode, size in memory_files().items() if inode not in others))
     assert max(taken[:20]) > 8_000
-    # What grows with each call is far beyond that by the end.
-    assert max(taken) < 1.5 * max(taken[:20])
+    # What workers run ahead varies with the machine's speed; what grows with each call is four times that by the end.
+    assert max(taken) < 3 * max(taken[:20])
 
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)

@@ -16,6 +16,7 @@ from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.gathering import AtLeast, Exactly, ExactlyPerWorker
 from streamsampler.protocol import Exit, Failure, Phase, Report, State, Stop, WorkerSide
+from streamsampler.statistics import Stats
 from streamsampler.updates import Updates
 
 N_WORKERS = 2
@@ -111,7 +112,7 @@ class World:
             return
         snapshot = self.collector.updates.snapshot()
         self.collector.updates.put("agent", ("agent", self.collector.dispatcher.version + 1))
-        self.call = Call(self.collector, self.plans.pop(0), snapshot)
+        self.call = Call(self.collector, self.plans.pop(0), snapshot, Stats.of(N_WORKERS))
 
     def actions_of_worker(self, number):
         worker = self.engine.workers[number]
