@@ -16,12 +16,12 @@ from streamsampler.samplers import Sampler
 
 from .scripted import Steps, always_zero
 
-# Spawn takes more than half a second for each worker: the core of C1, C3 and C4 tries it each time, the rest in the
-# slow tier. Tests that are long themselves try only the default start method each time.
+# Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with
+# every start method; the rest of those is in the slow tier.
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
-PROCESSES = ["fork", "forkserver", SPAWN]
+FORK = pytest.param("fork", marks=pytest.mark.slow)
+PROCESSES = ["forkserver", FORK, SPAWN]
 ENGINES = ["local", *PROCESSES]
-FEW_PROCESSES = ["forkserver", pytest.param("fork", marks=pytest.mark.slow), SPAWN]
 
 
 def descendants() -> frozenset[int]:

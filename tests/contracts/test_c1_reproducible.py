@@ -18,7 +18,7 @@ import pytest
 from streamsampler import LocalSampler, NewEnvUpdate, SetTaskUpdate, TrajectoryBatch
 from streamsampler.samplers import Sampler
 
-from .conftest import SPAWN, Maker
+from .conftest import ENGINES, Maker
 from .scripted import AnyLength, Attentive, Drawing, GlobalNoise, Linear, Nested, Stamping, Steps, jittery
 
 SEED = 20_240_607
@@ -98,7 +98,7 @@ def assert_same(batches: list[TrajectoryBatch], reference: list[TrajectoryBatch]
         assert batch == other, f"call {call}: {batch} is not {other}"
 
 
-@pytest.mark.parametrize("engine", ["local", "fork", "forkserver", SPAWN], indirect=True)
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_same_batches(make_sampler: Maker, name: str, n_workers: int) -> None:

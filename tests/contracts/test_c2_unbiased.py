@@ -10,7 +10,7 @@ import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
 
-from .conftest import FEW_PROCESSES, Maker
+from .conftest import PROCESSES, Maker
 from .scripted import AnyLength, TwoOrFifty, always_zero
 
 SEED = 3
@@ -21,7 +21,7 @@ def share_of_short_ones(batches: list[TrajectoryBatch]) -> float:
     return float((np.concatenate([batch.lengths for batch in batches]) == 2).mean())
 
 
-@pytest.mark.parametrize("engine", FEW_PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_the_share_of_short_trajectories(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     """Steps take real time here, so that with eight workers the short trajectories come in first."""
     slow = partial(TwoOrFifty, pause=0.0002)

@@ -12,7 +12,7 @@ import pytest
 from streamsampler import LocalSampler
 from streamsampler.errors import RolloutError, SamplerError
 
-from .conftest import FEW_PROCESSES, PROCESSES, Maker
+from .conftest import PROCESSES, Maker
 from .scripted import AnyLength, Marathon, Stamping, Steps, always_zero, count, jittery
 
 SEED = 17
@@ -103,7 +103,7 @@ def test_closing_stops_the_workers(make_sampler: Maker, path: Path, long_seed: i
     assert count(path) - before <= STRAY_STEPS + 3
 
 
-@pytest.mark.parametrize("engine", FEW_PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_no_action_of_an_old_version(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     """In 200 calls with four workers and random delays."""
     sampler = make_sampler(Stamping(), jittery(AnyLength, 0.001), n_workers=4, seed=SEED)

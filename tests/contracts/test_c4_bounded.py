@@ -15,7 +15,7 @@ from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
 from streamsampler.samplers import Sampler
 
-from .conftest import FEW_PROCESSES, PROCESSES, Maker
+from .conftest import PROCESSES, Maker
 from .scripted import AnyLength, SlowOne, Stamping, Steps, Wide, always_zero, count, counted, jittery
 
 SEED = 23
@@ -55,7 +55,7 @@ def memory_files() -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("engine", FEW_PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_a_stalled_consumer(make_sampler: Maker, make_local: Callable[..., LocalSampler], tmp_path: Path) -> None:
     steps, resets = tmp_path / "steps", tmp_path / "resets"
     make_env = counted(partial(AnyLength, pause=0.0005), steps, resets)
@@ -105,7 +105,7 @@ def stream_overtaken(sampler: Sampler) -> None:
     sampler.obtain_trajectories(3)
 
 
-@pytest.mark.parametrize("engine", FEW_PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 @pytest.mark.parametrize("call", [samples, trajectories, stream_left, stream_overtaken])
 def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Callable[[Sampler], None]) -> None:
     others = memory_files().keys()

@@ -4,7 +4,15 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from tests.faults.scripted import Agent, Env
 
 
-@pytest.fixture(params=["local", "forkserver", "spawn", "fork"])
+def slow(method):
+    return pytest.param(method, marks=pytest.mark.slow)
+
+
+# In every run this process and the default start method, everything in the slow tier.
+PROCESSES = ["forkserver", slow("spawn"), slow("fork")]
+
+
+@pytest.fixture(params=["local", *PROCESSES])
 def engine(request):
     return request.param
 

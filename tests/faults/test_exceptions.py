@@ -11,6 +11,7 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.errors import RolloutError, SerializationError, WorkerDiedError
+from tests.faults.conftest import PROCESSES
 from tests.faults.scripted import Agent, Boom, Env, Unpicklable
 
 
@@ -163,7 +164,7 @@ def test_observation_of_the_wrong_shape_shows_both_shapes(make_sampler):
     assert "(2,)" in str(caught.value)
 
 
-@pytest.mark.parametrize("engine", ["forkserver", "spawn", "fork"], indirect=True)
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 @pytest.mark.parametrize(
     ("what", "text", "exitcode"),
     [("kill", "SIGKILL", -9), ("abort", "SIGABRT", -6), ("hard exit", "exit code 7", 7)],
@@ -181,7 +182,7 @@ def test_a_worker_that_dies_is_an_error_that_names_the_cause(make_sampler, tmp_p
     assert sampler.stats.restarts >= 1
 
 
-@pytest.mark.parametrize("engine", ["forkserver", "spawn", "fork"], indirect=True)
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_a_worker_that_dies_between_calls_is_replaced(make_sampler):
     sampler = make_sampler()
     sampler.obtain_trajectories(1)
