@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,7 +12,8 @@ import gymnasium
 
 from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Answered, Died, Engine, Event
-from streamsampler.errors import ClosedError, DataError, RemoteTraceback, RolloutError, WorkerDiedError
+from streamsampler.errors import ClosedError, DataError
+from streamsampler.failures import death_error, failure_error
 from streamsampler.gathering import Gathering, GatherPlan, Order, Pace, Run
 from streamsampler.protocol import Failure, Phase, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
@@ -23,7 +22,7 @@ from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Updates
 
-__all__ = ["Call", "Collector", "failure_error"]
+__all__ = ["Call", "Collector"]
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
@@ -236,16 +235,7 @@ class Call:
             # one that cannot start would be started for ever.
             return
         self.stats.failed_trajectories += 1
-        trajectory = seen.trajectory if begun else None
-        where = "" if trajectory is None else f" in trajectory {trajectory} of agent version {self.version}"
-        raise WorkerDiedError(
-            f"worker {worker} {_cause_of_death(event.exitcode)} while {seen.phase}{where}; "
-            "the next call starts a new one in its place",
-            worker_number=worker,
-            phase=seen.phase,
-            trajectory=trajectory,
-            exitcode=event.exitcode,
-        )
+        raise death_error(worker, event.exitcode, seen, self.version if begun else None)
 
     def so_far(self) -> tuple[int, int]:
         """Timesteps, those of rollouts under way included, and finished trajectories."""
@@ -348,55 +338,3 @@ class Call:
             if worker not in self._collector.dead and worker not in self._stopped:
                 self._engine.send(worker, Stop())
                 self._stopped.add(worker)
-
-
-def failure_error(worker: int, failure: Failure, exception: Any = None) -> RolloutError:
-    """Return the error that tells the caller of a worker's failure, with its cause attached.
-
-    Args:
-        worker: The worker number.
-        failure: What it said.
-        exception: The exception itself, where it did not leave this process.
-    """
-    where = "" if failure.trajectory is None else f" in trajectory {failure.trajectory}"
-    if failure.ticket is not None:
-        where += f" of agent version {failure.ticket.version}"
-    original = exception if isinstance(exception, BaseException) else _unpickled(failure.exception)
-    error = RolloutError(
-        f"worker {worker} failed while {failure.phase}{where}: {failure.summary}",
-        worker_number=worker,
-        phase=failure.phase,
-        trajectory=failure.trajectory,
-        original=original,
-    )
-    # In this process the exception has its frames, which a debugger can look into; elsewhere there is only text.
-    error.__cause__ = exception if isinstance(exception, BaseException) else RemoteTraceback(failure.traceback)
-    return error
-
-
-def _unpickled(exception: bytes | None) -> BaseException | None:
-    if exception is None:
-        return None
-    try:
-        loaded = pickle.loads(exception)
-    except Exception:
-        return None
-    return loaded if isinstance(loaded, BaseException) else None
-
-
-def _cause_of_death(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "ended, and nobody knows its exit code,"
-    if exitcode >= 0:
-        return f"ended with exit code {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    hints = {
-        "SIGKILL": " (often the kernel, when memory is short)",
-        "SIGSEGV": " (a fault in native code)",
-        "SIGABRT": " (native code gave up)",
-        "SIGBUS": " (often a full file system or shared memory)",
-    }
-    return f"was killed by {name}{hints.get(name, '')}"

@@ -88,6 +88,8 @@ def test_unknown_environment_suggests_near_names(make):
 def test_what_is_no_agent_or_environment(make):
     with pytest.raises(UsageError, match="agent"):
         make(3, Env)
+    with pytest.raises(UsageError, match="agent"):
+        make([Agent(), None], Env)
     with pytest.raises(TypeError, match="environment"):
         make(Agent(), 3)
     sampler = make(Agent(), Env)

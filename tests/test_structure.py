@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 LAYERS = [
     ["version", "errors"],
     ["trees", "columns", "seeding", "serialization", "protocol", "updates", "statistics", "gathering"],
-    ["board", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "environments"],
+    ["board", "failures", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "environments"],
     ["trajectories"],
     ["recording", "storage"],
     ["workers", "workers.base", "workers.default", "factory"],
@@ -21,21 +21,22 @@ LAYERS = [
         "engines.base",
         "engines.shared_memory",
         "engines.wire",
+        "engines.child",
+        "engines.fork_server",
         "engines.launch",
         "engines.worker_process",
-        "engines.fork_server",
         "engines.local",
         "engines.processes",
     ],
     ["collecting"],
     ["progress"],
-    ["samplers"],
+    ["payloads", "sampler", "samplers"],
     [""],
     ["cli"],
     ["__main__"],
 ]
-# Inside a function: `batch.save(…)` is worth it, and starting a process by fork continues in the worker's module.
-UPWARDS_INSIDE_FUNCTIONS = {("trajectories", "storage"), ("engines.launch", "engines.worker_process")}
+# Inside a function: `batch.save(…)` is worth it.
+UPWARDS_INSIDE_FUNCTIONS = {("trajectories", "storage")}
 
 
 def rank(module):

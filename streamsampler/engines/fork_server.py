@@ -13,32 +13,31 @@ import selectors
 import signal
 import socket
 
-from streamsampler.engines.launch import STATUS, ignore_interrupts, run_as_child
+from streamsampler.engines.child import STATUS, Main, ignore_interrupts, run_as_child
 
-__all__ = ["main"]
+__all__ = ["serve"]
 
 _MAX_FDS = 16
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that an environment runs inherit nothing
 
 
-def main(socket_fd: int) -> None:
+def serve(main: Main, socket_fd: int) -> None:
     """Serve until the parent is gone.
 
     Args:
+        main: What workers run.
         socket_fd: This end of the socket pair. A request is a worker number and the worker's descriptors, the last of
             which is where its process id and, later, its wait status are written.
     """
     ignore_interrupts()  # workers inherit this
     _preload()
-    _Server(socket.socket(fileno=socket_fd)).serve()
+    _Server(main, socket.socket(fileno=socket_fd)).serve()
 
 
 def _preload() -> None:
     import gymnasium  # noqa: F401
     import numpy  # noqa: F401
     import setproctitle
-
-    import streamsampler.engines.worker_process  # noqa: F401
 
     setproctitle.setproctitle("streamsampler: fork server")
     # What is imported now stays shared between all workers: a collection in one of them must not touch it.
@@ -47,7 +46,8 @@ def _preload() -> None:
 
 
 class _Server:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, main: Main, connection: socket.socket) -> None:
+        self._main = main
         self._connection = connection
         self._status_fds: dict[int, int] = {}  # by process id
         # Never blocking, or a burst of children's ends could fill the pipe and hang the server in its own handler.
@@ -85,14 +85,12 @@ class _Server:
         return True
 
     def _become_worker(self, number: int, fds: list[int], status_fd: int) -> None:
-        from streamsampler.engines.worker_process import main as worker_main
-
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._connection.close()
         for fd in (self._wake_read, self._wake_write, status_fd, *self._status_fds.values()):
             os.close(fd)
-        worker_main(number, fds)
+        self._main(number, fds)
 
     def _reap(self) -> bool:
         with contextlib.suppress(BlockingIOError):

@@ -15,23 +15,22 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+from streamsampler.engines.child import STATUS, Main, run_as_child
+from streamsampler.engines.fork_server import serve
 from streamsampler.errors import SamplerError, UsageError
 
 __all__ = ["START_METHODS", "Child", "StartMethod", "close_fd", "default_start_method", "launch", "own_fd"]
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
-
-STATUS = struct.Struct("<q")
 
 # Descriptors of this process's ends. A forked child closes them: a copy of a pipe's end there would keep workers from
 # noticing that this process is gone.
@@ -151,11 +150,12 @@ def _end_of_life() -> tuple[int, int]:
     return own_fd(read_end), write_end
 
 
-def launch(method: StartMethod, number: int, fds: Sequence[int]) -> Child:
+def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int]) -> Child:
     """Start a worker process.
 
     Args:
         method: How.
+        main: What it runs: a function of a module, called with the number and the descriptors.
         number: The worker number.
         fds: Descriptors that it gets, in this order; the caller may close them afterwards.
 
@@ -164,11 +164,11 @@ def launch(method: StartMethod, number: int, fds: Sequence[int]) -> Child:
     """
     match method:
         case "fork":
-            return _fork(number, fds)
+            return _fork(main, number, fds)
         case "spawn":
-            return _spawn(number, fds)
+            return _spawn(main, number, fds)
         case "forkserver":
-            return _fork_server().launch(number, fds)
+            return _fork_server(main).launch(number, fds)
 
 
 @contextlib.contextmanager
@@ -184,15 +184,7 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_interrupts() -> None:
-    """Ignore SIGINT, in a child: the parent decides what Ctrl-C means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _fork(number: int, fds: Sequence[int]) -> Child:
-    from streamsampler.engines.worker_process import main
-
+def _fork(main: Main, number: int, fds: Sequence[int]) -> Child:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()  # or the child would print what is buffered once more
@@ -215,24 +207,6 @@ def _fork(number: int, fds: Sequence[int]) -> Child:
     return _DirectChild(pid, end_of_life)
 
 
-def run_as_child(main: object) -> None:
-    """Run `main` in a forked process and end that process, whatever happens: its parent's stack is not its own."""
-    status = 1
-    try:
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        main()  # type: ignore[operator]
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(status)
-
-
 def _python(code: str) -> list[str]:
     """Return the command that runs `code` in a fresh interpreter which finds the modules that this one finds."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -240,12 +214,16 @@ def _python(code: str) -> list[str]:
     return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
 
 
-def _spawn(number: int, fds: Sequence[int]) -> Child:
+def _import(function: Callable[..., None]) -> str:
+    return f"from {function.__module__} import {function.__name__}"
+
+
+def _spawn(main: Main, number: int, fds: Sequence[int]) -> Child:
     end_of_life, held_by_child = _end_of_life()
     try:
         with _interrupts_held_back():
             process = subprocess.Popen(
-                _python(f"from streamsampler.engines.worker_process import main; main({number}, {list(fds)})"),
+                _python(f"{_import(main)}; {main.__name__}({number}, {list(fds)})"),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[*fds, held_by_child],
             )
@@ -289,14 +267,14 @@ class _ServedChild(Child):
 class _ForkServer:
     """The fork server of this process: started with the first worker, gone when this process is."""
 
-    def __init__(self) -> None:
+    def __init__(self, main: Main) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         self._fd = own_fd(ours.detach())
         with theirs, _interrupts_held_back():
             process = self._process = subprocess.Popen(
-                _python(f"from streamsampler.engines.fork_server import main; main({theirs.fileno()})"),
+                _python(f"{_import(main)}; {_import(serve)}; {serve.__name__}({main.__name__}, {theirs.fileno()})"),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -330,9 +308,9 @@ _server: _ForkServer | None = None
 _server_lock = threading.Lock()
 
 
-def _fork_server() -> _ForkServer:
+def _fork_server(main: Main) -> _ForkServer:
     global _server
     with _server_lock:
         if _server is None or not _server.alive():
-            _server = _ForkServer()
+            _server = _ForkServer(main)
         return _server

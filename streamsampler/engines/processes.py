@@ -34,7 +34,7 @@ from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.engines.launch import Child, StartMethod, close_fd, launch, own_fd
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.wire import INLINE_LIMIT, Stored, pack, receive, send, unframe, unpack
-from streamsampler.engines.worker_process import Setup
+from streamsampler.engines.worker_process import Setup, main
 from streamsampler.protocol import Exit, Message
 from streamsampler.serialization import Payload
 
@@ -103,7 +103,7 @@ class ProcessEngine(Engine):
             arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
             ours.callback(close_fd, arena_fd)
             shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd]
-            child = launch(self._start_method, number, [commands_read, answers_write, alive_read, *shared])
+            child = launch(self._start_method, main, number, [commands_read, answers_write, alive_read, *shared])
             link = _Link(child, commands_write, answers_read, alive_write, arena_fd, ArenaReader(arena_fd))
             self._selector.register(answers_read, selectors.EVENT_READ, (number, False))
             self._selector.register(child.fileno(), selectors.EVENT_READ, (number, True))

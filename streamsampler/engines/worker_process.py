@@ -19,7 +19,7 @@ from typing import Any
 import setproctitle
 
 from streamsampler.board import Board
-from streamsampler.engines.launch import ignore_interrupts
+from streamsampler.engines.child import ignore_interrupts
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.wire import Stored, frame, pack, receive, send, unpack
 from streamsampler.protocol import Answer, Exit, Message

@@ -1,0 +1,429 @@
+"""What all samplers have in common: they check, hand over to the one gathering loop, and hand back its batch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+from streamsampler.agents import as_agent
+from streamsampler.collecting import Call, Collector
+from streamsampler.engines.base import Answered, Engine
+from streamsampler.environments import as_env_update
+from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError
+from streamsampler.factory import WorkerFactory, positive
+from streamsampler.failures import failure_error
+from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order
+from streamsampler.payloads import pickled, pickled_updates
+from streamsampler.progress import ProgressArgument, display
+from streamsampler.protocol import Phase, Report
+from streamsampler.serialization import Payload
+from streamsampler.statistics import Stats
+from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.updates import Kind, Updates
+from streamsampler.workers.base import Worker
+from streamsampler.workers.default import DefaultWorker
+
+__all__ = ["Sampler"]
+
+_CANCEL_SECONDS = 1.0
+
+
+class Sampler(ABC):
+    """Collects trajectories; where the workers live is a subclass's matter.
+
+    Args:
+        agents: An agent (see `Agent`), a plain callable `observation -> action`, or a list with one for each worker.
+        envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec`, an
+            `EnvUpdate`, or a list with one for each worker. With lists, index i of a batch belongs to worker
+            `i % n_workers`, and results depend on the number of workers.
+        n_workers: How many workers.
+        seed: A non-negative integer that everything random is derived from; None draws fresh entropy.
+        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+        worker_class: The kind of worker.
+        worker_args: Further keyword arguments for it.
+        order: "index" returns trajectories 0, 1, 2, …, as one process would have sampled them. "arrival" returns
+            whatever finishes first, which over-represents short trajectories.
+
+    Attributes:
+        seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
+        n_workers: How many workers there are.
+        stats: What all calls together did.
+
+    Raises:
+        UsageError: An argument cannot work (a ValueError).
+        SerializationError: An agent or an environment cannot be pickled.
+    """
+
+    _default_workers: int | None = None
+
+    def __init__(
+        self,
+        agents: Any,
+        envs: Any,
+        *,
+        n_workers: int | None = None,
+        seed: int | None = None,
+        max_episode_length: int | None = None,
+        worker_class: type[Worker] = DefaultWorker,
+        worker_args: Mapping[str, Any] | None = None,
+        order: Order = "index",
+    ) -> None:
+        factory = WorkerFactory(
+            n_workers=self._how_many(n_workers, agents, envs),
+            seed=seed,
+            max_episode_length=max_episode_length,
+            worker_class=worker_class,
+            worker_args=worker_args,
+        )
+        self._set_up(factory, agents, envs, order)
+
+    @classmethod
+    def _how_many(cls, n_workers: int | None, agents: Any, envs: Any) -> int | None:
+        if n_workers is None:
+            lengths = [len(items) for items in (agents, envs) if isinstance(items, list)]
+            return lengths[0] if lengths else cls._default_workers
+        return n_workers
+
+    @classmethod
+    def from_worker_factory(cls, worker_factory: WorkerFactory, agents: Any, envs: Any, **options: Any) -> Self:
+        """Make a sampler whose workers come from `worker_factory`; `options` are the sampler's other arguments."""
+        return cls(
+            agents,
+            envs,
+            n_workers=worker_factory.n_workers,
+            seed=worker_factory.seed,
+            max_episode_length=worker_factory.max_episode_length,
+            worker_class=worker_factory.worker_class,
+            worker_args=worker_factory.worker_args,
+            **options,
+        )
+
+    def _set_up(self, factory: WorkerFactory, agents: Any, envs: Any, order: Order) -> None:
+        if order not in ("index", "arrival"):
+            raise UsageError(f'order must be "index" or "arrival", got {order!r}')
+        self._factory = factory
+        self._order: Order = order
+        updates: Updates[Payload] = Updates(factory.n_workers)
+        updates.put("agent", pickled(agents, factory.n_workers, "agents", "the agent", as_agent))
+        updates.put("env", pickled(envs, factory.n_workers, "envs", "the environment", as_env_update))
+        self._begin_life(updates, version=0)
+
+    def _begin_life(self, updates: Updates[Payload], version: int) -> None:
+        self.seed = self._factory.seed
+        self.n_workers = self._factory.n_workers
+        self.stats = Stats.of(self.n_workers)
+        self._lock = threading.Lock()
+        self._salvaged: TrajectoryBatch | None = None
+        self._closed = False
+        self._suspect = False
+        self._streaming: Call | None = None
+        self._start(updates, version)
+
+    def _start(self, updates: Updates[Payload], version: int) -> None:
+        engine = self._make_engine()
+        try:
+            self._collector = Collector(
+                engine, updates.mapped(engine.publish), seed=self.seed, order=self._order, version=version
+            )
+        except BaseException:
+            engine.close()
+            raise
+        self._owner = os.getpid()
+        # At garbage collection and at exit; not through `__del__`, which may find half of the interpreter gone.
+        self._finalizer = weakref.finalize(self, _end_quietly, self._collector, self._lock, self._owner)
+
+    @abstractmethod
+    def _make_engine(self) -> Engine:
+        """Start the workers."""
+
+    # ------------------------------------------------------------------ obtaining
+
+    def obtain_samples(
+        self, num_samples: int, agent_update: Any = None, env_update: Any = None, progress: ProgressArgument = False
+    ) -> TrajectoryBatch:
+        """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
+
+        Args:
+            num_samples: Timesteps, at least 1.
+            agent_update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values`;
+                anything else replaces the agent. A list has one for each worker.
+            env_update: None changes nothing; an environment (in any form that `envs` takes) replaces the old one, an
+                `EnvUpdate` is applied to it. A list has one for each worker.
+            progress: True shows a progress bar on stderr; a callable is called with a `progress.Snapshot` several
+                times a second.
+
+        Raises:
+            UsageError: `num_samples` is no positive integer, or a list has the wrong length (a ValueError).
+            TypeError: `env_update` is no environment.
+            SerializationError: An update cannot be pickled.
+            RolloutError: User code raised in a worker.
+            WorkerDiedError: A worker ended.
+            ClosedError: The sampler is closed.
+            ConcurrentCallError: Another call is under way.
+        """
+        return self._obtain(AtLeast(positive("num_samples", num_samples)), agent_update, env_update, progress)
+
+    def obtain_trajectories(
+        self, n_trajectories: int, agent_update: Any = None, env_update: Any = None, progress: ProgressArgument = False
+    ) -> TrajectoryBatch:
+        """Return exactly `n_trajectories` trajectories; see `obtain_samples` for the other arguments and errors."""
+        return self._obtain(Exactly(positive("n_trajectories", n_trajectories)), agent_update, env_update, progress)
+
+    def obtain_exact_trajectories(
+        self,
+        n_traj_per_worker: int,
+        agent_update: Any = None,
+        env_update: Any = None,
+        progress: ProgressArgument = False,
+    ) -> TrajectoryBatch:
+        """Return exactly `n_traj_per_worker` trajectories for each worker, in worker order.
+
+        Worker w's k-th trajectory has index `w * n_traj_per_worker + k`. See `obtain_samples` for the other arguments
+        and errors.
+        """
+        plan = ExactlyPerWorker(positive("n_traj_per_worker", n_traj_per_worker), self.n_workers)
+        return self._obtain(plan, agent_update, env_update, progress)
+
+    def _obtain(
+        self, plan: GatherPlan, agent_update: Any, env_update: Any, progress: ProgressArgument
+    ) -> TrajectoryBatch:
+        batch: TrajectoryBatch | None = None
+        try:
+            with (
+                self._exclusive(),
+                self._call(plan, agent_update, env_update) as call,
+                display(progress, plan) as shown,
+            ):
+                while not call.gathering.complete:
+                    call.pump(shown.interval)
+                    shown.update(call)
+                batch = call.complete()
+        except KeyboardInterrupt:
+            self._salvaged = batch or self._salvaged
+            raise
+        return batch
+
+    def stream(self, agent_update: Any = None, env_update: Any = None) -> Iterator[TrajectoryBatch]:
+        """Return an endless iterator over trajectories 0, 1, 2, …, each a batch of one.
+
+        Workers run ahead of the consumer by a bounded number of trajectories. Leaving the loop stops them; so does
+        another obtaining call, after which the iterator raises `SamplerError`. See `obtain_samples` for the updates
+        and errors.
+        """
+        self._check_usable()
+        updates = pickled_updates(agent_update, env_update, self.n_workers)
+        return self._stream(updates)
+
+    def _stream(self, updates: dict[Kind, Any]) -> Iterator[TrajectoryBatch]:
+        with self._exclusive(), self._watched():
+            call = self._begin(Endless(), updates, self.stats)
+            self._streaming = call
+        try:
+            while True:
+                for trajectory in self._next_of(call):
+                    self._check_still(call)
+                    call.yielded(trajectory)
+                    yield trajectory
+        finally:
+            if self._streaming is call:
+                self._end_stream()
+
+    def _next_of(self, call: Call) -> TrajectoryBatch:
+        """Return the next trajectories of a stream, in memory of their own."""
+        with self._exclusive(), self._watched():
+            self._check_still(call)
+            while not (runs := call.gathering.pop_runs()):
+                call.pump()
+            trajectories = call.batch(runs)
+            for run in runs:
+                if run.stop == run.part.rollouts.n_trajectories:
+                    call.release(run.part)
+        return trajectories
+
+    def _check_still(self, call: Call) -> None:
+        self._check_usable()
+        if self._streaming is not call:
+            raise SamplerError("this stream was ended by a later call on the same sampler")
+
+    def _end_stream(self) -> None:
+        """Stop the stream that is open, if one is, and account for what its consumer never saw."""
+        call, self._streaming = self._streaming, None
+        if call is not None:
+            call.account_for_unseen()
+            if not self._suspect:
+                call.end()
+
+    def salvage(self) -> TrajectoryBatch | None:
+        """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
+        salvaged, self._salvaged = self._salvaged, None
+        return salvaged
+
+    # ------------------------------------------------------------------ a call's frame
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._check_usable()
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrentCallError("another call on this sampler is under way; a sampler serves one call at a time")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("this sampler is closed")
+        if os.getpid() != self._owner:
+            raise SamplerError(
+                f"this sampler belongs to process {self._owner}; a forked process must make its own "
+                "(pickle it, or make it after the fork)"
+            )
+
+    @contextmanager
+    def _call(self, plan: GatherPlan, agent_update: Any, env_update: Any) -> Iterator[Call]:
+        self._salvaged = None
+        updates = pickled_updates(agent_update, env_update, self.n_workers)
+        with self._watched():
+            call = self._begin(plan, updates, Stats.of(self.n_workers))
+            try:
+                yield call
+            except KeyboardInterrupt:
+                if call.gathering.n_trajectories:
+                    self._salvaged = call.finished()
+                raise
+            finally:
+                if not self._suspect:
+                    call.end()
+                self.stats.merge(call.stats)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Take note of interrupts: they may have hit between any two steps of the bookkeeping.
+
+        What is in doubt is thrown away: the workers are stopped now, and replaced by new ones in the next call.
+        """
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._suspect = True
+            self._collector.engine.want(2**62)
+            raise
+
+    def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats) -> Call:
+        self._end_stream()
+        if self._suspect:
+            self._start_afresh()
+        collector = self._collector
+        snapshot = collector.updates.snapshot()
+        for kind, payloads in updates.items():
+            if isinstance(payloads, list):
+                published = [None if payload is None else collector.publish(payload) for payload in payloads]
+                collector.updates.put(kind, published)
+            else:
+                collector.updates.put(kind, collector.publish(payloads))
+        return Call(collector, plan, snapshot, stats)
+
+    def _start_afresh(self) -> None:
+        old = self._collector
+        updates = old.updates.mapped(old.engine.recall)
+        self._finalizer.detach()
+        old.engine.close()
+        self._suspect = False
+        self._start(updates, old.dispatcher.version)
+
+    # ------------------------------------------------------------------ accounts and the end
+
+    @property
+    def agent_version(self) -> int:
+        """The agent version of the last obtaining call; 0 before the first."""
+        return self._collector.dispatcher.version
+
+    @property
+    def total_env_steps(self) -> int:
+        """Timesteps that were returned, in all calls so far."""
+        return self.stats.kept_timesteps
+
+    def close(self) -> None:
+        """End the workers and give everything back; may be called twice.
+
+        Raises:
+            RolloutError: Closing an environment raised; everything is given back all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._finalizer.detach()
+        if os.getpid() != self._owner:
+            return
+        failures = []
+        self._end_stream()
+        for said in _end(self._collector, self._lock):
+            if isinstance(said.answer, Report):
+                self.stats.take_report(said.worker, said.answer)
+                self.stats.stale_trajectories += said.answer.n_trajectories
+                self.stats.stale_timesteps += said.answer.n_timesteps
+            elif said.answer.phase is Phase.CLOSE:
+                failures.append(failure_error(said.worker, said.answer, said.contents))
+        if failures:
+            raise failures[0]
+
+    def shutdown_worker(self) -> None:
+        """Do what `close` does."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except SamplerError:
+            # What is already on its way matters more than what closing found.
+            if kind is None:
+                raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_usable()
+        engine = self._collector.engine
+        return {
+            "factory": self._factory,
+            "order": self._order,
+            "version": self.agent_version,
+            "updates": self._collector.updates.mapped(engine.recall),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._factory = state["factory"]
+        self._order = state["order"]
+        self._begin_life(state["updates"], state["version"])
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"agent version {self.agent_version}"
+        return f"{type(self).__name__}({self.n_workers} workers, seed {self.seed}, {state})"
+
+
+def _end(collector: Collector, lock: threading.Lock) -> list[Answered]:
+    """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
+    ours = lock.acquire(blocking=False)
+    if not ours:
+        collector.cancel()
+        # If it does not end in time it is stuck in code that nothing can end, or this is a callback of its own.
+        ours = lock.acquire(timeout=_CANCEL_SECONDS)
+    collector.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
+    try:
+        return collector.engine.close()
+    finally:
+        if ours:
+            lock.release()
+
+
+def _end_quietly(collector: Collector, lock: threading.Lock, owner: int) -> None:
+    if os.getpid() == owner:
+        _end(collector, lock)
