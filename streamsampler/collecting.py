@@ -76,6 +76,7 @@ class Collector:
         self.spaces: list[Spaces | None] = [None] * engine.n_workers
         self.dead: set[int] = set()
         self.cancelled = False
+        self.suspect = False  # whether an interrupt may have hit between two steps of the bookkeeping
         self.fruitless = [0] * engine.n_workers  # deaths in a row without an answer in between
         self.published: dict[int, Any] = updates.payloads()
         self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
@@ -143,9 +144,13 @@ class Call:
             ClosedError: Another thread closed the sampler.
         """
         self._feed()  # what was taken out since may have made room
-        events = self._engine.wait(timeout)
+        try:
+            events = self._engine.wait(timeout)
+        except (OSError, ValueError):
+            if not self._collector.cancelled:
+                raise
         if self._collector.cancelled:
-            raise ClosedError("this sampler was closed by another thread while a call was under way")
+            raise ClosedError("this sampler was closed while a call was under way")
         for event in events:
             self._take_in(event)
         self._feed()
@@ -165,8 +170,8 @@ class Call:
         if indices is None:
             return
         if worker in self._collector.dead:
-            self._collector.dead.discard(worker)
             self._engine.restart(worker)
+            self._collector.dead.discard(worker)
             self.stats.restarts += 1
         message = self._dispatcher.hand(worker, indices)
         if isinstance(message, Start):
@@ -235,6 +240,8 @@ class Call:
             # one that cannot start would be started for ever.
             return
         self.stats.failed_trajectories += 1
+        if begun and seen.phase in _UPDATE_PHASES:
+            collector.updates.restore(self._snapshot)
         raise death_error(worker, event.exitcode, seen, self.version if begun else None)
 
     def so_far(self) -> tuple[int, int]:

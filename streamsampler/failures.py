@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 import signal
+import traceback
 from typing import Any
 
 from streamsampler.board import Progress
 from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError
-from streamsampler.protocol import Failure
+from streamsampler.protocol import Failure, Phase, Ticket
 
-__all__ = ["death_error", "failure_error"]
+__all__ = ["death_error", "failure_error", "unreadable"]
 
 
 def failure_error(worker: int, failure: Failure, exception: Any = None) -> RolloutError:
@@ -37,12 +38,19 @@ def failure_error(worker: int, failure: Failure, exception: Any = None) -> Rollo
     return error
 
 
+def unreadable(ticket: Ticket, error: Exception) -> Failure:
+    """Return the failure of a report whose contents cannot be unpickled here."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    summary = f"what it recorded was pickled there, but cannot be unpickled here: {type(error).__name__}: {error}"
+    return Failure(ticket, Phase.SENDING, None, summary, text)
+
+
 def _unpickled(exception: bytes | None) -> BaseException | None:
     if exception is None:
         return None
     try:
         loaded = pickle.loads(exception)
-    except Exception:
+    except (Exception, SystemExit, GeneratorExit):
         return None
     return loaded if isinstance(loaded, BaseException) else None
 

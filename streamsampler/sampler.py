@@ -20,7 +20,7 @@ from streamsampler.failures import failure_error
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order
 from streamsampler.payloads import pickled, pickled_updates
 from streamsampler.progress import ProgressArgument, display
-from streamsampler.protocol import Phase, Report
+from streamsampler.protocol import NEVER_AGAIN, Phase, Report
 from streamsampler.serialization import Payload
 from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch
@@ -30,7 +30,10 @@ from streamsampler.workers.default import DefaultWorker
 
 __all__ = ["Sampler"]
 
+Lock = Any  # typeshed has no name for what threading.RLock() returns
+
 _CANCEL_SECONDS = 1.0
+_ONE_AT_A_TIME = "another call on this sampler is under way; a sampler serves one call at a time"
 
 
 class Sampler(ABC):
@@ -117,10 +120,11 @@ class Sampler(ABC):
         self.seed = self._factory.seed
         self.n_workers = self._factory.n_workers
         self.stats = Stats.of(self.n_workers)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._salvaged: TrajectoryBatch | None = None
         self._closed = False
-        self._suspect = False
+        self._pending: tuple[Updates[Payload], int] | None = None
+        self._busy = False
         self._streaming: Call | None = None
         self._start(updates, version)
 
@@ -192,11 +196,14 @@ class Sampler(ABC):
     def _obtain(
         self, plan: GatherPlan, agent_update: Any, env_update: Any, progress: ProgressArgument
     ) -> TrajectoryBatch:
+        self._check_usable()
+        updates = pickled_updates(agent_update, env_update, self.n_workers)
         batch: TrajectoryBatch | None = None
         try:
             with (
+                self._watched(),
                 self._exclusive(),
-                self._call(plan, agent_update, env_update) as call,
+                self._call(plan, updates) as call,
                 display(progress, plan) as shown,
             ):
                 while not call.gathering.complete:
@@ -220,7 +227,7 @@ class Sampler(ABC):
         return self._stream(updates)
 
     def _stream(self, updates: dict[Kind, Any]) -> Iterator[TrajectoryBatch]:
-        with self._exclusive(), self._watched():
+        with self._watched(), self._exclusive():
             call = self._begin(Endless(), updates, self.stats)
             self._streaming = call
         try:
@@ -235,7 +242,7 @@ class Sampler(ABC):
 
     def _next_of(self, call: Call) -> TrajectoryBatch:
         """Return the next trajectories of a stream, in memory of their own."""
-        with self._exclusive(), self._watched():
+        with self._watched(), self._exclusive():
             self._check_still(call)
             while not (runs := call.gathering.pop_runs()):
                 call.pump()
@@ -255,7 +262,7 @@ class Sampler(ABC):
         call, self._streaming = self._streaming, None
         if call is not None:
             call.account_for_unseen()
-            if not self._suspect:
+            if not self._collector.suspect:
                 call.end()
 
     def salvage(self) -> TrajectoryBatch | None:
@@ -268,10 +275,17 @@ class Sampler(ABC):
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         self._check_usable()
+        # Reentrant, because an interrupt between taking it and the next step would leave it taken for good.
         if not self._lock.acquire(blocking=False):
-            raise ConcurrentCallError("another call on this sampler is under way; a sampler serves one call at a time")
+            raise ConcurrentCallError(_ONE_AT_A_TIME)
         try:
-            yield
+            if self._busy and not self._collector.suspect:
+                raise ConcurrentCallError(_ONE_AT_A_TIME)
+            try:
+                self._busy = True
+                yield
+            finally:
+                self._busy = False
         finally:
             self._lock.release()
 
@@ -285,58 +299,68 @@ class Sampler(ABC):
             )
 
     @contextmanager
-    def _call(self, plan: GatherPlan, agent_update: Any, env_update: Any) -> Iterator[Call]:
+    def _call(self, plan: GatherPlan, updates: dict[Kind, Any]) -> Iterator[Call]:
         self._salvaged = None
-        updates = pickled_updates(agent_update, env_update, self.n_workers)
-        with self._watched():
-            call = self._begin(plan, updates, Stats.of(self.n_workers))
-            try:
+        call = self._begin(plan, updates, Stats.of(self.n_workers))
+        try:
+            with self._watched():
                 yield call
-            except KeyboardInterrupt:
-                if call.gathering.n_trajectories:
-                    self._salvaged = call.finished()
-                raise
-            finally:
-                if not self._suspect:
-                    call.end()
-                self.stats.merge(call.stats)
+        except KeyboardInterrupt:
+            if call.gathering.n_trajectories:
+                self._salvaged = call.finished()
+            raise
+        finally:
+            if not self._collector.suspect:
+                call.end()
+            self.stats.merge(call.stats)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Take note of interrupts: they may have hit between any two steps of the bookkeeping.
+        """Take note of what may have hit between any two steps of the bookkeeping: interrupts, a lack of memory.
 
         What is in doubt is thrown away: the workers are stopped now, and replaced by new ones in the next call.
         """
         try:
             yield
-        except Exception:
+        except SamplerError:
             raise
         except BaseException:
-            self._suspect = True
-            self._collector.engine.want(2**62)
+            self._collector.suspect = True
+            self._collector.engine.want(NEVER_AGAIN)
             raise
 
     def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats) -> Call:
         self._end_stream()
-        if self._suspect:
+        if self._collector.suspect:
             self._start_afresh()
         collector = self._collector
         snapshot = collector.updates.snapshot()
+        try:
+            self._put(updates)
+        except BaseException:
+            collector.updates.restore(snapshot)
+            raise
+        return Call(collector, plan, snapshot, stats)
+
+    def _put(self, updates: dict[Kind, Any]) -> None:
+        collector = self._collector
         for kind, payloads in updates.items():
             if isinstance(payloads, list):
                 published = [None if payload is None else collector.publish(payload) for payload in payloads]
                 collector.updates.put(kind, published)
             else:
                 collector.updates.put(kind, collector.publish(payloads))
-        return Call(collector, plan, snapshot, stats)
 
     def _start_afresh(self) -> None:
+        """Replace the engine; an interrupt in here leaves everything such that it can be repeated."""
         old = self._collector
-        updates = old.updates.mapped(old.engine.recall)
+        if self._pending is None:
+            self._pending = old.updates.mapped(old.engine.recall), old.dispatcher.version
+        old.cancelled = True
+        old.engine.close(kindly=False)
         self._finalizer.detach()
-        old.engine.close()
-        self._suspect = False
-        self._start(updates, old.dispatcher.version)
+        self._start(*self._pending)
+        self._pending = None
 
     # ------------------------------------------------------------------ accounts and the end
 
@@ -356,11 +380,11 @@ class Sampler(ABC):
         Raises:
             RolloutError: Closing an environment raised; everything is given back all the same.
         """
-        if self._closed:
+        if self._closed and not self._finalizer.alive:
             return
         self._closed = True
-        self._finalizer.detach()
         if os.getpid() != self._owner:
+            self._finalizer.detach()
             return
         failures = []
         self._end_stream()
@@ -371,6 +395,7 @@ class Sampler(ABC):
                 self.stats.stale_timesteps += said.answer.n_timesteps
             elif said.answer.phase is Phase.CLOSE:
                 failures.append(failure_error(said.worker, said.answer, said.contents))
+        self._finalizer.detach()
         if failures:
             raise failures[0]
 
@@ -409,7 +434,7 @@ class Sampler(ABC):
         return f"{type(self).__name__}({self.n_workers} workers, seed {self.seed}, {state})"
 
 
-def _end(collector: Collector, lock: threading.Lock) -> list[Answered]:
+def _end(collector: Collector, lock: Lock) -> list[Answered]:
     """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
     ours = lock.acquire(blocking=False)
     if not ours:
@@ -418,12 +443,12 @@ def _end(collector: Collector, lock: threading.Lock) -> list[Answered]:
         ours = lock.acquire(timeout=_CANCEL_SECONDS)
     collector.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
     try:
-        return collector.engine.close()
+        return collector.engine.close(kindly=not collector.suspect)
     finally:
         if ours:
             lock.release()
 
 
-def _end_quietly(collector: Collector, lock: threading.Lock, owner: int) -> None:
+def _end_quietly(collector: Collector, lock: Lock, owner: int) -> None:
     if os.getpid() == owner:
         _end(collector, lock)

@@ -23,7 +23,7 @@ _KINDS: tuple[Kind, ...] = ("agent", "parameters", "env")
 class _InForce(Generic[Payload]):
     """The latest update of one kind: one payload for all workers, or one each."""
 
-    serial: int
+    serials: tuple[int, ...]  # by worker: another number whenever its payload changes
     payloads: tuple[Payload | None, ...]
     shared: bool
 
@@ -45,11 +45,14 @@ class Updates(Generic[Payload]):
         """Put an update in force: one payload, or a list with one for each worker (None: nothing changes for it)."""
         shared = not isinstance(payloads, list)
         each = tuple(payloads) if isinstance(payloads, list) else (payloads,) * self._n_workers
+        self._serial += 1
+        serials = (self._serial,) * self._n_workers
         before = self._in_force.get(kind)
         if before is not None:
-            each = tuple(old if new is None else new for new, old in zip(each, before.payloads, strict=True))
-        self._serial += 1
-        self._in_force[kind] = _InForce(self._serial, each, shared)  # type: ignore[arg-type]
+            unchanged = [payload is None for payload in each]
+            each = tuple(old if same else new for same, new, old in zip(unchanged, each, before.payloads, strict=True))
+            serials = tuple(old if same else self._serial for same, old in zip(unchanged, before.serials, strict=True))
+        self._in_force[kind] = _InForce(serials, each, shared)  # type: ignore[arg-type]
         if kind == "agent" and "parameters" in self._in_force:
             self._void_parameters(payloads if isinstance(payloads, list) else None)
 
@@ -73,9 +76,11 @@ class Updates(Generic[Payload]):
         lacking: dict[Kind, Payload] = {}
         for kind in _KINDS:
             update = self._in_force.get(kind)
-            if update is None or seen.get(kind) == update.serial:
+            if update is None or seen.get(kind) == update.serials[worker]:
                 continue
-            seen[kind] = update.serial
+            if kind == "agent":
+                seen.pop("parameters", None)  # a new agent comes without them
+            seen[kind] = update.serials[worker]
             payload = update.payloads[worker]
             if payload is not None:
                 lacking[kind] = payload
@@ -92,11 +97,11 @@ class Updates(Generic[Payload]):
     def restore(self, snapshot: dict[Kind, _InForce[Payload]]) -> None:
         """Put back what was in force: the updates since were refused by a worker."""
         self._in_force = dict(snapshot)
-        for seen in self._seen:
+        for worker, seen in enumerate(self._seen):
             # Whoever took a refused update must be told again what is in force.
             for kind, serial in list(seen.items()):
                 update = self._in_force.get(kind)
-                if update is None or update.serial != serial:
+                if update is None or update.serials[worker] != serial:
                     seen.clear()
                     break
 
@@ -116,5 +121,5 @@ class Updates(Generic[Payload]):
         for kind, update in self._in_force.items():
             payloads = tuple(None if payload is None else converted[id(payload)] for payload in update.payloads)
             other._serial += 1
-            other._in_force[kind] = _InForce(other._serial, payloads, update.shared)
+            other._in_force[kind] = _InForce((other._serial,) * self._n_workers, payloads, update.shared)
         return other

@@ -22,8 +22,12 @@ from streamsampler.protocol import (
     Ticket,
     WorkerSide,
 )
-from streamsampler.seeding import TrajectorySeeds
+from streamsampler.seeding import TrajectorySeeds, seed_generators
 from streamsampler.workers.base import Outcome, Worker
+
+_CONSTRUCTION = 0
+"""The agent version that constructors are seeded with: trajectories have later ones."""
+_SUMMARY_LENGTH = 2_000
 
 __all__ = ["Channel", "Life", "run_worker"]
 
@@ -123,6 +127,8 @@ class Life:
         self._row.begin_ticket(start.version)
         phase = Phase.AGENT_CONSTRUCTION
         try:
+            # What constructors draw, too, must not depend on the process, nor on when it was started.
+            seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
             if self._worker is None:
                 self._worker = self._make_worker()
             worker = self._worker
@@ -224,5 +230,7 @@ def _failure(ticket: Ticket | None, phase: Phase, trajectory: int | None, error:
     except Exception:
         exception = None
     summary = "".join(traceback.format_exception_only(error)).strip()
+    if len(summary) > _SUMMARY_LENGTH:
+        summary = f"{summary[:_SUMMARY_LENGTH]} … ({len(summary):,} characters in all)"
     text = "".join(traceback.format_exception(error)).rstrip()
     return Failure(ticket, phase, trajectory, summary, text, exception)

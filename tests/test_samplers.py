@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -225,6 +226,41 @@ def test_objects_in_infos_do_not_lie_in_reused_memory():
             sampler.obtain_trajectories(20)
         assert first.env_infos["seen"].dtype == object
         assert first == expected
+
+
+class Drawn(Env):
+    """Draws from the global generators when it is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.offset = np.random.random() + random.random()
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self.offset, *rest
+
+
+def test_what_constructors_draw_depends_on_the_seed_alone():
+    with LocalSampler(Agent(), Drawn, seed=0) as local:
+        expected = local.obtain_trajectories(4)
+    for method in ("forkserver", "fork"):
+        with MultiprocessingSampler(Agent(), Drawn, n_workers=2, seed=0, start_method=method) as sampler:
+            assert sampler.obtain_trajectories(4) == expected
+            batch = sampler.obtain_trajectories(4, env_update=Drawn)
+            assert batch.rewards[0] == expected.rewards[0], "also when it is made again"
+
+
+def test_a_list_with_none_leaves_that_workers_parameters_alone(make):
+    sampler = make([Agent(), Agent(action=2)], Env)
+    sampler.obtain_trajectories(2, agent_update={"action": 0})
+    batch = sampler.obtain_trajectories(4, agent_update=[Agent(action=2), None])
+    assert [set(trajectory.actions.tolist()) for trajectory in batch] == [{2}, {0}, {2}, {0}]
+
+
+def test_close_from_a_progress_callback(make):
+    sampler = make(Agent(), Env)
+    with pytest.raises(ClosedError):
+        sampler.obtain_samples(100_000, progress=lambda _: sampler.close())
 
 
 def test_signatures_are_the_documented_ones():

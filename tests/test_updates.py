@@ -50,6 +50,19 @@ def test_a_new_agent_for_one_worker_keeps_the_parameters_of_the_others():
     assert updates.lacking(1) == {"agent": "a", "parameters": "p"}
 
 
+def test_who_is_not_named_in_a_list_is_told_nothing():
+    updates = Updates(2)
+    updates.put("agent", "a")
+    updates.put("env", "e")
+    updates.put("parameters", "p")
+    updates.lacking(0)
+    updates.lacking(1)
+    updates.put("agent", ["b", None])
+    updates.put("env", ["f", None])
+    assert updates.lacking(0) == {"agent": "b", "env": "f"}
+    assert updates.lacking(1) == {}
+
+
 def test_a_worker_that_is_forgotten_is_told_everything_again():
     updates = Updates(1)
     updates.put("agent", "a")

@@ -98,8 +98,12 @@ class Engine(ABC):
         """End all workers at once, from any thread: `wait`, in another one, returns."""
 
     @abstractmethod
-    def close(self) -> list[Answered]:
-        """End all workers, kindly at first, within a fixed time.
+    def close(self, *, kindly: bool = True) -> list[Answered]:
+        """End all workers, within a fixed time. Nothing but `want` may be called afterwards.
+
+        Args:
+            kindly: Whether workers may close their environments. False also where an interrupt may have left a
+                message half read: then nothing is listened to any more.
 
         Returns:
             What the workers still said, without contents: reports of what they abandoned, and failures to close

@@ -113,11 +113,18 @@ class Child(ABC):
 
 
 class _DirectChild(Child):
-    """A child of this process, by fork or spawn."""
+    """A child of this process, by fork or spawn.
+
+    Its end is told by the kernel where that is possible. Otherwise it is the end of a pipe, which the child's own
+    children, if it forks any, keep open beyond its death.
+    """
 
     def __init__(self, pid: int, end_of_life: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self._fd = end_of_life
+        if hasattr(os, "pidfd_open"):
+            self._fd = own_fd(os.pidfd_open(pid))
+            close_fd(end_of_life)
         self._process = process
         self._exitcode: int | None = None
         self._waited = False
@@ -168,7 +175,11 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int]) -> 
         case "spawn":
             return _spawn(main, number, fds)
         case "forkserver":
-            return _fork_server(main).launch(number, fds)
+            try:
+                return _fork_server(main).launch(number, fds)
+            except (ConnectionError, _ServerEndedError):
+                # Killed, perhaps, and not waited for yet: another one takes its place, once.
+                return _fork_server(main, afresh=True).launch(number, fds)
 
 
 @contextlib.contextmanager
@@ -235,6 +246,10 @@ def _spawn(main: Main, number: int, fds: Sequence[int]) -> Child:
     return _DirectChild(process.pid, end_of_life, process)
 
 
+class _ServerEndedError(SamplerError):
+    """The fork server is gone."""
+
+
 class _ServedChild(Child):
     """A child of the fork server, which tells its process id and, at the end, its exit code."""
 
@@ -245,7 +260,7 @@ class _ServedChild(Child):
         pid = os.read(status_fd, STATUS.size)
         if len(pid) < STATUS.size:
             close_fd(status_fd)
-            raise SamplerError("the fork server ended before it could start a worker")
+            raise _ServerEndedError("the fork server ended before it could start a worker")
         (self.pid,) = STATUS.unpack(pid)
 
     def fileno(self) -> int:
@@ -308,9 +323,9 @@ _server: _ForkServer | None = None
 _server_lock = threading.Lock()
 
 
-def _fork_server(main: Main) -> _ForkServer:
+def _fork_server(main: Main, *, afresh: bool = False) -> _ForkServer:
     global _server
     with _server_lock:
-        if _server is None or not _server.alive():
+        if afresh or _server is None or not _server.alive():
             _server = _ForkServer(main)
         return _server

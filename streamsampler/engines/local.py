@@ -113,8 +113,9 @@ class LocalEngine(Engine):
         """Let the rollout in hand be abandoned."""
         self._board.want_nothing()
 
-    def close(self) -> list[Answered]:
-        """Close all environments."""
+    def close(self, *, kindly: bool = True) -> list[Answered]:
+        """Close all environments, also unkindly: nothing else would."""
+        del kindly
         self._board.want_nothing()
         for channel, life in zip(self._channels, self._lives, strict=True):
             channel.messages.clear()

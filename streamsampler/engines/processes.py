@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from mmap import mmap
+from typing import Any
 
 from streamsampler.board import Board, Progress, board_bytes
 from streamsampler.engines.base import Answered, Died, Engine, Event
@@ -35,13 +36,16 @@ from streamsampler.engines.launch import Child, StartMethod, close_fd, launch, o
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.wire import INLINE_LIMIT, Stored, pack, receive, send, unframe, unpack
 from streamsampler.engines.worker_process import Setup, main
-from streamsampler.protocol import Exit, Message
+from streamsampler.failures import unreadable
+from streamsampler.protocol import NEVER_AGAIN, Answer, Exit, Message
 from streamsampler.serialization import Payload
 
 __all__ = ["ProcessEngine"]
 
 CLOSE_SECONDS = 1.0
 """How long all workers together may take to close their environments, before they are killed."""
+
+_GRACE_SECONDS = 1.0  # between a worker's last word and its end
 
 _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; every answer has one region, and every ticket one message
 
@@ -58,6 +62,7 @@ class _Link:
     arena: ArenaReader
     released: list[Region] = field(default_factory=list)
     ended: bool = False
+    unlinked: bool = False
 
 
 class ProcessEngine(Engine):
@@ -79,6 +84,8 @@ class ProcessEngine(Engine):
         self._start_method = start_method
         self._selector = selectors.DefaultSelector()
         self._links: list[_Link] = []
+        self._wanted = 0
+        self._closed = False
         self._setup_fd = own_fd(_setup_file(n_workers, make_worker, seed))
         self._board_fd = own_fd(anonymous_file("streamsampler-board", board_bytes(n_workers)))
         self._updates_fd = own_fd(anonymous_file("streamsampler-updates"))
@@ -112,11 +119,15 @@ class ProcessEngine(Engine):
 
     def restart(self, worker: int) -> None:
         """Start a new process in the place of a dead one, with pipes and memory of its own."""
-        self._unlink(self._links[worker])
-        self._board.clear(worker)
-        self._links[worker] = self._link(worker)
+        # The new one first: if it cannot be started, the old one is still what it was, and can be tried again.
+        new, old = self._link(worker), self._links[worker]
+        self._links[worker] = new
+        self._unlink(old)
 
     def _unlink(self, link: _Link) -> None:
+        """Kill a worker if need be and close everything of it; may be repeated after an interrupt."""
+        if link.unlinked:
+            return
         link.ended = True
         link.child.kill()
         link.child.wait()
@@ -127,6 +138,7 @@ class ProcessEngine(Engine):
         link.arena.close()
         for fd in (link.commands_fd, link.answers_fd, link.alive_fd, link.arena_fd):
             close_fd(fd)
+        link.unlinked = True
 
     # ------------------------------------------------------------------ talking
 
@@ -150,11 +162,15 @@ class ProcessEngine(Engine):
 
     def want(self, version: int) -> None:
         """Let older rollouts be abandoned."""
-        self._board.want(version)
+        self._wanted = version
+        if not self._closed:
+            self._board.want(version)
 
     def send(self, worker: int, message: Message) -> None:
         """Send a message. The protocol bounds what can be under way, so the pipe always has room."""
         link = self._links[worker]
+        if link.ended:
+            return  # its death was, or will be, told by `wait`
         released = link.released[:_RELEASES_PER_MESSAGE]
         del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
         with contextlib.suppress(BrokenPipeError):  # its death is seen in `wait`
@@ -182,7 +198,14 @@ class ProcessEngine(Engine):
         if message is None:
             return None
         head, buffers, region = unframe(message, link.arena.view)
-        answer, contents = pickle.loads(head, buffers=buffers)
+        answer: Answer = pickle.loads(head)
+        contents: Any = None
+        # What nobody wants any more is not even looked at.
+        if buffers and answer.ticket is not None and answer.ticket.version >= self._wanted:
+            try:
+                contents = pickle.loads(buffers[0], buffers=buffers[1:])
+            except Exception as error:
+                answer = unreadable(answer.ticket, error)
         if region is None:
             return Answered(worker, answer, contents)
         if contents is None:
@@ -197,6 +220,8 @@ class ProcessEngine(Engine):
         """
         link = self._links[worker]
         link.ended = True
+        if not link.child.ended(_GRACE_SECONDS):
+            link.child.kill()  # it closed its end and goes on: nobody will ever hear of it again
         last_words: list[Event] = []
         while _readable(link.answers_fd) and (event := self._read(worker)) is not None:
             last_words.append(event)
@@ -216,20 +241,29 @@ class ProcessEngine(Engine):
 
     def kill(self) -> None:
         """Kill all workers."""
-        self._board.want_nothing()
+        self.want(NEVER_AGAIN)
         for link in self._links:
             link.child.kill()
 
-    def close(self) -> list[Answered]:
-        """Ask all workers to end; after `CLOSE_SECONDS` terminate and then kill those that have not."""
-        if os.getpid() != self._owner:
-            return []  # a forked copy: these are not its workers, and their descriptors are closed here
-        self._board.want_nothing()
-        for worker, link in enumerate(self._links):
-            if not link.ended:
-                self.send(worker, Exit())
-        last_words = self._last_words(time.monotonic() + CLOSE_SECONDS)
-        self._end_all()
+    def close(self, *, kindly: bool = True) -> list[Answered]:
+        """Ask all workers to end; after `CLOSE_SECONDS` terminate and then kill those that have not.
+
+        May be repeated when an interrupt broke it off.
+        """
+        if os.getpid() != self._owner or self._closed:
+            return []  # in a forked copy these are not its workers, and their descriptors are closed
+        last_words: list[Answered] = []
+        try:
+            self.want(NEVER_AGAIN)
+            if kindly:
+                for worker in range(len(self._links)):
+                    self.send(worker, Exit())
+                last_words = self._last_words(time.monotonic() + CLOSE_SECONDS)
+                self._terminate()
+        finally:
+            for link in self._links:
+                self._unlink(link)
+        self._closed = True
         self._selector.close()
         self._board.release()
         self._board_map.close()
@@ -250,15 +284,13 @@ class ProcessEngine(Engine):
             ]
         return last_words
 
-    def _end_all(self) -> None:
+    def _terminate(self) -> None:
         late = [link for link in self._links if not link.ended]
         for link in late:
             link.child.kill(signal.SIGTERM)
         deadline = time.monotonic() + CLOSE_SECONDS / 4
         for link in late:
             link.child.ended(deadline - time.monotonic())
-        for link in self._links:
-            self._unlink(link)
 
 
 def _setup_file(n_workers: int, make_worker: Payload, seed: int) -> int:

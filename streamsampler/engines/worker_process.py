@@ -135,6 +135,10 @@ class _ProcessChannel:
     def answer(self, answer: Answer, contents: Any = None) -> None:
         if isinstance(contents, BaseException):
             contents = None  # the answer has it in words, and pickled
-        head, buffers = dumps_report((answer, contents))
+        # The answer by itself: it is understood even where its contents are not.
+        buffers: list[Any] = []
+        if contents is not None:
+            head, buffers = dumps_report(contents)
+            buffers = [head, *buffers]
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
-            send(self._answers_fd, frame(pack(head, buffers), self._arena.write))
+            send(self._answers_fd, frame(pack(pickle.dumps(answer, protocol=5), buffers), self._arena.write))

@@ -1,0 +1,180 @@
+"""An interrupt, or a lack of something, at any place in the sampler: the next call is right, and close closes."""
+
+import functools
+import os
+import random
+import signal
+
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.engines import processes
+from tests.faults.scripted import Agent, Env
+from tests.faults.test_ends import gone_within
+
+
+def expected(version, n=6):
+    with LocalSampler(Agent(), Env, seed=5) as sampler:
+        sampler._collector.dispatcher.version = version - 1
+        return sampler.obtain_trajectories(n)
+
+
+def is_right_again(sampler):
+    batch = sampler.obtain_trajectories(6)
+    return batch == expected(batch.agent_version)
+
+
+@pytest.fixture
+def sampler():
+    with MultiprocessingSampler(Agent(), Env, n_workers=2, seed=5) as sampler:
+        sampler.obtain_trajectories(2)
+        yield sampler
+
+
+def raise_once(monkeypatch, owner, name, error):
+    """Let the function raise at its next call, and do its work from then on."""
+    real, left = getattr(owner, name), [error]
+
+    def function(*args, **options):
+        if left:
+            raise left.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, function)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
+@pytest.mark.parametrize("place", ["receive", "send", "unframe"])
+@pytest.mark.parametrize("call", ["obtain", "stream"])
+def test_a_break_inside_a_call(sampler, monkeypatch, error, place, call):
+    raise_once(monkeypatch, processes, place, error)
+    with pytest.raises(error):
+        sampler.obtain_trajectories(4) if call == "obtain" else next(sampler.stream())
+    assert is_right_again(sampler)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError, OSError])
+def test_a_break_while_a_dead_worker_is_replaced(sampler, monkeypatch, error):
+    for pid in sampler.worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    assert gone_within(sampler.worker_pids(), 5)
+    raise_once(monkeypatch, processes, "launch", error)
+    with pytest.raises(error):
+        sampler.obtain_trajectories(4)
+    assert is_right_again(sampler)
+
+
+def test_a_break_while_the_engine_is_replaced_after_a_break(sampler, monkeypatch):
+    raise_once(monkeypatch, processes, "send", KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.obtain_trajectories(4)
+    for error in (KeyboardInterrupt, OSError):
+        raise_once(monkeypatch, processes, "launch", error)
+        with pytest.raises(error):
+            sampler.obtain_trajectories(4)
+    assert is_right_again(sampler)
+
+
+def test_a_break_inside_close(monkeypatch):
+    with MultiprocessingSampler(Agent(), functools.partial(Env, "close", "hang"), n_workers=2) as sampler:
+        sampler.obtain_trajectories(2)
+        pids = sampler.worker_pids()
+        raise_once(monkeypatch, sampler._collector.engine, "_last_words", KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sampler.close()
+        assert gone_within(pids, 2)
+        sampler.close()
+
+
+def test_real_interrupts_at_random_times(sampler):
+    """Whatever they hit, the call after them is right."""
+    delays = random.Random(1)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    hits = 0
+    for _ in range(40):
+        signal.setitimer(signal.ITIMER_REAL, delays.uniform(0.0005, 0.01))
+        try:
+            for _ in range(100):
+                sampler.obtain_trajectories(20)
+        except KeyboardInterrupt:
+            hits += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        assert is_right_again(sampler)
+    assert hits == 40
+
+
+def test_the_fork_server_is_killed(sampler):
+    from streamsampler.engines import launch
+
+    os.kill(launch._server._process.pid, signal.SIGKILL)
+    for pid in sampler.worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    assert gone_within(sampler.worker_pids(), 5)
+    assert is_right_again(sampler)
+
+
+class OnlyThere(Exception):
+    """Pickles, and does not unpickle: its constructor wants two arguments."""
+
+    def __init__(self, one, two):
+        super().__init__("message")
+
+
+class Strange(Env):
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, {"error": OnlyThere(1, 2)}
+
+
+def test_a_report_that_cannot_be_unpickled_here():
+    from streamsampler.errors import RolloutError
+
+    with MultiprocessingSampler(Agent(), Strange, n_workers=3, seed=5) as sampler:
+        with pytest.raises(RolloutError, match="cannot be unpickled here") as caught:
+            sampler.obtain_trajectories(6)
+        assert caught.value.phase == "sending the rollouts"
+        batch = sampler.obtain_trajectories(6, env_update=Env)
+        assert batch == expected(batch.agent_version)
+
+
+class Forking(Env):
+    """Its constructor forks a process that lives on when the worker dies."""
+
+    def __init__(self, pid_file, cure):
+        super().__init__("step", "kill", cure)
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+            os._exit(0)
+        with open(pid_file, "a") as file:
+            file.write(f"{pid}\n")
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_a_death_is_seen_although_a_grandchild_lives_on(tmp_path, method):
+    from streamsampler.errors import WorkerDiedError
+
+    pid_file, cure = tmp_path / "pids", tmp_path / "cure"
+    envs = functools.partial(Forking, str(pid_file), str(cure))
+    try:
+        with MultiprocessingSampler(Agent(), envs, n_workers=1, seed=5, start_method=method) as sampler:
+            with pytest.raises(WorkerDiedError, match="SIGKILL"):
+                sampler.obtain_trajectories(2)
+            cure.touch()
+            assert is_right_again(sampler)
+    finally:
+        for pid in pid_file.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_death_in_an_update_takes_the_update_back(sampler):
+    from streamsampler.errors import WorkerDiedError
+
+    class Deadly(Agent):
+        def __setstate__(self, state):
+            os._exit(3)
+
+    with pytest.raises(WorkerDiedError, match="constructing the agent"):
+        sampler.obtain_trajectories(2, agent_update=Deadly())
+    assert is_right_again(sampler)
