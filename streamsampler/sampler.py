@@ -261,9 +261,10 @@ class Sampler(ABC):
         """Stop the stream that is open, if one is, and account for what its consumer never saw."""
         call, self._streaming = self._streaming, None
         if call is not None:
-            call.account_for_unseen()
-            if not self._collector.suspect:
-                call.end()
+            with self._watched():
+                call.account_for_unseen()
+                if not self._collector.suspect:
+                    call.end()
 
     def salvage(self) -> TrajectoryBatch | None:
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""

@@ -125,6 +125,8 @@ class Life:
     def _start(self, start: Start) -> None:
         """Bring the worker up to date."""
         self._row.begin_ticket(start.version)
+        # Once a version, not once an environment: a stale report, spaces included, is never looked at.
+        self._spaces_told = False
         phase = Phase.AGENT_CONSTRUCTION
         try:
             # What constructors draw, too, must not depend on the process, nor on when it was started.
@@ -135,7 +137,6 @@ class Life:
             worker.trajectory = None
             if start.env is not None:
                 phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
-                self._spaces_told = False
                 worker.update_env(self._channel.load(start.env))
             if start.agent is not None:
                 phase = self._enter(worker, Phase.AGENT_CONSTRUCTION)

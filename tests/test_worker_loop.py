@@ -1,0 +1,122 @@
+"""A worker's life, told by hand."""
+
+import pytest
+
+from streamsampler.agents import CallableAgent
+from streamsampler.board import Board, board_bytes
+from streamsampler.environments import as_env_update
+from streamsampler.protocol import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
+from streamsampler.worker_loop import Life, run_worker
+from streamsampler.workers.default import DefaultWorker
+from tests.faults.scripted import Env
+
+
+class Channel:
+    interruptible = True
+
+    def __init__(self, messages=()):
+        self.messages = list(messages)
+        self.answers = []
+
+    def receive(self, *, wait):
+        assert self.messages or not wait, "it would wait for ever"
+        return self.messages.pop(0) if self.messages else None
+
+    def load(self, payload):
+        return payload
+
+    def answer(self, answer, contents=None):
+        self.answers.append((answer, contents))
+
+
+def start(version, *tickets, **updates):
+    return Start(version, tuple(Ticket(version, indices) for indices in tickets), **updates)
+
+
+UPDATES = {"agent": CallableAgent(lambda _: 1), "env": as_env_update(Env)}
+
+
+@pytest.fixture
+def board():
+    return Board(memoryview(bytearray(board_bytes(1))))
+
+
+def live(channel, board):
+    """Let a worker live until it has nothing to do; return the function that lets it go on."""
+    row = board.row(0)
+    life = Life(channel, lambda: DefaultWorker(row), row, seed=0)
+
+    def go_on():
+        for _ in range(20):  # more turns than any of these tests has messages and tickets
+            if not life.turn(wait=False):
+                break
+
+    go_on()
+    return go_on
+
+
+def test_each_ticket_gets_one_answer(board):
+    channel = Channel([start(1, range(2), range(2, 3), **UPDATES)])
+    go_on = live(channel, board)
+    channel.messages.append(Continue((Ticket(1, range(3, 7)),)))
+    go_on()
+    assert [answer.ticket.indices for answer, _ in channel.answers] == [range(2), range(2, 3), range(3, 7)]
+    assert [contents[0].n_trajectories for _, contents in channel.answers] == [2, 1, 4]
+
+
+def test_the_spaces_are_told_once_a_version(board):
+    """Not once for good: the report that carried them may have been stale, and was never looked at."""
+    channel = Channel([start(1, range(1), range(1, 2), **UPDATES)])
+    go_on = live(channel, board)
+    channel.messages.append(start(2, range(1)))
+    go_on()
+    spaces = (Env.observation_space, Env.action_space)
+    assert [contents[1] for _, contents in channel.answers] == [spaces, None, spaces]
+
+
+def test_what_nobody_wants_is_given_up_unrun(board):
+    board.want(2)
+    channel = Channel([start(1, range(2), range(2, 4), **UPDATES)])
+    live(channel, board)
+    assert [answer for answer, _ in channel.answers] == [
+        Report(Ticket(1, range(2)), given_up=True),
+        Report(Ticket(1, range(2, 4)), given_up=True),
+    ]
+
+
+def test_a_failing_update_fails_the_first_ticket_and_gives_up_the_rest(board):
+    channel = Channel([start(1, range(2), range(2, 4), agent=CallableAgent(len), env=as_env_update(lambda: 3))])
+    go_on = live(channel, board)
+    failure, given_up = (answer for answer, _ in channel.answers)
+    assert isinstance(failure, Failure)
+    assert (failure.ticket.indices, failure.phase) == (range(2), Phase.ENV_CONSTRUCTION)
+    assert given_up == Report(Ticket(1, range(2, 4)), given_up=True)
+    channel.messages.append(Continue((Ticket(1, range(4, 5)),)))
+    go_on()
+    assert channel.answers[-1][0] == Report(Ticket(1, range(4, 5)), given_up=True)
+
+
+def test_stop_gives_up_what_is_left(board):
+    channel = Channel([start(1, range(1), range(1, 2), **UPDATES), Stop()])
+    live(channel, board)
+    assert all(answer.given_up for answer, _ in channel.answers)
+    assert len(channel.answers) == 2
+
+
+def test_exit_closes_the_environment(board):
+    row = board.row(0)
+    channel = Channel([start(1, range(1), **UPDATES | {"env": as_env_update(lambda: Env("close"))}), Exit()])
+    run_worker(channel, lambda: DefaultWorker(row), row, seed=0)
+    ((failure, error),) = channel.answers
+    assert (failure.ticket, failure.phase, str(error)) == (None, Phase.CLOSE, "in close")
+
+
+def test_a_long_message_is_cut_in_the_summary(board):
+    def complain(_):
+        raise ValueError("x" * 10_000)
+
+    channel = Channel([start(1, range(1), agent=CallableAgent(complain), env=as_env_update(Env))])
+    live(channel, board)
+    ((failure, _),) = channel.answers
+    assert len(failure.summary) < 3_000
+    assert len(failure.traceback) > 10_000
