@@ -388,7 +388,11 @@ class Sampler(ABC):
             self._finalizer.detach()
             return
         failures = []
-        self._end_stream()
+        if self._lock.acquire(blocking=False):  # or another thread is in the stream, and ends it
+            try:
+                self._end_stream()
+            finally:
+                self._lock.release()
         for said in _end(self._collector, self._lock):
             if isinstance(said.answer, Report):
                 self.stats.take_report(said.worker, said.answer)
