@@ -26,6 +26,7 @@ __all__ = [
     "as_agent",
     "is_parameters",
     "load_agent",
+    "make_current_directory_importable",
     "reset_agent_function",
 ]
 
@@ -310,15 +311,15 @@ def _is_file_name(module_name: str) -> bool:
 
 
 def _module(module_name: str, name: str) -> Any:
-    _make_current_directory_importable()
+    make_current_directory_importable()
     try:
         return importlib.import_module(module_name)
     except Exception as error:
         raise UnknownAgentError(_import_failure(module_name, name, error)) from error
 
 
-def _make_current_directory_importable() -> None:
-    # An installed command finds its own directory in sys.path[0], not the current one.
+def make_current_directory_importable() -> None:
+    """Lets modules in the current directory be found: an installed command finds its own directory there instead."""
     directory = os.getcwd()
     if directory not in sys.path and "" not in sys.path:
         sys.path.insert(0, directory)

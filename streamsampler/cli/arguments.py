@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +12,7 @@ import click
 
 from streamsampler.errors import UsageError
 
-__all__ = ["env_kwargs", "import_modules", "make_current_directory_importable", "parse_value"]
+__all__ = ["env_kwargs", "import_modules", "parse_value"]
 
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
@@ -45,13 +44,6 @@ def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str
             raise click.BadParameter(f"{key!r} is given twice")
         result[key] = parse_value(text)
     return result
-
-
-def make_current_directory_importable() -> None:
-    """Let modules in the current directory be found: an installed command finds its own directory there instead."""
-    directory = os.getcwd()
-    if directory not in sys.path and "" not in sys.path:
-        sys.path.insert(0, directory)
 
 
 def import_modules(names: Iterable[str]) -> None:

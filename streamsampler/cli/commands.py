@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from streamsampler.agents import make_current_directory_importable
 from streamsampler.cli import arguments, summary
 from streamsampler.cli.failures import translated
 from streamsampler.cli.grouping import GroupedCommand, grouped_option
@@ -118,7 +119,7 @@ def sample(
         with stdout_reserved(), translated(), warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
-            arguments.make_current_directory_importable()
+            make_current_directory_importable()
             arguments.import_modules(imports)
             outcome = run(request, interrupts, bar)
     except Interrupted:
