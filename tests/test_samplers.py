@@ -12,6 +12,7 @@ import threading
 import gymnasium
 import numpy as np
 import pytest
+import setproctitle
 
 from streamsampler import (
     DefaultWorker,
@@ -261,6 +262,14 @@ def test_close_from_a_progress_callback(make):
     sampler = make(Agent(), Env)
     with pytest.raises(ClosedError):
         sampler.obtain_samples(100_000, progress=lambda _: sampler.close())
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+def test_workers_are_called_after_their_samplers_process(method):
+    with MultiprocessingSampler(Agent(), Env, n_workers=1, start_method=method) as sampler:
+        sampler.obtain_trajectories(1)
+        with open(f"/proc/{sampler.worker_pids()[0]}/cmdline") as file:
+            assert file.read().rstrip("\0") == "worker:" + setproctitle.getproctitle()
 
 
 def test_signatures_are_the_documented_ones():

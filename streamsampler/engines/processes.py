@@ -30,6 +30,8 @@ from functools import partial
 from mmap import mmap
 from typing import Any
 
+from setproctitle import getproctitle
+
 from streamsampler.board import Board, Progress, board_bytes
 from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.engines.launch import Child, StartMethod, close_fd, launch, own_fd
@@ -295,7 +297,7 @@ class ProcessEngine(Engine):
 
 def _setup_file(n_workers: int, make_worker: Payload, seed: int) -> int:
     make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
-    setup = Setup(n_workers, seed, make_worker, list(sys.path), os.getcwd(), dict(os.environ))
+    setup = Setup(n_workers, seed, make_worker, list(sys.path), os.getcwd(), dict(os.environ), getproctitle())
     fd = anonymous_file("streamsampler-setup")
     ArenaWriter(fd).write([memoryview(pickle.dumps(setup, protocol=5))])
     return fd

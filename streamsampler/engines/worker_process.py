@@ -40,6 +40,7 @@ class Setup:
         path: The sampler's `sys.path`.
         cwd: Its working directory.
         environ: Its environment variables, as they were when the sampler was made.
+        title: Its process title.
     """
 
     n_workers: int
@@ -48,6 +49,7 @@ class Setup:
     path: list[str]
     cwd: str
     environ: dict[str, str]
+    title: str
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -63,11 +65,12 @@ def main(number: int, fds: Sequence[int]) -> None:
     commands_fd, answers_fd, parent_fd, setup_fd, board_fd, arena_fd, updates_fd = fds
     _die_with_parent(parent_fd)
     setup: Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
+    # Before the environment variables change: the title is written over their first place in memory.
+    setproctitle.setproctitle("worker:" + setup.title)
     sys.path[:] = setup.path
     os.environ.update(setup.environ)
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)
-    setproctitle.setproctitle("worker:" + setproctitle.getproctitle())
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
     channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd)
     make_worker = partial(_make_worker, setup.make_worker, row, number)
