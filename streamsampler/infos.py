@@ -48,10 +48,14 @@ class InfoRecorder:
         """Record the info of a step; steps rise from call to call.
 
         Raises:
-            DataError: A key that is no string.
+            DataError: A key that is no string, or an info that is no dict.
         """
         plain = self._plain
-        for key, value in info.items():
+        try:
+            items = info.items()
+        except AttributeError:
+            raise DataError(f"{self._path}: an info must be a dict, got {type(info).__name__}") from None
+        for key, value in items:
             column = plain.get(key)
             if column is None or isinstance(value, dict):
                 self._record_slowly(step, (key,), value)

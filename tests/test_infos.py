@@ -170,3 +170,9 @@ def test_keys_are_strings():
 def test_validation(infos, words):
     with pytest.raises(DataError, match=words):
         columns_of(infos, 2, "env_infos")
+
+
+@pytest.mark.parametrize("info", [[1], "text", 3])
+def test_an_info_that_is_no_dict_is_an_error_that_says_so(info):
+    with pytest.raises(DataError, match=f"must be a dict, got {type(info).__name__}"):
+        InfoRecorder("env_infos").record(0, info)
