@@ -13,6 +13,7 @@ LAYERS = [
     ["trees", "columns", "seeding", "serialization", "protocol", "updates", "statistics", "gathering"],
     ["board", "failures", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "environments"],
     ["trajectories"],
+    ["adapters", "adapters.heads", "adapters.parameters", "adapters.torch", "adapters.sb3"],
     ["recording", "storage"],
     ["workers", "workers.base", "workers.default", "factory"],
     ["worker_loop"],

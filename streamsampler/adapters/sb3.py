@@ -1,0 +1,212 @@
+"""Agents made of Stable-Baselines3 models, and of anything else with its `predict`.
+
+Only `SB3Agent.load` needs the extra: `pip install 'streamsampler[sb3]'`.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler import trees
+from streamsampler.adapters.parameters import arrays_of, load_arrays, on_cpu, one_thread
+from streamsampler.errors import UsageError
+
+__all__ = ["SB3Agent"]
+
+
+class SB3Agent:
+    """Acts by `predict(observation, state=…, episode_start=…, deterministic=…)`, which returns (actions, state).
+
+    Of a model only its `policy` is kept: workers need no replay buffer, no optimiser and no training environment. What
+    belongs to the model and not to its policy stays behind: the random exploration of DQN, and observations that a
+    `VecNormalize` normalises (wrap the environment instead). Workers compute on the CPU, on one thread of torch's.
+
+    A recurrent policy gets its state back, and is told where trajectories start. One that draws, draws from the global
+    generators, which are seeded for each trajectory.
+
+    Args:
+        model: A model, a policy, or any object with `predict`.
+        deterministic: What is passed on to `predict`.
+
+    Raises:
+        UsageError: There is no `predict`.
+    """
+
+    def __init__(self, model: Any, *, deterministic: bool = False) -> None:
+        policy = getattr(model, "policy", None)
+        self.policy = policy if callable(getattr(policy, "predict", None)) else model
+        if isinstance(self.policy, type) or not callable(getattr(self.policy, "predict", None)):
+            raise UsageError(f"SB3Agent takes a model, or another object with predict, not {model!r}")
+        self.deterministic = deterministic
+        self._begin()
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], algorithm: Any, *, deterministic: bool = False) -> SB3Agent:
+        """Load a model that Stable-Baselines3 saved.
+
+        Args:
+            path: The `.zip` file.
+            algorithm: What it was trained with: a class with `load`, or its name in `stable_baselines3` or
+                `sb3_contrib`, such as "PPO".
+            deterministic: What is passed on to `predict`.
+
+        Raises:
+            ImportError: The package is not installed.
+            UsageError: There is no such algorithm.
+        """
+        if isinstance(algorithm, str):
+            algorithm = _algorithm(algorithm)
+        if not callable(getattr(algorithm, "load", None)):
+            raise UsageError(f"algorithm is a class with load, or its name, and this is {algorithm!r}")
+        return cls(algorithm.load(path, device="cpu"), deterministic=deterministic)
+
+    def _begin(self) -> None:
+        self._on_torch = hasattr(self.policy, "state_dict") and hasattr(self.policy, "parameters")
+        self._state: Any = None
+        self._starts = True
+        self._padded: _Slots | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        policy = self.policy
+        if self._on_torch:
+            policy = on_cpu(policy)
+            if "optimizer" in policy.__dict__:
+                policy = copy.copy(policy)
+                policy.optimizer = None
+        return {"policy": policy, "deterministic": self.deterministic}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"SB3Agent({type(self.policy).__name__})"
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin a trajectory, or with `get_actions` a block of them: forget the state.
+
+        Args:
+            seed: Not used: policies draw from the global generators.
+        """
+        del seed
+        self._state, self._starts, self._padded = None, True, None
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Predict one action; there is nothing to record beside it."""
+        action, self._state = self._predict(observation, self._state, np.array([self._starts]))
+        self._starts = False
+        return action[()] if isinstance(action, np.ndarray) and not action.shape else action, {}
+
+    def get_actions(
+        self, observations: Any, *, slots: NDArray[np.int64] | None = None, starts: NDArray[np.bool_] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Predict n actions at once.
+
+        Args:
+            observations: Tree of (n, *O).
+            slots: (n,) ints, rising: which of several environments each row is of. All of them are there in the first
+                call after `reset`, in later ones those that still run. None: always the same rows.
+            starts: (n,) bool: which rows begin a trajectory. None: all of them in the first call after `reset`, none
+                later.
+
+        Returns:
+            The actions, (n, *A), and no infos.
+
+        Raises:
+            UsageError: There are more slots than in the first call.
+        """
+        n = len(next(leaf for _, leaf in trees.leaves(observations)))
+        starts = np.full(n, self._starts) if starts is None else starts
+        first, self._starts = self._starts, False
+        if first or self._state is None:
+            actions, self._state = self._predict(observations, None, starts)
+            if self._state is not None:
+                self._padded = _Slots(observations, n)
+            return actions, {}
+        assert self._padded is not None
+        rows = np.arange(n) if slots is None else slots
+        observations, starts = self._padded.fill(rows, observations, starts)
+        actions, self._state = self._predict(observations, self._state, starts)
+        return actions[rows], {}
+
+    def _predict(self, observations: Any, state: Any, starts: NDArray[np.bool_]) -> tuple[Any, Any]:
+        predict = self.policy.predict
+        if not self._on_torch:
+            predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic)
+        else:
+            with one_thread():
+                predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic)
+        if not (isinstance(predicted, tuple) and len(predicted) == 2):
+            raise UsageError(f"predict must return (actions, state), and it returned {predicted!r}")
+        return predicted
+
+    def get_param_values(self) -> dict[str, Any]:
+        """The policy's `state_dict` as arrays.
+
+        Raises:
+            UsageError: The policy is no torch module.
+        """
+        return arrays_of(self._module("get_param_values"))
+
+    def set_param_values(self, values: dict[str, Any]) -> None:
+        """Copy parameters into the policy.
+
+        Args:
+            values: What `get_param_values` gave, or a `state_dict`.
+
+        Raises:
+            UsageError: The policy is no torch module, or they are not its parameters.
+        """
+        load_arrays(self._module("set_param_values"), values)
+
+    def _module(self, method: str) -> Any:
+        if not self._on_torch:
+            raise UsageError(f"{method} needs a policy that is a torch module, and this is {self.policy!r}")
+        return self.policy
+
+
+class _Slots:
+    """Gives a recurrent policy the same rows in each call.
+
+    Only the policy knows along which axis of its state the rows lie. So rows are never taken out of the state: those of
+    slots that have fallen silent go on with their last observations, and what comes of it is dropped.
+    """
+
+    def __init__(self, observations: Any, n: int) -> None:
+        self._observations = trees.map_tree(np.array, observations)
+        self._n = n
+
+    def fill(self, slots: Any, observations: Any, starts: NDArray[np.bool_]) -> tuple[Any, NDArray[np.bool_]]:
+        """Put the rows in their places, and return all rows."""
+        if len(slots) and int(slots[-1]) >= self._n:
+            raise UsageError(f"there were {self._n} rows in the first call, and now there is a slot {int(slots[-1])}")
+        given = iter([leaf for _, leaf in trees.leaves(observations)])
+        for _, rows in trees.leaves(self._observations):
+            rows[slots] = next(given)
+        all_starts = np.zeros(self._n, dtype=np.bool_)
+        all_starts[slots] = starts
+        return trees.map_tree(np.array, self._observations), all_starts
+
+
+def _algorithm(name: str) -> Any:
+    try:
+        packages = [importlib.import_module("stable_baselines3")]
+    except ImportError as error:
+        raise ImportError(
+            "loading a model by name needs Stable-Baselines3: pip install 'streamsampler[sb3]'"
+        ) from error
+    try:
+        packages.append(importlib.import_module("sb3_contrib"))
+    except ImportError:
+        pass
+    for package in packages:
+        if hasattr(package, name):
+            return getattr(package, name)
+    names = " or ".join(package.__name__ for package in packages)
+    raise UsageError(f"there is no algorithm {name!r} in {names}")

@@ -1,0 +1,153 @@
+"""SB3Agent on anything with `predict`: no Stable-Baselines3 needed."""
+
+from __future__ import annotations
+
+import builtins
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.adapters.sb3 import SB3Agent
+from streamsampler.errors import UsageError
+
+
+class Counting:
+    """Recurrent: its action is how many steps its trajectory has had; rows lie on the second axis of its state."""
+
+    def __init__(self):
+        self.calls = []
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        single = np.ndim(observation) == 1
+        n = 1 if single else len(observation)
+        self.calls.append((n, None if state is None else state[0].shape, episode_start.tolist(), deterministic))
+        count = np.zeros((3, n), dtype=np.int64) if state is None else state[0]
+        assert count.shape == (3, n)
+        count = np.where(episode_start, 0, count)
+        actions = count[0] % 7
+        return (actions[0] if single else actions), (count + 1,)
+
+
+class Model:
+    """Holds what cannot be sent, beside its policy."""
+
+    def __init__(self):
+        self.policy = Counting()
+        self.env = (step for step in [])
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        raise AssertionError("the policy's own is to be called")
+
+
+class FixedLength(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(7)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(2, np.float32), float(action), self.left == 0, False, {}
+
+
+def test_state_is_carried_and_reset_with_each_trajectory():
+    agent = SB3Agent(Counting())
+    with LocalSampler(agent, FixedLength(), seed=1) as sampler:
+        batch = sampler.obtain_trajectories(3)
+    assert batch.actions.tolist() == [0, 1, 2, 3, 4] * 3
+    assert batch.agent_infos == {}
+
+
+def test_the_same_in_a_process_and_only_the_policy_goes_there():
+    with MultiprocessingSampler(SB3Agent(Model()), FixedLength(), n_workers=1, seed=1) as sampler:
+        assert sampler.obtain_trajectories(2).actions.tolist() == [0, 1, 2, 3, 4] * 2
+
+
+def test_what_is_told_to_predict():
+    agent = SB3Agent(Counting(), deterministic=True)
+    agent.reset(seed=3)
+    for _ in range(2):
+        action, _ = agent.get_action(np.zeros(2))
+        assert isinstance(action, np.integer)
+    assert agent.policy.calls == [(1, None, [True], True), (1, (3, 1), [False], True)]
+
+
+def test_batches_keep_each_slots_state_while_others_end():
+    agent = SB3Agent(Counting())
+    agent.reset(seed=0)
+    rows = np.zeros((3, 2))
+    assert agent.get_actions(rows, slots=np.arange(3), starts=np.array([True] * 3))[0].tolist() == [0, 0, 0]
+    # Slot 1 begins its next trajectory; then slot 0 falls silent, then slot 1.
+    assert agent.get_actions(rows, slots=np.arange(3), starts=np.array([False, True, False]))[0].tolist() == [1, 0, 1]
+    assert agent.get_actions(rows[1:], slots=np.array([1, 2]), starts=np.array([False, False]))[0].tolist() == [1, 2]
+    assert agent.get_actions(rows[2:], slots=np.array([2]), starts=np.array([False]))[0].tolist() == [3]
+    agent.reset(seed=1)
+    assert agent.get_actions(rows)[0].tolist() == [0, 0, 0]
+    assert agent.get_actions(rows)[0].tolist() == [1, 1, 1]
+
+
+def test_rows_get_their_own_observations_where_slots_are_missing():
+    class Echo:
+        def predict(self, observation, state=None, episode_start=None, deterministic=False):
+            return observation["a"][:, 0].copy(), ("state",)
+
+    agent = SB3Agent(Echo())
+    agent.get_actions({"a": np.array([[1.0], [2.0], [3.0]])})
+    later = {"a": np.array([[5.0], [6.0]])}
+    assert agent.get_actions(later, slots=np.array([0, 2]), starts=np.zeros(2, bool))[0].tolist() == [5.0, 6.0]
+    with pytest.raises(UsageError, match="3 rows in the first call"):
+        agent.get_actions(later, slots=np.array([0, 3]), starts=np.zeros(2, bool))
+
+
+def test_no_model():
+    with pytest.raises(UsageError, match="with predict"):
+        SB3Agent(lambda observation: 0)
+    with pytest.raises(UsageError, match="with predict"):
+        SB3Agent(Counting)
+
+
+def test_parameters_need_a_module():
+    agent = SB3Agent(Counting())
+    with pytest.raises(UsageError, match="torch module"):
+        agent.get_param_values()
+    with pytest.raises(UsageError, match="torch module"):
+        agent.set_param_values({})
+
+
+def test_predict_that_returns_no_state():
+    class Bare:
+        def predict(self, observation, state=None, episode_start=None, deterministic=False):
+            return 0
+
+    with pytest.raises(UsageError, match=r"must return \(actions, state\)"):
+        SB3Agent(Bare()).get_action(np.zeros(2))
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch):
+    real_import = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.partition(".")[0] in ("stable_baselines3", "torch"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real_import(name, *args, **kwargs)
+
+    import importlib
+    import sys
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    for name in ("stable_baselines3", "torch", "streamsampler.adapters.torch"):
+        monkeypatch.setitem(sys.modules, name, None) if "adapters" not in name else monkeypatch.delitem(
+            sys.modules, name, raising=False
+        )
+    with pytest.raises(ImportError, match=r"pip install 'streamsampler\[sb3\]'"):
+        SB3Agent.load("model.zip", "PPO")
+    with pytest.raises(ImportError, match=r"pip install 'streamsampler\[torch\]'"):
+        importlib.import_module("streamsampler.adapters.torch")
+    with pytest.raises(UsageError, match="a class with load"):
+        SB3Agent.load("model.zip", 3)
