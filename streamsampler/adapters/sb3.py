@@ -5,6 +5,7 @@ Only `SB3Agent.load` needs the extra: `pip install 'streamsampler[sb3]'`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 from os import PathLike
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler import trees
 from streamsampler.adapters.parameters import arrays_of, load_arrays, on_cpu, one_thread
 from streamsampler.errors import UsageError
+from streamsampler.trees import leaves, map_tree
 
 __all__ = ["SB3Agent"]
 
@@ -40,7 +41,7 @@ class SB3Agent:
 
     def __init__(self, model: Any, *, deterministic: bool = False) -> None:
         policy = getattr(model, "policy", None)
-        self.policy = policy if callable(getattr(policy, "predict", None)) else model
+        self.policy: Any = policy if callable(getattr(policy, "predict", None)) else model
         if isinstance(self.policy, type) or not callable(getattr(self.policy, "predict", None)):
             raise UsageError(f"SB3Agent takes a model, or another object with predict, not {model!r}")
         self.deterministic = deterministic
@@ -121,7 +122,7 @@ class SB3Agent:
         Raises:
             UsageError: There are more slots than in the first call.
         """
-        n = len(next(leaf for _, leaf in trees.leaves(observations)))
+        n = len(next(leaf for _, leaf in leaves(observations)))
         starts = np.full(n, self._starts) if starts is None else starts
         first, self._starts = self._starts, False
         if first or self._state is None:
@@ -179,19 +180,19 @@ class _Slots:
     """
 
     def __init__(self, observations: Any, n: int) -> None:
-        self._observations = trees.map_tree(np.array, observations)
+        self._observations = map_tree(np.array, observations)
         self._n = n
 
     def fill(self, slots: Any, observations: Any, starts: NDArray[np.bool_]) -> tuple[Any, NDArray[np.bool_]]:
         """Put the rows in their places, and return all rows."""
         if len(slots) and int(slots[-1]) >= self._n:
             raise UsageError(f"there were {self._n} rows in the first call, and now there is a slot {int(slots[-1])}")
-        given = iter([leaf for _, leaf in trees.leaves(observations)])
-        for _, rows in trees.leaves(self._observations):
+        given = iter([leaf for _, leaf in leaves(observations)])
+        for _, rows in leaves(self._observations):
             rows[slots] = next(given)
         all_starts = np.zeros(self._n, dtype=np.bool_)
         all_starts[slots] = starts
-        return trees.map_tree(np.array, self._observations), all_starts
+        return map_tree(np.array, self._observations), all_starts
 
 
 def _algorithm(name: str) -> Any:
@@ -201,10 +202,8 @@ def _algorithm(name: str) -> Any:
         raise ImportError(
             "loading a model by name needs Stable-Baselines3: pip install 'streamsampler[sb3]'"
         ) from error
-    try:
+    with contextlib.suppress(ImportError):
         packages.append(importlib.import_module("sb3_contrib"))
-    except ImportError:
-        pass
     for package in packages:
         if hasattr(package, name):
             return getattr(package, name)

@@ -22,7 +22,9 @@ __all__ = ["CategoricalHead", "GaussianHead", "Head", "TorchAgent"]
 
 
 class TorchAgent:
-    """Acts with a torch module. For example::
+    """Acts with a torch module.
+
+    For example::
 
         policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
         agent = TorchAgent(policy, gymnasium.make("CartPole-v1").action_space)
@@ -31,8 +33,8 @@ class TorchAgent:
                 batch = sampler.obtain_samples(4000, agent_update=agent.get_param_values())
                 improve(policy, batch)  # batch.agent_infos["log_prob"] is there
 
-    The module is called with a batch of observations, (n, *O), also where n is 1: a tensor, or where the space is a Dict
-    or Tuple a dict or tuple of them. The tensor is written over at the next call. The module returns, with n rows each:
+    The module is called with a batch of observations, (n, *O), also where n is 1: a tensor, or where the space is a
+    Dict or Tuple a dict or tuple of them. The tensor is written over at the next call. It returns, with n rows each:
 
     - a tensor, which is the head's first parameter: logits, or the mean;
     - or a tuple with all of the head's parameters: `(mean, log_std)`;
@@ -43,9 +45,9 @@ class TorchAgent:
 
     Workers have a copy of the module, on the CPU and in evaluation mode (no dropout). It runs in inference mode, on one
     thread of torch's. Actions are drawn from a generator of the agent's own, which `reset` seeds: so they depend on
-    the trajectory's seed alone, and not on what the environment draws from the global ones. What the module itself draws
-    comes from torch's global generator, which the worker seeds for each trajectory. (The generator is a
-    `numpy.random.RandomState`: of those at hand it is the quickest to seed, and its stream is frozen for good.)
+    the trajectory's seed alone, and not on what the environment draws from the global ones. What the module itself
+    draws comes from torch's global generator, which the worker seeds for each trajectory. (The agent's is a
+    `numpy.random.RandomState`: of those at hand the quickest to seed, and its stream is frozen for good.)
 
     Args:
         module: The policy. The agent holds it; training it changes the agent in this process, and none in workers.
@@ -196,8 +198,8 @@ class TorchAgent:
     def _missing(self, names: tuple[str, ...]) -> tuple[Any, ...]:
         if names != ("log_std",) or not isinstance(getattr(self.module, "log_std", None), torch.Tensor):
             raise UsageError(
-                f"the module returns no {' and '.join(names)}; give it an attribute log_std, an nn.Parameter, or let it "
-                f"return {self.head.names}"
+                f"the module returns no {' and '.join(names)}: let it return {' and '.join(self.head.names)}, or, "
+                "with a Gaussian head, give it a parameter log_std"
             )
         if self._log_std is None or not self._is_copy:
             # The head takes the exponential anew for another array. A copy's changes in set_param_values alone.
@@ -220,8 +222,8 @@ def _what_is_returned(names: tuple[str, ...], output: Any) -> str:
     elif isinstance(output, tuple):
         kind += f" of {len(output)}"
     return (
-        f"the module returned a {kind}; it should return a tensor ({names[0]}), a tuple ({', '.join(names)}), or a dict "
-        "with these names and whatever else shall be recorded"
+        f"the module returned a {kind}; it should return a tensor ({names[0]}), a tuple ({', '.join(names)}), "
+        "or a dict with these names and whatever else shall be recorded"
     )
 
 
