@@ -1,0 +1,1 @@
+"""The benchmarks' harness: contenders as processes, measured in turn, one while all others are frozen."""

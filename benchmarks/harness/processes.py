@@ -1,0 +1,124 @@
+"""Process trees, read from /proc: who belongs to a contender, how much CPU time it used; freezing and ending it.
+
+Python 3.8 and the standard library only: peers' virtual environments use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+__all__ = ["MARK", "cpu_seconds", "end", "freeze", "processes_of", "thaw"]
+
+MARK = "BENCH_CONTENDER"
+"""An environment variable that all processes of a contender inherit, also those that lose their parent."""
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the third on: state, parent, group, session and so on."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _has_mark(pid: int, value: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{MARK}={value}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def _living() -> dict[int, list[bytes]]:
+    stats = {}
+    for name in os.listdir("/proc"):
+        fields = _stat(int(name)) if name.isdigit() else None
+        if fields is not None and fields[0] not in (b"Z", b"X"):
+            stats[int(name)] = fields
+    return stats
+
+
+def processes_of(root: int, mark: str | None = None) -> list[int]:
+    """All living processes of a contender.
+
+    Args:
+        root: The contender's first process, the leader of its session.
+        mark: The value of the environment variable `MARK` that its processes inherit.
+
+    Returns:
+        Process ids: root, its descendants, whoever is in its session, and whoever carries the mark. The last two find
+        those whose parents are gone. Zombies are left out.
+    """
+    stats = _living()
+    found = {pid for pid, fields in stats.items() if pid == root or int(fields[3]) == root}
+    if mark is not None:
+        found.update(pid for pid in stats if pid not in found and _has_mark(pid, mark))
+    children: dict[int, list[int]] = {}
+    for pid, fields in stats.items():
+        children.setdefault(int(fields[1]), []).append(pid)
+    waiting = list(found)
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return sorted(found)
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU time of these processes and of the children that they waited for, user and system, in seconds.
+
+    The kernel counts in ticks of 10 ms.
+    """
+    total = 0
+    for pid in pids:
+        fields = _stat(pid)
+        if fields is not None:
+            total += sum(int(field) for field in fields[11:15])
+    return total / _TICK
+
+
+def _signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def freeze(root: int, mark: str | None = None) -> None:
+    """Stop all processes of a contender, also those it starts meanwhile."""
+    stopped: set[int] = set()
+    while True:
+        running = [pid for pid in processes_of(root, mark) if pid not in stopped]
+        if not running:
+            return
+        _signal_all(running, signal.SIGSTOP)
+        stopped.update(running)
+
+
+def thaw(root: int, mark: str | None = None) -> None:
+    """Let all processes of a contender run again, the first of them last."""
+    pids = processes_of(root, mark)
+    _signal_all([pid for pid in pids if pid != root], signal.SIGCONT)
+    _signal_all([root], signal.SIGCONT)
+
+
+def end(root: int, mark: str | None = None) -> int:
+    """Kill whatever is left of a contender.
+
+    Returns:
+        How many processes there were.
+    """
+    pids = [pid for pid in processes_of(root, mark) if pid != os.getpid()]
+    _signal_all(pids, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while set(processes_of(root, mark)) & set(pids) and time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(root, os.WNOHANG)
+        os.sched_yield()
+    return len(pids)

@@ -1,0 +1,192 @@
+"""The environments of the workloads.
+
+Work that a real environment would do is simulated by spinning until the thread has used so much CPU time. That is the
+same amount of work however many processes share the cores, which a spin on the wall clock is not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from problems.marks import scratch
+
+
+def spin(seconds: float) -> None:
+    """Use so much CPU time in this thread."""
+    clock = time.thread_time
+    end = clock() + seconds
+    while clock() < end:
+        pass
+
+
+def make_cartpole() -> gymnasium.Env:
+    """CartPole-v1 without the checker, which the library switches off as well."""
+    return gymnasium.make("CartPole-v1", disable_env_checker=True)
+
+
+def make_cheetah() -> gymnasium.Env:
+    """HalfCheetah-v5 without the checker."""
+    return gymnasium.make("HalfCheetah-v5", disable_env_checker=True)
+
+
+class ShortCartPole(gymnasium.Env):
+    """CartPole that is truncated after 5 to 20 timesteps, equally likely."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name and kind
+
+    def __init__(self) -> None:
+        self._env = make_cartpole().unwrapped
+        self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
+        self._left = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Begin, and draw the length."""
+        observation, info = self._env.reset(seed=seed, options=options)
+        self._left = int(self._env.np_random.integers(5, 21))
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Step CartPole."""
+        observation, reward, terminated, _, info = self._env.step(action)
+        self._left -= 1
+        return observation, reward, terminated, self._left == 0, info
+
+
+class Pixels(gymnasium.Env):
+    """Observations of uint8 4x84x84 (28 KB), 50 µs of work per step, trajectories of 500 timesteps.
+
+    Each observation is a fresh array: three earlier frames and a new one, as from a frame stack.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name and kind
+
+    def __init__(self, work: float = 50e-6, length: int = 500) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(4)
+        self._bank = np.random.default_rng(0).integers(0, 256, (64, 84, 84), np.uint8)
+        self._work, self._length, self._t, self._at = work, length, 0, 0
+        self._last = np.zeros((4, 84, 84), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Begin at a random frame."""
+        super().reset(seed=seed)
+        self._t, self._at = 0, int(self.np_random.integers(64))
+        self._last = np.repeat(self._bank[self._at][None], 4, axis=0)
+        return self._last, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Work, and show the next frame, which depends on the action."""
+        spin(self._work)
+        self._t += 1
+        self._at = (self._at + int(action) + 1) % 64
+        observation = np.empty((4, 84, 84), np.uint8)
+        observation[:3] = self._last[1:]
+        observation[3] = self._bank[self._at]
+        self._last = observation
+        return observation, 1.0, False, self._t == self._length, {}
+
+
+class Walker(gymnasium.Env):
+    """80 µs of work per step (about what a small physics simulation takes), trajectories of known lengths.
+
+    Lengths are drawn at reset, from `shortest` to `longest` timesteps, equally likely.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name and kind
+
+    def __init__(self, shortest: int = 1000, longest: int = 1000, work: float = 80e-6) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (17,), np.float64)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (6,), np.float64)
+        self._mixer = np.random.default_rng(0).normal(0, 0.3, (17, 6))
+        self._shortest, self._longest, self._work = shortest, longest, work
+        self._left, self._state = 0, np.zeros(17)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Begin anywhere, and draw the length."""
+        super().reset(seed=seed)
+        self._left = int(self.np_random.integers(self._shortest, self._longest + 1))
+        self._state = self.np_random.normal(0, 1, 17)
+        return self._state, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Work, and drift."""
+        spin(self._work)
+        self._state = 0.9 * self._state + self._mixer @ action
+        self._left -= 1
+        return self._state, float(self._state[0]), False, self._left == 0, {}
+
+
+class Sleeper(gymnasium.Env):
+    """Sleeps in each step, as an environment does that waits for something else.
+
+    Args:
+        mean: Seconds, on average.
+        sigma: Of the logarithm of the times, which are normally distributed: 0 is constant, 1 has a heavy tail (one
+            step in a hundred takes six times the mean).
+        length: Timesteps of a trajectory.
+        slowness: One of a contender's processes is so many times slower: the one that steps first.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name and kind
+
+    def __init__(self, mean: float, sigma: float = 0.0, length: int = 20, slowness: float = 1.0) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._median, self._sigma, self._length, self._slowness = (
+            mean * np.exp(-(sigma**2) / 2),
+            sigma,
+            length,
+            slowness,
+        )
+        self._factor, self._t, self._times = 0.0, 0, np.zeros(0)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Begin, and draw how long each step will take."""
+        super().reset(seed=seed)
+        self._t = 0
+        self._times = self._median * np.exp(self._sigma * self.np_random.standard_normal(self._length))
+        return np.zeros(4), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Sleep."""
+        if not self._factor:
+            self._factor = self._slowness if self._slowness != 1.0 and _is_the_slow_one() else 1.0
+        time.sleep(self._factor * self._times[self._t])
+        self._t += 1
+        return np.full(4, float(self._t)), 1.0, False, self._t == self._length, {}
+
+
+def _is_the_slow_one() -> bool:
+    """Whether this process is the contender's slow one: the first that asks."""
+    path = scratch() / "slow"
+    try:
+        os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return path.read_text() == str(os.getpid())
+    path.write_text(str(os.getpid()))
+    return True
+
+
+def make_straggler() -> Sleeper:
+    """2 ms on average, heavy-tailed; 20 timesteps; one process four times slower."""
+    return Sleeper(2e-3, sigma=1.0, length=20, slowness=4.0)
+
+
+def make_sleeper() -> Sleeper:
+    """20 ms in each step, 20 timesteps."""
+    return Sleeper(20e-3, length=20)
+
+
+def make_short_sleeper() -> Sleeper:
+    """2 ms in each step, 5 timesteps."""
+    return Sleeper(2e-3, length=5)
+
+
+def make_varied_walker() -> Walker:
+    """Trajectories of 200 to 1,000 timesteps."""
+    return Walker(200, 1000)

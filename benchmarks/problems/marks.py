@@ -1,0 +1,45 @@
+"""What processes of a contender leave for it to read: marks with a time, and the checksum of what they collect."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["SCRATCH", "checksum", "mark", "marks", "scratch"]
+
+SCRATCH = "BENCH_SCRATCH"
+"""An environment variable: the contender's own folder."""
+_MARK = struct.Struct("=qqd")
+_descriptors: dict[int, int] = {}
+
+
+def scratch() -> Path:
+    """The contender's own folder, made by the harness; its processes leave marks there."""
+    return Path(os.environ.get(SCRATCH, "."))
+
+
+def mark(number: int) -> None:
+    """Note that this process is at `number` now. Appends 24 bytes at once, so that no lock is needed."""
+    pid = os.getpid()
+    if pid not in _descriptors:
+        _descriptors[pid] = os.open(str(scratch() / "marks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(_descriptors[pid], _MARK.pack(number, pid, time.monotonic()))
+
+
+def marks(number: int) -> list[tuple[int, float]]:
+    """Who was at `number`, and when by `time.monotonic()`: (process id, seconds), in order of time."""
+    path = scratch() / "marks"
+    data = path.read_bytes() if path.exists() else b""
+    found = [(pid, when) for which, pid, when in _MARK.iter_unpack(data) if which == number]
+    return sorted(found, key=lambda item: item[1])
+
+
+def checksum(array: np.ndarray) -> int:
+    """Read every byte of an array: the sum of its 64-bit words modulo 2**64, and of what is left of its bytes."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    whole = flat.size // 8 * 8
+    return (int(flat[:whole].view(np.uint64).sum()) + int(flat[whole:].sum())) % 2**64

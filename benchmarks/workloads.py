@@ -1,0 +1,179 @@
+"""What is measured: environments and agents by name, the same for every contender.
+
+    python workloads.py NAME   # what its trajectories look like, and how fast one process alone is
+
+Every contender imports this module in its own virtual environment, so it needs Python 3.8, numpy and gymnasium only
+(torch and mujoco for the workloads that say so). Environments and agents are plain classes in `problems`; agents have
+`get_action(observation) -> (action, {})` and, where batching makes sense, `get_actions`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from problems import agents, environments
+from problems.marks import checksum, mark, marks, scratch
+
+__all__ = ["WORKLOADS", "Workload", "checksum", "mark", "marks", "scratch"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is measured.
+
+    Attributes:
+        name: Its name.
+        description: In a line.
+        make_env: Makes an environment.
+        make_agent: Makes the agent.
+        batch: Timesteps that a user would ask for in one call.
+        n_processes: How many processes step environments, unless told otherwise.
+        parameters: Gives the agent's new parameters for an iteration, where each batch is to be made under new ones.
+        reads_batch: Whether every byte of the observations is to be read: `checksum`, within the measured time.
+        ideal: Timesteps per second without any cost, given the number of processes; None where only a bare loop tells.
+    """
+
+    name: str
+    description: str
+    make_env: Callable[[], Any]
+    make_agent: Callable[[], Any]
+    batch: int
+    n_processes: int = 2
+    parameters: Callable[[int], dict] | None = None
+    reads_batch: bool = False
+    ideal: Callable[[int], float] | None = None
+
+
+def _straggler_ideal(n_processes: int) -> float:
+    return (n_processes - 1 + 1 / 4) / 2e-3
+
+
+def _sleeper_ideal(n_processes: int) -> float:
+    return n_processes / 20e-3
+
+
+_ALL = (
+    Workload(
+        "cheap_20",
+        "CartPole-v1, numpy agent, about 20 timesteps",
+        environments.make_cartpole,
+        agents.make_falling,
+        150_000,
+    ),
+    Workload(
+        "cheap_500",
+        "CartPole-v1, numpy agent, 500 timesteps",
+        environments.make_cartpole,
+        agents.make_balancing,
+        150_000,
+    ),
+    Workload(
+        "short",
+        "CartPole-v1, numpy agent, 5 to 20 timesteps",
+        environments.ShortCartPole,
+        agents.make_balancing,
+        100_000,
+    ),
+    Workload(
+        "mlp_cartpole",
+        "CartPole-v1, torch MLP 2x64, about 20 timesteps",
+        environments.make_cartpole,
+        agents.CartPoleNetwork,
+        30_000,
+    ),
+    Workload(
+        "mlp_cartpole_500",
+        "CartPole-v1, torch MLP 2x64, 500 timesteps",
+        environments.make_cartpole,
+        agents.make_balanced_network,
+        30_000,
+    ),
+    Workload(
+        "mlp_cheetah",
+        "HalfCheetah-v5, torch MLP 2x64, 1000 timesteps",
+        environments.make_cheetah,
+        agents.CheetahNetwork,
+        20_000,
+    ),
+    Workload(
+        "pixels",
+        "uint8 4x84x84, 50 µs of work, 500 timesteps",
+        environments.Pixels,
+        agents.PixelAgent,
+        10_000,
+        reads_batch=True,
+    ),
+    Workload(
+        "stragglers",
+        "heavy-tailed sleeps of 2 ms, 20 timesteps, one process four times slower",
+        environments.make_straggler,
+        agents.make_sleepers_agent,
+        4_000,
+        n_processes=8,
+        ideal=_straggler_ideal,
+    ),
+    Workload(
+        "on_policy",
+        "80 µs of work, 1000 timesteps, 2,000 a batch under new parameters",
+        environments.Walker,
+        agents.Parametrised,
+        2_000,
+        parameters=agents.small_parameters,
+    ),
+    Workload(
+        "on_policy_varied",
+        "80 µs of work, 200 to 1000 timesteps, 2,000 a batch under new parameters",
+        environments.make_varied_walker,
+        agents.Parametrised,
+        2_000,
+        parameters=agents.small_parameters,
+    ),
+    Workload(
+        "sleepers",
+        "sleeps of 20 ms, 20 timesteps",
+        environments.make_sleeper,
+        agents.make_sleepers_agent,
+        6_400,
+        n_processes=64,
+        ideal=_sleeper_ideal,
+    ),
+    Workload(
+        "big_parameters",
+        "40 MB of parameters, sleeps of 2 ms, 5 timesteps",
+        environments.make_short_sleeper,
+        agents.Big,
+        80,
+        n_processes=4,
+        parameters=agents.big_parameters,
+    ),
+)
+
+WORKLOADS = {workload.name: workload for workload in _ALL}
+
+
+def main() -> None:
+    """Run a workload for two seconds in this process, and print what it is like."""
+    workload = WORKLOADS[sys.argv[1]]
+    env, agent = workload.make_env(), workload.make_agent()
+    lengths = []
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < 2.0:
+        observation, _ = env.reset(seed=len(lengths))
+        ended, length = False, 0
+        while not ended:
+            observation, _, terminated, truncated, _ = env.step(agent.get_action(observation)[0])
+            ended, length = terminated or truncated, length + 1
+        lengths.append(length)
+    rate = sum(lengths) / (time.perf_counter() - begin)
+    print(f"{workload.name}: {len(lengths)} trajectories of {np.mean(lengths):.1f} timesteps, "
+          f"{min(lengths)} to {max(lengths)}; {rate:,.0f} timesteps per second")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
