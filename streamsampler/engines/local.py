@@ -9,7 +9,7 @@ from typing import Any
 
 from streamsampler.board import Board, Progress, WorkerRow, board_bytes
 from streamsampler.engines.base import Answered, Engine, Event
-from streamsampler.protocol import Answer, Exit, Message
+from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
 from streamsampler.worker_loop import Life
@@ -84,6 +84,8 @@ class LocalEngine(Engine):
 
     def send(self, worker: int, message: Message) -> None:
         """Leave a message for a worker."""
+        if isinstance(message, Start):
+            self._board.heed(worker)
         self._channels[worker].messages.append(message)
 
     def wait(self, timeout: float | None) -> list[Event]:

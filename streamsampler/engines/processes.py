@@ -39,7 +39,7 @@ from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.wire import INLINE_LIMIT, Stored, pack, receive, send, unframe, unpack
 from streamsampler.engines.worker_process import Setup, main
 from streamsampler.failures import unreadable
-from streamsampler.protocol import NEVER_AGAIN, Answer, Exit, Message
+from streamsampler.protocol import NEVER_AGAIN, Answer, Exit, Message, Start
 from streamsampler.serialization import Payload
 
 __all__ = ["ProcessEngine"]
@@ -173,6 +173,8 @@ class ProcessEngine(Engine):
         link = self._links[worker]
         if link.ended:
             return  # its death was, or will be, told by `wait`
+        if isinstance(message, Start):
+            self._board.heed(worker)
         released = link.released[:_RELEASES_PER_MESSAGE]
         del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
         with contextlib.suppress(BrokenPipeError):  # its death is seen in `wait`

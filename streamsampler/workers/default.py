@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 
 from streamsampler.agents import Agent, apply_agent_update, as_agent, reset_agent_function
-from streamsampler.board import WorkerRow
+from streamsampler.board import WorkerRow, phase_number
 from streamsampler.environments import EnvCloseError, EnvUpdate, apply_env_update
-from streamsampler.errors import ActionError, UsageError
+from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import RolloutRecorder
 from streamsampler.seeding import Stream, derived_seed, seed_generators
@@ -20,8 +20,17 @@ from streamsampler.workers.base import Outcome, Worker
 __all__ = ["DefaultWorker"]
 
 _NO_LIMIT = 2**62
-_TIMED = 64
-"""One in so many timesteps is timed: two clock readings in each would cost 2 % of a cheap environment's speed."""
+
+_PROGRESS_SECONDS = 1e-3
+"""How old a worker's progress on the board may be. A word written, or two clock readings, in each timestep would cost
+1 to 2 % of a cheap environment's speed; so it is done once in a window of timesteps that take about this long, as the
+first of the last window did. Who needs it to the timestep asks for it: see `Board.watch`."""
+_WINDOW = (True,) + (False,) * 63
+_NOTHING: tuple[bool, ...] = ()
+
+_RESET, _AGENT_RESET, _RECORDING = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING
+_ACTION, _STEP = Phase.ACTION, Phase.STEP
+_RESET_NUMBER, _STEP_NUMBER = phase_number(Phase.RESET), phase_number(Phase.STEP)
 
 
 class DefaultWorker(Worker):
@@ -39,7 +48,6 @@ class DefaultWorker(Worker):
         self._reset_agent: Callable[[int], None] | None = None
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
-        self._reset_seconds = self._agent_seconds = self._step_seconds = 0.0
 
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
@@ -76,14 +84,7 @@ class DefaultWorker(Worker):
         recorder = self._recorder
         assert recorder is not None
         recorder.clear()
-        self._reset_seconds = self._agent_seconds = self._step_seconds = 0.0
-        abandoned_timesteps = -1
-        for index, seed in zip(ticket.indices, seeds, strict=True):
-            self.trajectory = index
-            self.row.begin_trajectory(index)
-            abandoned_timesteps = self._run(seed, ticket.version)
-            if abandoned_timesteps >= 0:
-                break
+        abandoned_timesteps, seconds = self._run(ticket, seeds, recorder)
         n_trajectories, n_timesteps = recorder.n_trajectories, recorder.n_timesteps
         given_up = abandoned_timesteps >= 0
         return Outcome(
@@ -92,113 +93,150 @@ class DefaultWorker(Worker):
             n_timesteps=n_timesteps,
             n_abandoned=int(given_up),
             abandoned_timesteps=max(0, abandoned_timesteps),
-            seconds=(self._reset_seconds, self._agent_seconds, self._step_seconds),
+            seconds=seconds,
         )
 
     def _finish(self, recorder: RolloutRecorder, ticket: Ticket) -> Any:
         self.phase = Phase.RECORDING
         try:
             return recorder.finish()
-        except ActionError as error:
-            self.trajectory = ticket.indices[getattr(error, "position", 0)]
-            self.phase = Phase.ACTION
+        except DataError as error:
+            if (position := getattr(error, "position", None)) is not None:
+                self.trajectory = ticket.indices[position]
+            if isinstance(error, ActionError):
+                self.phase = Phase.ACTION
             raise
 
-    def _begin(self, seed: int) -> Any:
-        """Seed and reset everything a trajectory draws from, and return its first observation."""
-        assert self._env is not None
-        assert self._recorder is not None
-        begin = perf_counter()
-        self.phase = Phase.RESET
-        self.row.phase(Phase.RESET)
-        seed_generators(seed)
-        result = self._env.reset(seed=seed)
-        if not (isinstance(result, tuple) and len(result) == 2):
-            raise UsageError(f"reset must return (observation, info), got {_describe(result)}")
-        observation, info = result
-        self.phase = Phase.AGENT_RESET
-        if self._reset_agent is not None:
-            self._reset_agent(derived_seed(seed, Stream.AGENT))
-        self.phase = Phase.RECORDING
-        self._recorder.begin(info)
-        self._reset_seconds += perf_counter() - begin
-        return observation
+    def _run(  # noqa: C901 - see below
+        self, ticket: Ticket, seeds: list[int], recorder: RolloutRecorder
+    ) -> tuple[int, tuple[float, float, float]]:
+        """Run the ticket's trajectories, one after the other.
 
-    def _run(self, seed: int, version: int) -> int:
-        """Run one trajectory. Returns -1, or the timesteps after which it was abandoned.
+        This is what the package's speed is made of, so it is written out in one function, with everything it touches
+        in local variables, the phases included (an enum's member costs 100 ns to look up on Python 3.11).
 
-        The loop is written out, with everything it touches in local variables: it is what this package's speed is
-        made of.
+        Returns:
+            -1, or the timesteps after which a trajectory was abandoned; and the seconds of reset, agent and step.
         """
-        observation = self._begin(seed)
-        self.row.phase(Phase.STEP)
-        env, agent, recorder = self._env, self._agent, self._recorder
+        env, agent, reset_agent = self._env, self._agent, self._reset_agent
         assert env is not None
         assert agent is not None
-        assert recorder is not None
-        step, get_action, clock = env.step, agent.get_action, perf_counter
+        in_recording, in_action, in_step = _RECORDING, _ACTION, _STEP
+        reset, step, get_action, clock = env.reset, env.step, agent.get_action, perf_counter
         record_observation, record_action = recorder.record_observation, recorder.record_action
-        record_reward = recorder.record_reward
-        words, timesteps_word = self.row.words, self.row.timesteps_word
-        t = start = recorder.n_timesteps
-        limit = _NO_LIMIT if self.max_episode_length is None else start + self.max_episode_length
-        agent_sample = step_sample = 1e-9
-        phase = Phase.RECORDING
+        observations, dtype = recorder.encoded_observations, recorder.observation_dtype
+        actions, rewards = recorder.integer_actions, recorder.float_rewards
+        window = iter(_NOTHING)
+        row, version, max_length = self.row, ticket.version, self.max_episode_length
+        words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
+        phase_word, trajectory_word = row.phase_word, row.trajectory_word
+        limit = _NO_LIMIT
+        stride = 1
+        terminated = truncated = False
+        reset_seconds = agent_seconds = step_seconds = 0.0
+        phase = in_recording
+        observation: Any = None
         action: Any = None
-        begin = clock()
+        began = clock()
         try:
-            while True:
-                # Before the agent sees it: the environment may reuse the array in its next step, the agent may
-                # change it.
-                phase = Phase.RECORDING
-                record_observation(observation)
-                if t % _TIMED:
-                    phase = Phase.ACTION
-                    action, agent_info = get_action(observation)
-                    phase = Phase.RECORDING
-                    record_action(action)
-                    phase = Phase.STEP
-                    observation, reward, terminated, truncated, info = step(action)
-                else:
-                    phase = Phase.ACTION
-                    before = clock()
-                    action, agent_info = get_action(observation)
-                    between = clock()
-                    phase = Phase.RECORDING
-                    record_action(action)
-                    phase = Phase.STEP
-                    observation, reward, terminated, truncated, info = step(action)
-                    agent_sample += between - before
-                    step_sample += clock() - between
-                phase = Phase.RECORDING
-                record_reward(reward)
-                if info:
-                    recorder.record_env_info(t, info)
-                if agent_info:
-                    recorder.record_agent_info(t, agent_info)
-                t += 1
-                words[timesteps_word] = t
-                if terminated or truncated or t == limit:
-                    recorder.end(observation, bool(terminated), bool(truncated) or t == limit)
-                    return -1
-                if words[0] > version:
-                    recorder.abandon()
-                    return t - start
+            for index, seed in zip(ticket.indices, seeds, strict=True):
+                self.trajectory = index
+                words[trajectory_word] = index + 1
+                words[phase_word] = _RESET_NUMBER
+                phase = _RESET
+                begin = clock()
+                seed_generators(seed)
+                result = reset(seed=seed)
+                observation, info = result if result.__class__ is tuple else _reset_result(result)
+                phase = _AGENT_RESET
+                if reset_agent is not None:
+                    reset_agent(derived_seed(seed, Stream.AGENT))
+                reset_seconds += clock() - begin
+                phase = in_recording
+                start = recorder.begin(info)
+                words[phase_word] = _STEP_NUMBER
+                if max_length is not None:
+                    limit = start + max_length
+                    window = iter(_NOTHING)
+                while True:
+                    for timed in window:
+                        # Before the agent sees it: the environment may reuse the array in its next step, the agent
+                        # may change it.
+                        if timed:
+                            record_observation(observation)
+                            phase = in_action
+                            before = clock()
+                            action, agent_info = get_action(observation)
+                            between = clock()
+                        else:
+                            # The way of few words: a right dtype, and a look at the size when the ticket is done.
+                            try:
+                                if observation.dtype is dtype and observations is not None:
+                                    observations.append(observation.tobytes())
+                                else:
+                                    record_observation(observation)
+                            except AttributeError:
+                                record_observation(observation)
+                            phase = in_action
+                            action, agent_info = get_action(observation)
+                        # `list.append` written like this is an instruction of its own: half the time of any call.
+                        if actions is not None and action.__class__ is int:
+                            actions.append(action)
+                        else:
+                            record_action(action)
+                        phase = in_step
+                        observation, reward, terminated, truncated, info = step(action)
+                        if timed:
+                            after = clock()
+                            agent_seconds += between - before
+                            step_seconds += after - between
+                            stride = int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1
+                        phase = in_recording
+                        if reward.__class__ is float:
+                            rewards.append(reward)
+                        else:
+                            recorder.record_reward(reward)
+                        if info:
+                            recorder.record_env_info(len(rewards) - 1, info)
+                        if agent_info:
+                            recorder.record_agent_info(len(rewards) - 1, agent_info)
+                        if terminated or truncated:
+                            break
+                        if attention:
+                            words[timesteps_word] = len(rewards)
+                            if not row.wanted(version):
+                                n_abandoned = len(rewards) - start
+                                recorder.abandon()
+                                return n_abandoned, (reset_seconds, agent_seconds, step_seconds)
+                    else:
+                        t = len(rewards)
+                        if t < limit:
+                            words[timesteps_word] = t
+                            window = iter(_WINDOW[: min(stride, limit - t)])
+                            continue
+                    break
+                recorder.end(observation, bool(terminated), bool(truncated) or len(rewards) == limit)
         except BaseException as error:
             self.phase = phase
-            self._explain(error, phase, action)
+            self._explain(error, phase, observation, action)
             raise
-        finally:
-            share = (clock() - begin) / (agent_sample + step_sample)
-            self._agent_seconds += share * agent_sample
-            self._step_seconds += share * step_sample
+        stepping = clock() - began - reset_seconds
+        share = stepping / (agent_seconds + step_seconds + 1e-9)
+        return -1, (reset_seconds, share * agent_seconds, share * step_seconds)
 
-    def _explain(self, error: BaseException, phase: Phase, action: Any) -> None:
+    def _explain(self, error: BaseException, phase: Phase, observation: Any, action: Any) -> None:
         """Raise a better error where the reason is known; otherwise return."""
+        if phase is Phase.ACTION and isinstance(error, Exception) and self._recorder is not None:
+            # An agent that cannot do with an observation of another shape is not to blame.
+            self.phase = Phase.RECORDING
+            self._recorder.record_observation(observation)
+            self.phase = phase
         frames = error.__traceback__
         raised_here = frames is None or frames.tb_next is None
         if phase is Phase.ACTION and raised_here and isinstance(error, (TypeError, ValueError)):
             raise UsageError("get_action must return (action, agent_info), with agent_info a dict") from error
+        if phase is Phase.RESET and raised_here and isinstance(error, ValueError):
+            raise UsageError("reset must return (observation, info), and returned a tuple of another length") from error
         if phase is Phase.STEP and raised_here and isinstance(error, (TypeError, ValueError)):
             raise UsageError("step must return (observation, reward, terminated, truncated, info)") from error
         if phase is Phase.STEP and isinstance(error, Exception):
@@ -219,6 +257,8 @@ class DefaultWorker(Worker):
             env.close()
 
 
-def _describe(result: Any) -> str:
-    size = f" of {len(result)}" if isinstance(result, tuple) else ""
-    return f"{type(result).__name__}{size}"
+def _reset_result(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple):
+        raise UsageError(f"reset must return (observation, info), got {type(result).__name__}")
+    observation, info = result
+    return observation, info

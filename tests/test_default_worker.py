@@ -1,0 +1,174 @@
+"""The default worker's loop: what its fast ways must not let through, and what it tells while it runs."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from streamsampler.agents import as_agent
+from streamsampler.board import Board, board_bytes
+from streamsampler.environments import as_env_update
+from streamsampler.errors import ActionError, ObservationError, UsageError
+from streamsampler.protocol import Phase, Ticket
+from streamsampler.workers.default import DefaultWorker
+
+
+class Env(gymnasium.Env):
+    """`length` quick steps a trajectory; observation and reward number `oddity[0]`, counted over all, are odd."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length: int = 100, oddity: tuple[int, Any, Any] = (-1, None, None), on_step: Any = None) -> None:
+        self.length, self.oddity, self.on_step = length, oddity, on_step
+        self.t = self.total = 0
+
+    def _observation(self) -> Any:
+        return self.oddity[1] if self.total == self.oddity[0] else np.full(2, self.t % 9, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.t += 1
+        self.total += 1
+        if self.on_step is not None:
+            self.on_step(self.total)
+        reward = self.oddity[2] if self.total == self.oddity[0] else float(self.t)
+        return self._observation(), reward, self.t == self.length, False, {}
+
+
+class Actions:
+    """Acts as `odd` at its n-th action, and with 1 otherwise."""
+
+    def __init__(self, at: int = -1, odd: Any = None) -> None:
+        self.at, self.odd, self.n = at, odd, 0
+
+    def get_action(self, _observation):
+        self.n += 1
+        return (self.odd if self.n - 1 == self.at else 1), {}
+
+
+def worker_of(env: Env, agent: Any = None, **kwargs: Any) -> tuple[DefaultWorker, Board]:
+    board = Board(memoryview(bytearray(board_bytes(1))))
+    worker = DefaultWorker(board.row(0), **kwargs)
+    worker.update_env(as_env_update(env))
+    # Past the copy that an update makes: the tests look at this very one.
+    worker._env = env
+    worker.update_agent(as_agent(agent or Actions()))
+    board.want(1)
+    board.heed(0)
+    return worker, board
+
+
+@pytest.mark.parametrize("at", [1, 63, 64, 65, 250, 399])
+def test_an_odd_observation_anywhere_is_converted_or_refused(at):
+    worker, _ = worker_of(Env(oddity=(at, [8.0, 8.0], 0.5)))
+    rollouts = worker.rollout(Ticket(1, range(4)), [0] * 4).rollouts
+    assert rollouts is not None
+    expected = np.repeat([[t % 9] for t in range(100)] * 4, 2, axis=1).reshape(4, 100, 2)
+    trajectory, t = divmod(at, 100)
+    expected[trajectory, t] = 8
+    np.testing.assert_array_equal(rollouts.observations, expected.reshape(400, 2))
+    assert rollouts.rewards[at - 1] == 0.5
+    assert rollouts.observations.dtype == np.float32
+
+    worker, _ = worker_of(Env(oddity=(at, np.zeros(5, np.float32), 1.0)))
+    with pytest.raises(ObservationError, match=r"\(5,\).*\(2,\)"):
+        worker.rollout(Ticket(1, range(10, 14)), [0] * 4)
+    assert worker.trajectory == 10 + trajectory
+
+
+def test_an_agent_is_not_blamed_for_an_observation_of_a_wrong_shape():
+    class Strict:
+        def get_action(self, observation):
+            return int(observation @ np.ones(2) > 0), {}
+
+    worker, _ = worker_of(Env(oddity=(77, np.zeros(5, np.float32), 1.0)), Strict())
+    with pytest.raises(ObservationError, match=r"\(5,\).*\(2,\)"):
+        worker.rollout(Ticket(1, range(1)), [0])
+    assert worker.phase == Phase.RECORDING
+
+
+@pytest.mark.parametrize("at", [0, 70, 163])
+@pytest.mark.parametrize("odd", [np.int64(0), np.uint8(0), False, np.array(0)])
+def test_actions_of_any_integer_kind_are_recorded(at, odd):
+    worker, _ = worker_of(Env(), Actions(at, odd))
+    rollouts = worker.rollout(Ticket(1, range(2)), [0] * 2).rollouts
+    assert rollouts is not None
+    assert np.flatnonzero(rollouts.actions == 0).tolist() == [at]
+    assert rollouts.actions.dtype == np.int64
+
+
+@pytest.mark.parametrize("odd", [2, -1, 2**70, 0.5, "left"])
+def test_a_wrong_action_is_an_error_that_names_its_trajectory(odd):
+    worker, _ = worker_of(Env(), Actions(170, odd))
+    with pytest.raises(ActionError):
+        worker.rollout(Ticket(1, range(5, 8)), [0] * 3)
+    assert worker.trajectory == 6
+    assert worker.phase == Phase.ACTION
+
+
+@pytest.mark.parametrize(
+    ("reset", "what"), [(np.zeros(2, np.float32), "ndarray"), (None, "NoneType"), ((1, 2, 3), "another length")]
+)
+def test_a_reset_of_another_form_is_told(reset, what):
+    env = Env()
+    env.reset = lambda **_: reset
+    worker, _ = worker_of(env)
+    with pytest.raises(UsageError, match=what):
+        worker.rollout(Ticket(1, range(1)), [0])
+    assert worker.phase == Phase.RESET
+
+
+@pytest.mark.parametrize("limit", [1, 63, 64, 65, 99, 100, 101])
+def test_a_limit_truncates_at_its_timestep(limit):
+    worker, _ = worker_of(Env(), max_episode_length=limit)
+    rollouts = worker.rollout(Ticket(1, range(3)), [0] * 3).rollouts
+    assert rollouts is not None
+    assert rollouts.lengths.tolist() == [min(limit, 100)] * 3
+    assert rollouts.truncated.tolist() == [limit <= 100] * 3
+    assert rollouts.terminated.tolist() == [limit >= 100] * 3
+
+
+@pytest.mark.parametrize("at", [1, 64, 65, 150, 200])
+def test_a_newer_version_ends_the_rollout_within_its_timestep(at):
+    board = None
+
+    def on_step(total):
+        if total == at:
+            board.want(2)
+
+    env = Env(length=90, on_step=on_step)
+    worker, board = worker_of(env)
+    outcome = worker.rollout(Ticket(1, range(1000)), [0] * 1000)
+    assert outcome.rollouts is None
+    assert env.total == at
+    assert outcome.n_trajectories * 90 + outcome.abandoned_timesteps == at
+
+
+def test_progress_is_exact_for_who_watches():
+    seen, watched = [], []
+    board = None
+
+    def on_step(total):
+        seen.append(board.progress(0).timesteps)
+        if total == 120:
+            board.watch(True)
+
+    worker, board = worker_of(Env(length=200, on_step=on_step))
+    worker.rollout(Ticket(1, range(1)), [0])
+    watched = seen[121:]
+    assert watched == list(range(121, 200))
+    # Without a watcher, a window of timesteps behind.
+    assert all(total - 64 <= timesteps <= total for total, timesteps in enumerate(seen, 1))
+    board.watch(False)
+    assert worker.rollout(Ticket(1, range(1)), [0]).n_timesteps == 200
+
+
+def test_seconds_are_the_whole_of_it():
+    worker, _ = worker_of(Env())
+    outcome = worker.rollout(Ticket(1, range(50)), [0] * 50)
+    assert all(seconds > 0 for seconds in outcome.seconds)
