@@ -224,7 +224,20 @@ def seed_generators(trajectory_seed: int) -> None:
     np.random.seed(derived_seed(trajectory_seed, Stream.NUMPY))
     torch = _loaded_torch()
     if torch is not None:
-        torch.manual_seed(derived_seed(trajectory_seed, Stream.TORCH))
+        _seed_torch(torch, derived_seed(trajectory_seed, Stream.TORCH))
+
+
+def _seed_torch(torch: Any, seed: int) -> None:
+    """Do what `torch.manual_seed` does.
+
+    Where devices are not in use yet, that keeps the seed for later, and a stack trace with it, which takes 160 µs: as
+    long as some trajectories. A torch that was built for the CPU alone needs none of it.
+    """
+    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
+    if accelerator is not None and accelerator.current_accelerator() is None:
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 @contextlib.contextmanager

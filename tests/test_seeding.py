@@ -297,6 +297,18 @@ class TestGenerators:
             seed_generators(5)
         assert torch.cpu == ["entropy", None]
 
+    @pytest.mark.parametrize("built_for", [None, "cuda"])
+    def test_torch_for_the_cpu_alone_is_seeded_at_its_generator(self, monkeypatch, built_for):
+        torch = FakeTorch(cuda_in_use=False)
+        generator = []
+        torch.accelerator = types.SimpleNamespace(current_accelerator=lambda: built_for)
+        torch.default_generator = types.SimpleNamespace(manual_seed=generator.append)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        seed_generators(5)
+        seed = derived_seed(5, Stream.TORCH)
+        expected = ([seed], ["user's cpu", 11]) if built_for is None else ([], ["seeded", seed])
+        assert (generator, torch.cpu) == expected
+
     def test_torch_half_imported_is_left_alone(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
         with preserved_generators():

@@ -14,6 +14,7 @@ from torch import nn
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.adapters.torch import TorchAgent
 from streamsampler.errors import RolloutError
+from streamsampler.seeding import Stream, derived_seed, seed_generators
 
 pytestmark = pytest.mark.extras
 
@@ -106,3 +107,11 @@ def test_a_module_of_the_main_script(tmp_path):
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
+def test_seeding_torch_is_torchs_own_seeding():
+    """The way past `torch.manual_seed`, where it is taken, draws the same numbers."""
+    seed_generators(7)
+    drawn = torch.rand(3)
+    torch.manual_seed(derived_seed(7, Stream.TORCH))
+    assert torch.equal(torch.rand(3), drawn)
