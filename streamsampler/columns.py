@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .compact import by_position
 from .errors import DataError
 from .trees import Array, object_array
 
@@ -34,6 +35,7 @@ _PYTHON_NUMBERS: dict[type, np.dtype[Any]] = {
 _INT64 = np.iinfo(np.int64)
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class InfoColumn:
     """The values of one key.
@@ -49,6 +51,7 @@ class InfoColumn:
     raw: bool = False
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class InfoColumns:
     """The infos of `length` steps, by path: the keys from the outermost dict inwards."""

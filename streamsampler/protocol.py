@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
+from streamsampler.compact import by_position
 from streamsampler.errors import ProtocolError
 
 __all__ = [
@@ -75,6 +76,7 @@ class Phase(StrEnum):
     CLOSE = "closing the environment"
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """Trajectories of one agent version that one worker is to run, in order.
@@ -88,6 +90,7 @@ class Ticket:
     indices: range
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class Start:
     """Begin an agent version: update the agent and the environment, then run the tickets.
@@ -107,6 +110,7 @@ class Start:
     env: Any = None
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class Continue:
     """Run these tickets too."""
@@ -132,6 +136,7 @@ class NoTicketLeft:
 Message = Start | Continue | Stop | Exit
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class Report:
     """A ticket was run to its end, or given up.
@@ -155,6 +160,7 @@ class Report:
     seconds: tuple[float, ...] = ()
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A ticket could not be run.

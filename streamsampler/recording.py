@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from . import trees
 from .buffers import empty, make_recorder
 from .columns import InfoColumns, merge
+from .compact import by_position
 from .errors import ActionError, DataError, ObservationError
 from .infos import InfoRecorder, infos_of
 from .spaces import AnySpace, check_actions
@@ -23,6 +24,7 @@ from .trees import Tree
 __all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble"]
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class Rollouts:
     """The trajectories of one ticket, in its order: n of them, t timesteps in all.

@@ -7,12 +7,15 @@ so that whoever transports them copies them once.
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from streamsampler.errors import SerializationError
 
@@ -83,6 +86,21 @@ def loads(payload: Payload) -> Any:
     return pickle.loads(payload.data, buffers=[bytearray(buffer) for buffer in payload.buffers])
 
 
+def _reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """Reduce an array of plain numbers to its memory and three words: a third of the time of NumPy's own way."""
+    if array.dtype.kind in _PLAIN_KINDS and array.dtype.isnative and array.flags.c_contiguous:
+        return _array, (array.shape, array.dtype.str, pickle.PickleBuffer(array))  # type: ignore[arg-type]
+    return array.__reduce_ex__(_PROTOCOL)  # type: ignore[return-value]
+
+
+def _array(shape: tuple[int, ...], dtype: str, buffer: Any) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, dtype, buffer)
+
+
+_PLAIN_KINDS = "biufc"
+_PLAINLY = {**copyreg.dispatch_table, np.ndarray: _reduce_array}
+
+
 def dumps_report(obj: Any, *, in_band_below: int = 0) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Pickles what a worker recorded.
 
@@ -106,7 +124,11 @@ def dumps_report(obj: Any, *, in_band_below: int = 0) -> tuple[bytes, list[pickl
 
     try:
         try:
-            return pickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=keep), buffers
+            file = io.BytesIO()
+            pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=keep)
+            pickler.dispatch_table = _PLAINLY
+            pickler.dump(obj)
+            return file.getvalue(), buffers
         except (pickle.PicklingError, AttributeError, TypeError):
             # A class from the user's main script came here by value; no module has it, so it goes back by value, too.
             buffers.clear()

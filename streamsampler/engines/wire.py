@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamsampler.compact import by_position
 from streamsampler.engines.shared_memory import Region
 
 __all__ = ["INLINE_LIMIT", "Stored", "frame", "pack", "receive", "send", "unframe", "unpack"]
@@ -29,6 +30,7 @@ _LOCATION = struct.Struct("<qq")
 _ZEROS = memoryview(bytes(_ALIGNMENT))
 
 
+@by_position
 @dataclass(frozen=True, slots=True)
 class Stored:
     """Where a packed object lies: in an arena, or here."""
