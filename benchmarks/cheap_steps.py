@@ -1,0 +1,18 @@
+"""What does parallel collection cost where a step takes a few microseconds? CartPole-v1 with a small numpy agent.
+
+python benchmarks/cheap_steps.py [--quick]
+"""
+
+from harness.lineup import THROUGHPUT
+from harness.question import Goal, Question, throughput
+
+QUESTION = Question(
+    "cheap_steps",
+    "Cheap steps: CartPole-v1, small numpy agent",
+    ["cheap_20", "cheap_500"],
+    THROUGHPUT,
+    [Goal("cheap_20", "ours", 0.93), Goal("cheap_500", "ours", 0.93)],
+)
+
+if __name__ == "__main__":
+    throughput(QUESTION)

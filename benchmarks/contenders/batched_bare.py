@@ -1,0 +1,75 @@
+"""The limit of batched actions: several environments in each process, one after the other, one `get_actions` for all.
+
+Nothing is recorded. A trajectory's environment is seeded at its start; the generators are seeded once, since what is
+batched together draws from them together.
+
+Settings: `n_envs`, environments in each process (default 32).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from harness.contender import Measure, serve
+from harness.forked import Loop, all_at_once
+from streamsampler.seeding import TrajectorySeeds, seed_generators
+from workloads import Workload
+
+_SEEDS_AT_ONCE = 64
+
+
+class BatchedLoop:
+    """One process's environments."""
+
+    def __init__(self, workload: Workload, n_envs: int, number: int) -> None:
+        self.envs = [workload.make_env() for _ in range(n_envs)]
+        self.agent = workload.make_agent()
+        self._seeds = TrajectorySeeds(number, 1)
+        self._waiting: list[int] = []
+        self._index = 0
+        seed_generators(self._seeds[0])
+        first = [env.reset(seed=self._seed())[0] for env in self.envs]
+        self._observations = np.stack(first)
+
+    def _seed(self) -> int:
+        if not self._waiting:
+            self._waiting = self._seeds.of(range(self._index, self._index + _SEEDS_AT_ONCE))
+            self._index += _SEEDS_AT_ONCE
+        return self._waiting.pop()
+
+    def __call__(self, seconds: float, enough: int) -> tuple[int, int, float]:
+        """Step all, again and again."""
+        observations, get_actions, clock = self._observations, self.agent.get_actions, time.perf_counter
+        steps = [env.step for env in self.envs]
+        timesteps = trajectories = 0
+        now = start = clock()
+        while now - start < seconds and timesteps < enough:
+            actions, _ = get_actions(observations)
+            # As the environments of a library that gives each its action as the space has it.
+            for number, (step, action) in enumerate(zip(steps, actions, strict=True)):
+                observation, _, terminated, truncated, _ = step(action)
+                if terminated or truncated:
+                    observation, _ = self.envs[number].reset(seed=self._seed())
+                    trajectories += 1
+                observations[number] = observation
+            timesteps += len(steps)
+            now = clock()
+        return timesteps, trajectories, now - start
+
+
+def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> AbstractContextManager[Measure]:
+    """Fork the processes."""
+    n_envs = settings.get("n_envs", 32)
+
+    def make_loop(number: int) -> Loop:
+        return BatchedLoop(workload, n_envs, number)
+
+    return all_at_once(n_processes, make_loop)
+
+
+if __name__ == "__main__":
+    serve(contender, packages=["gymnasium", "numpy", "torch"])

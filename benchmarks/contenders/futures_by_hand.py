@@ -1,0 +1,121 @@
+"""What one writes without a library: `concurrent.futures`, tasks of 1,000 timesteps, trajectories pickled back.
+
+Settings: `chunk`, timesteps of a task (default 1,000; 100 where environments sleep, so that no task takes seconds).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from harness.contender import Measure, serve
+from workloads import WORKLOADS, Workload, checksum
+
+Chunk = dict[str, np.ndarray]
+
+
+class _Process:
+    """What a process of the pool keeps between tasks."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.env, self.agent = workload.make_env(), workload.make_agent()
+        self.observation, _ = self.env.reset()
+
+    def collect(self, size: int) -> Chunk:
+        """Go on for `size` timesteps; a trajectory goes on in the next task."""
+        observations, actions, rewards, ends = [], [], [], []
+        step, get_action, observation = self.env.step, self.agent.get_action, self.observation
+        for _ in range(size):
+            observations.append(observation)
+            action, _ = get_action(observation)
+            observation, reward, terminated, truncated, _ = step(action)
+            actions.append(action)
+            rewards.append(reward)
+            ends.append((terminated, truncated))
+            if terminated or truncated:
+                observation, _ = self.env.reset()
+        self.observation = observation
+        return {
+            "observations": np.array(observations),
+            "actions": np.array(actions),
+            "rewards": np.array(rewards),
+            "ends": np.array(ends),
+        }
+
+
+_process: list[_Process] = []
+
+
+def _initialize(name: str) -> None:
+    _process.append(_Process(WORKLOADS[name]))
+
+
+def _task(size: int, parameters: dict[str, Any] | None) -> Chunk:
+    process = _process[0]
+    if parameters is not None:
+        process.agent.set_param_values(parameters)
+    return process.collect(size)
+
+
+class Collector:
+    """Keeps two tasks in the pool for each process, or collects batch by batch where there are new parameters."""
+
+    def __init__(self, workload: Workload, pool: ProcessPoolExecutor, n_processes: int, chunk: int) -> None:
+        self.workload, self.pool, self.n_processes, self.chunk = workload, pool, n_processes, chunk
+        self.tasks: set[Future[Chunk]] = set()
+        self.iteration = 0
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Collect for a while."""
+        collect = self._stream if self.workload.parameters is None else self._iterate
+        seconds, enough = request.get("seconds", 1e9), request.get("timesteps", 2**62)
+        timesteps = trajectories = 0
+        begin = now = time.perf_counter()
+        while now - begin < seconds and timesteps < enough:
+            n, k = collect()
+            timesteps, trajectories = timesteps + n, trajectories + k
+            now = time.perf_counter()
+        return {"timesteps": timesteps, "trajectories": trajectories, "seconds": now - begin}
+
+    def _stream(self) -> tuple[int, int]:
+        while len(self.tasks) < 2 * self.n_processes:
+            self.tasks.add(self.pool.submit(_task, self.chunk, None))
+        done, self.tasks = wait(self.tasks, return_when=FIRST_COMPLETED)
+        return self._take(done)
+
+    def _iterate(self) -> tuple[int, int]:
+        assert self.workload.parameters is not None
+        self.iteration += 1
+        parameters = self.workload.parameters(self.iteration)
+        share = -(-self.workload.batch // self.n_processes)
+        return self._take({self.pool.submit(_task, share, parameters) for _ in range(self.n_processes)})
+
+    def _take(self, tasks: set[Future[Chunk]]) -> tuple[int, int]:
+        timesteps = trajectories = 0
+        for task in tasks:
+            chunk = task.result()
+            if self.workload.reads_batch:
+                checksum(chunk["observations"])
+            timesteps += len(chunk["rewards"])
+            trajectories += int(chunk["ends"].any(axis=1).sum())
+        return timesteps, trajectories
+
+
+@contextmanager
+def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
+    """Start the pool."""
+    chunk = settings.get("chunk", 1000 if workload.ideal is None else 100)
+    with ProcessPoolExecutor(n_processes, initializer=_initialize, initargs=(workload.name,)) as pool:
+        collector = Collector(workload, pool, n_processes, chunk)
+        collector.measure({"timesteps": n_processes * chunk})
+        yield collector.measure
+        pool.shutdown(cancel_futures=True)
+
+
+if __name__ == "__main__":
+    serve(contender, packages=["numpy", "gymnasium"])

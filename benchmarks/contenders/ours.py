@@ -1,0 +1,110 @@
+"""This library: `MultiprocessingSampler`, one call after the other.
+
+Settings:
+    batch: Timesteps asked for in each call (default: the workload's).
+    trajectories: If given, so many trajectories are asked for instead.
+    order: "index" (default) or "arrival".
+    vec: If given, so many environments in each worker, with batched actions.
+    start_method: See `MultiprocessingSampler`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from harness.contender import Measure, serve
+from streamsampler import MultiprocessingSampler, TrajectoryBatch
+from workloads import Workload, checksum, marks
+
+
+class Collector:
+    """Calls the sampler, and notes what the calls cost."""
+
+    def __init__(self, workload: Workload, sampler: MultiprocessingSampler, settings: dict[str, Any]) -> None:
+        self.workload, self.sampler = workload, sampler
+        self.batch = settings.get("batch", workload.batch)
+        self.trajectories = settings.get("trajectories")
+        self.iteration = 0
+        self.called: dict[int, float] = {}
+        self.checksum_seconds = 0.0
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Call until the time is over or there are timesteps enough."""
+        seconds, enough = request.get("seconds", 1e9), request.get("timesteps", 2**62)
+        reports, timesteps, trajectories, calls = self.sampler.stats.reports, 0, 0, []
+        self.called, self.checksum_seconds = {}, 0.0
+        parent, begin = time.process_time(), time.perf_counter()
+        now = begin
+        while now - begin < seconds and timesteps < enough:
+            n, k = self._call()
+            timesteps, trajectories = timesteps + n, trajectories + k
+            before, now = now, time.perf_counter()
+            calls.append(now - before)
+        return {
+            "timesteps": timesteps,
+            "trajectories": trajectories,
+            "seconds": now - begin,
+            "parent_cpu": time.process_time() - parent,
+            "reports": self.sampler.stats.reports - reports,
+            "calls": calls,
+            "checksum_seconds": self.checksum_seconds,
+            "delays": self._delays(),
+        }
+
+    def _call(self) -> tuple[int, int]:
+        parameters = self.workload.parameters
+        update = None
+        if parameters is not None:
+            self.iteration += 1
+            update = parameters(self.iteration)
+            self.called[self.iteration] = time.monotonic()
+        batch = self._obtain(update)
+        if self.workload.reads_batch:
+            begin = time.perf_counter()
+            checksum(batch.observations)
+            self.checksum_seconds += time.perf_counter() - begin
+        return batch.n_timesteps, batch.n_trajectories
+
+    def _obtain(self, update: Any) -> TrajectoryBatch:
+        if self.trajectories:
+            return self.sampler.obtain_trajectories(self.trajectories, agent_update=update)
+        return self.sampler.obtain_samples(self.batch, agent_update=update)
+
+    def _delays(self) -> list[list[float]]:
+        """For each call, when each worker first acted under its parameters: seconds since the call."""
+        return [[when - called for _, when in marks(iteration)] for iteration, called in self.called.items()]
+
+
+def worker_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """The sampler's arguments for several environments in each worker."""
+    n_envs = settings.get("vec")
+    if not n_envs:
+        return {}
+    from streamsampler import VecWorker
+
+    return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs}}
+
+
+@contextmanager
+def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
+    """Start the workers."""
+    with MultiprocessingSampler(
+        workload.make_agent(),
+        workload.make_env,
+        n_workers=n_processes,
+        seed=1,
+        order=settings.get("order", "index"),
+        start_method=settings.get("start_method"),
+        **worker_options(settings),
+    ) as sampler:
+        collector = Collector(workload, sampler, settings)
+        # The first calls learn how long trajectories take.
+        collector.measure({"seconds": 0.5})
+        yield collector.measure
+
+
+if __name__ == "__main__":
+    serve(contender, packages=["streamsampler", "gymnasium", "numpy", "torch"])

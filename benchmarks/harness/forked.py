@@ -1,0 +1,68 @@
+"""Loops that run in one process per core, all at once: forked, and started together by a pipe each."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from harness.contender import Measure
+
+__all__ = ["Loop", "all_at_once"]
+
+Loop = Callable[[float, int], tuple[int, int, float]]
+"""Runs for so many seconds, or until so many timesteps; gives timesteps, trajectories and seconds it took."""
+
+
+@contextmanager
+def all_at_once(n_processes: int, make_loop: Callable[[int], Loop]) -> Iterator[Measure]:
+    """Fork the processes, and give the function that measures them.
+
+    A process ends a measurement at a trajectory's end, so each has its own time. Their speeds are added, and `seconds`
+    is what their timesteps take at that speed: what the processes would reach that never wait for each other.
+    """
+    context = multiprocessing.get_context("fork")
+    pipes, processes = [], []
+    for number in range(n_processes):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, make_loop, number), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    assert [pipe.recv() for pipe in pipes] == ["ready"] * n_processes
+
+    def measure(request: dict[str, Any]) -> dict[str, Any]:
+        share = request.get("timesteps", 2**62) / n_processes
+        for pipe in pipes:
+            pipe.send((request.get("seconds", 1e9), share))
+        results = [pipe.recv() for pipe in pipes]
+        timesteps = sum(result[0] for result in results)
+        speed = sum(result[0] / result[2] for result in results)
+        return {
+            "timesteps": timesteps,
+            "trajectories": sum(result[1] for result in results),
+            "seconds": timesteps / speed,
+        }
+
+    try:
+        yield measure
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            process.join(10)
+
+
+def _serve(pipe: Connection, make_loop: Callable[[int], Loop], number: int) -> None:
+    loop = make_loop(number)
+    loop(0.2, 2**62)
+    pipe.send("ready")
+    try:
+        while True:
+            seconds, timesteps = pipe.recv()
+            pipe.send(loop(seconds, timesteps))
+    except (EOFError, KeyboardInterrupt):
+        return

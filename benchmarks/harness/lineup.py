@@ -1,0 +1,53 @@
+"""Who takes part, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.running import Contender
+
+__all__ = ["BARE", "LIMITS", "OURS", "PEERS", "THROUGHPUT", "chosen", "ours"]
+
+BARE = Contender("bare", "bare")
+LIMITS = (BARE, Contender("bare_unseeded", "bare", {"seeded": False}))
+
+
+def ours(name: str = "ours", **settings: object) -> Contender:
+    """This library, with settings."""
+    return Contender(name, "ours", settings)
+
+
+OURS = ours()
+
+# AsyncVectorEnv and the pool need nothing but what this library needs.
+PEERS = (
+    Contender("async_vector_env_2", "async_vector_env", {"n_envs": 2}),
+    Contender("async_vector_env_8", "async_vector_env", {"n_envs": 8}),
+    Contender("futures_by_hand", "futures_by_hand"),
+    Contender("sb3_subproc_2", "sb3_subproc", {"n_envs": 2}, peer=True),
+    Contender("sb3_subproc_8", "sb3_subproc", {"n_envs": 8}, peer=True),
+    Contender("tianshou", "tianshou", peer=True),
+    Contender("torchrl_sync", "torchrl_sync", peer=True),
+    Contender("torchrl_async", "torchrl_async", peer=True),
+    Contender("rllib", "rllib", peer=True),
+    Contender("pufferlib", "pufferlib", peer=True),
+    Contender("ray_by_hand", "ray_by_hand", peer=True),
+)
+
+THROUGHPUT = (*LIMITS, OURS, *PEERS)
+
+
+def chosen(contenders: Sequence[Contender], names: str | None) -> list[Contender]:
+    """Those of the contenders that are named, separated by commas; all without names.
+
+    Raises:
+        SystemExit: There is none of that name.
+    """
+    if not names:
+        return list(contenders)
+    by_name = {contender.name: contender for contender in contenders}
+    wanted = names.split(",")
+    unknown = [name for name in wanted if name not in by_name]
+    if unknown:
+        raise SystemExit(f"no contender {', '.join(unknown)}; there are {', '.join(by_name)}")
+    return [by_name[name] for name in wanted]

@@ -1,0 +1,130 @@
+"""What all questions have in common: their command line, their table, their JSON file and their chart."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import charts, tables
+from harness.lineup import BARE, chosen
+from harness.machine import describe
+from harness.rounds import Plan, compared, measured
+from harness.running import BENCHMARKS, Contender
+
+__all__ = ["Goal", "Question", "arguments", "save", "throughput"]
+
+RESULTS = BENCHMARKS / "results"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is to be reached.
+
+    Attributes:
+        workload: On which workload.
+        contender: By whom.
+        value: At least this ratio (at most, if `most`).
+        of: To whose speed in the same round.
+        key: "ratio" compares timesteps per second, "cpu_ratio" CPU per timestep.
+        most: Whether less is better.
+    """
+
+    workload: str
+    contender: str
+    value: float
+    of: str = "bare"
+    key: str = "ratio"
+    most: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about throughput.
+
+    Attributes:
+        name: Of its script and its results.
+        title: In a line.
+        workloads: Names of the workloads.
+        contenders: Who takes part: for all workloads, or by workload.
+        goals: What is to be reached.
+        seconds: Of a measurement.
+        rounds: How many.
+    """
+
+    name: str
+    title: str
+    workloads: Sequence[str]
+    contenders: Sequence[Contender]
+    goals: Sequence[Goal] = ()
+    extra: dict[str, Sequence[Contender]] = field(default_factory=dict)
+    seconds: float = 1.0
+    rounds: int = 5
+
+
+def arguments(name: str, seconds: float, rounds: int) -> argparse.Namespace:
+    """Read the command line that all questions share.
+
+    Returns:
+        With `seconds`, `rounds`, `peer_rounds`, `contenders`, `workloads`, `quick` and `out`.
+    """
+    parser = argparse.ArgumentParser(prog=f"{name}.py")
+    parser.add_argument("--seconds", type=float, help=f"of a measurement (default {seconds})")
+    parser.add_argument("--rounds", type=int, help=f"how many (default {rounds})")
+    parser.add_argument("--peer-rounds", type=int, help="in how many of them peers take part (default 3)")
+    parser.add_argument("--contenders", help="only these, separated by commas")
+    parser.add_argument("--workloads", help="only these, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="half a second, two rounds, no chart, no JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and chart (default results)")
+    found = parser.parse_args()
+    found.seconds = found.seconds or (min(seconds, 0.5) if found.quick else seconds)
+    found.rounds = found.rounds or (2 if found.quick else rounds)
+    found.peer_rounds = found.peer_rounds or (1 if found.quick else 3)
+    return found
+
+
+def throughput(question: Question) -> None:
+    """Answer a question about throughput: measure, print, and save."""
+    args = arguments(question.name, question.seconds, question.rounds)
+    plan = Plan(args.seconds, args.rounds, args.peer_rounds)
+    wanted = args.workloads.split(",") if args.workloads else question.workloads
+    machine = describe()
+    results: dict[str, Any] = {}
+    for workload in wanted:
+        lineup = [*question.contenders, *question.extra.get(workload, ())]
+        named = args.contenders and ",".join(
+            name for name in args.contenders.split(",") if name in {contender.name for contender in lineup}
+        )
+        results[workload] = compared(measured(chosen(lineup, named), workload, plan), BARE.name)
+        print(tables.throughput_table(workload, results[workload]))
+    goals = [judged(goal, results) for goal in question.goals if goal.workload in results]
+    print(tables.goals_table(goals))
+    contents = {"title": question.title, "workloads": results, "goals": goals}
+    save(question.name, contents, args, machine)
+    if not args.quick:
+        charts.throughput_chart(question.title, results, args.out / f"{question.name}.png")
+
+
+def judged(goal: Goal, results: dict[str, Any]) -> dict[str, Any]:
+    """Compare a goal with what was measured; `value` is None where somebody is missing."""
+    contenders = {name: dict(result) for name, result in results[goal.workload].items()}
+    reached = compared(contenders, goal.of).get(goal.contender, {}).get(goal.key)
+    median = reached["median"] if reached else None
+    met = None if median is None else (median <= goal.value if goal.most else median >= goal.value)
+    what = "CPU per timestep" if goal.key == "cpu_ratio" else "speed"
+    text = f"{goal.contender} on {goal.workload}, {what} to {goal.of}"
+    return {"text": text, "wanted": goal.value, "most": goal.most, "value": median, "met": met}
+
+
+def save(name: str, contents: dict[str, Any], args: argparse.Namespace, machine: dict[str, Any]) -> None:
+    """Write a question's JSON file, unless this was only a quick look."""
+    if args.quick:
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    plan = {"seconds": args.seconds, "rounds": args.rounds, "peer_rounds": args.peer_rounds}
+    path = args.out / f"{name}.json"
+    path.write_text(json.dumps({"question": name, "machine": machine, "plan": plan, **contents}, indent=1) + "\n")
+    print(f"written to {path}")

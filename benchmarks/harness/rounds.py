@@ -1,0 +1,149 @@
+"""Interleaving, and what is made of the numbers."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.running import Broken, Contender, Running, start_all
+
+__all__ = ["Plan", "compared", "measured", "order_of_round", "ratios_to", "spread"]
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to measure.
+
+    Attributes:
+        seconds: Of a measurement.
+        rounds: How many rounds.
+        peer_rounds: In how many of them the peers take part; what is far away needs fewer looks.
+        verbose: Whether to say on stderr what is being done.
+    """
+
+    seconds: float
+    rounds: int
+    peer_rounds: int
+    verbose: bool = True
+
+
+def order_of_round(names: Sequence[str], number: int) -> list[str]:
+    """Who is measured when in a round: each comes first once, and last once."""
+    start = number % len(names) if names else 0
+    return [*names[start:], *names[:start]]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles, least and greatest of some values (the quartiles of fewer than four are the extremes)."""
+    ordered = sorted(values)
+    quarters = (
+        statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 3 else [ordered[0], 0, ordered[-1]]
+    )
+    return {
+        "median": statistics.median(ordered),
+        "low": quarters[0],
+        "high": quarters[2],
+        "least": ordered[0],
+        "greatest": ordered[-1],
+    }
+
+
+def ratios_to(limit: Sequence[float | None], values: Sequence[float | None]) -> list[float]:
+    """What each round's value is of the same round's limit; rounds that lack one of them are left out."""
+    return [
+        value / of for of, value in zip(limit, values, strict=True) if of is not None and value is not None and of > 0
+    ]
+
+
+def measured(contenders: Sequence[Contender], workload: str, plan: Plan) -> dict[str, Any]:
+    """Measure contenders in turn, one while all others are frozen.
+
+    Returns:
+        By name: `rounds`, the answer of each round or None; `versions`; `settings`; or `reason`, where it broke.
+    """
+    _say(plan, f"{workload}: starting {', '.join(contender.name for contender in contenders)}")
+    running, broken = start_all(contenders, workload)
+    answers: dict[str, list[Answer | None]] = {name: [None] * plan.rounds for name in running}
+    try:
+        for number in range(plan.rounds):
+            _say(plan, f"{workload}: round {number + 1} of {plan.rounds}")
+            _one_round(running, broken, answers, number, plan)
+    finally:
+        for contender in running.values():
+            contender.end()
+    results: dict[str, Any] = {}
+    for contender in contenders:
+        name = contender.name
+        result = results[name] = {"settings": contender.settings, "peer": contender.peer}
+        if name in broken:
+            result["reason"] = broken[name]
+        if name in running:
+            result.update(
+                rounds=answers[name], versions=running[name].versions, start_seconds=running[name].start_seconds
+            )
+    return results
+
+
+def _one_round(
+    running: dict[str, Running],
+    broken: dict[str, str],
+    answers: dict[str, list[Answer | None]],
+    number: int,
+    plan: Plan,
+) -> None:
+    for name in order_of_round(list(running), number):
+        if name in broken or (running[name].contender.peer and number >= plan.peer_rounds):
+            continue
+        try:
+            running[name].thaw()
+            answers[name][number] = running[name].measure({"seconds": plan.seconds})
+            running[name].freeze()
+        except Broken as why:
+            broken[name] = str(why)
+            running[name].end(kindly=False)
+
+
+def compared(results: dict[str, Any], limit: str) -> dict[str, Any]:
+    """Add what the numbers say: timesteps per second, CPU per timestep, and both as ratios to the limit's.
+
+    Args:
+        results: What `measured` gave.
+        limit: The name of the contender that all ratios are to.
+
+    Returns:
+        The same results, with `speed` (timesteps per second), `ratio` (to the limit's speed in the same round), `cpu`
+        (seconds of CPU per timestep) and `cpu_ratio` (to the limit's), each a `spread`.
+    """
+    speeds = {name: _per_round(result, _speed) for name, result in results.items()}
+    costs = {name: _per_round(result, _cost) for name, result in results.items()}
+    for name, result in results.items():
+        for key, values in (("speed", speeds), ("cpu", costs)):
+            known = [value for value in values[name] if value is not None]
+            ratios = ratios_to(values[limit], values[name]) if values.get(limit) and values[name] else []
+            if known:
+                result[key] = spread(known)
+            if known and ratios:
+                result["ratio" if key == "speed" else "cpu_ratio"] = {**spread(ratios), "all": ratios}
+    return results
+
+
+def _per_round(result: dict[str, Any], of: Any) -> list[float | None]:
+    return [None if answer is None else of(answer) for answer in result.get("rounds", [])]
+
+
+def _speed(answer: Answer) -> float:
+    return float(answer["timesteps"] / answer["seconds"])
+
+
+def _cost(answer: Answer) -> float | None:
+    return float(answer["cpu"] / answer["timesteps"]) if answer["timesteps"] else None
+
+
+def _say(plan: Plan, text: str) -> None:
+    if plan.verbose:
+        print(text, file=sys.stderr, flush=True)

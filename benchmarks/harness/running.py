@@ -1,0 +1,211 @@
+"""The harness's side of a contender: start it, freeze it, let it measure, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import processes
+from problems.marks import SCRATCH
+
+__all__ = ["BENCHMARKS", "Broken", "Contender", "Running", "start_all"]
+
+BENCHMARKS = Path(__file__).resolve().parent.parent
+_START_SECONDS = 180.0
+_SLACK_SECONDS = 120.0
+
+
+class Broken(Exception):
+    """This contender cannot go on; the message says why, in a few words."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who is measured.
+
+    Attributes:
+        name: Its name in tables.
+        module: Its module in `contenders`.
+        settings: What to pass with `--set`.
+        peer: Whether it is somebody else's library, in a virtual environment of its own.
+        n_processes: How many processes step environments; None leaves that to the workload.
+    """
+
+    name: str
+    module: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    peer: bool = False
+    n_processes: int | None = None
+
+    def python(self) -> str:
+        """The interpreter that runs it.
+
+        A peer's is `.venvs/MODULE`, or that of the library alone (`.venvs/torchrl` serves `torchrl_sync`).
+
+        Raises:
+            Broken: It is not installed.
+        """
+        if not self.peer:
+            return sys.executable
+        words = self.module.split("_")
+        for n_words in range(len(words), 0, -1):
+            python = BENCHMARKS / ".venvs" / "_".join(words[:n_words]) / "bin" / "python"
+            if python.exists():
+                return str(python)
+        raise Broken("not installed: run python benchmarks/peers.py")
+
+    def command(self, workload: str) -> list[str]:
+        """The command line.
+
+        Raises:
+            Broken: It is not installed.
+        """
+        if not (BENCHMARKS / "contenders" / f"{self.module}.py").exists():
+            raise Broken("there is no such contender")
+        command = [self.python(), "-m", f"contenders.{self.module}", workload]
+        if self.n_processes is not None:
+            command += ["--processes", str(self.n_processes)]
+        for key, value in self.settings.items():
+            command += ["--set", f"{key}={value}"]
+        return command
+
+
+class Running:
+    """A contender's process, ready to measure.
+
+    Args:
+        contender: Who.
+        workload: The workload's name.
+
+    Attributes:
+        versions: Of Python and of the packages that matter.
+        start_seconds: How long it took to be ready.
+
+    Raises:
+        Broken: It cannot do this workload, or it failed or took too long.
+    """
+
+    def __init__(self, contender: Contender, workload: str) -> None:
+        self.contender = contender
+        command = contender.command(workload)
+        self._folder = tempfile.mkdtemp(prefix="benchmark-")
+        self._mark = uuid.uuid4().hex
+        self._errors = Path(self._folder) / "stderr"
+        environment = {**os.environ, processes.MARK: self._mark, SCRATCH: self._folder}
+        begin = time.perf_counter()
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                cwd=BENCHMARKS,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+                start_new_session=True,
+            )
+        self._unread = b""
+        try:
+            self.versions: dict[str, str] = self._answer(_START_SECONDS)["versions"]
+        except BaseException:
+            self.end(kindly=False)
+            raise
+        self.start_seconds = time.perf_counter() - begin
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Let it measure once.
+
+        Raises:
+            Broken: It failed or took too long.
+        """
+        self._send(request)
+        return self._answer(5 * request.get("seconds", 0.0) + _SLACK_SECONDS)
+
+    def freeze(self) -> None:
+        """Stop all its processes."""
+        processes.freeze(self._process.pid, self._mark)
+
+    def thaw(self) -> None:
+        """Let all its processes run."""
+        processes.thaw(self._process.pid, self._mark)
+
+    def end(self, *, kindly: bool = True) -> int:
+        """End it.
+
+        Returns:
+            How many processes had to be killed.
+        """
+        self.thaw()
+        if kindly:
+            with contextlib.suppress(Broken, subprocess.TimeoutExpired):
+                self._send({"stop": True})
+                self._process.wait(20)
+        left = processes.end(self._process.pid, self._mark)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._process.wait(20)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return left
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except OSError:
+            raise Broken(self._last_words()) from None
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._line(seconds))
+        for kind in ("unsupported", "failed"):
+            if kind in answer:
+                raise Broken(f"{kind}: {answer[kind]}")
+        return answer
+
+    def _line(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                raise Broken(f"no answer within {seconds:.0f} s")
+            data = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not data:
+                raise Broken(self._last_words())
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        lines = self._errors.read_text(errors="replace").strip().splitlines()
+        return f"ended: {lines[-1][:200]}" if lines else "ended without a word"
+
+
+def start_all(contenders: Sequence[Contender], workload: str) -> tuple[dict[str, Running], dict[str, str]]:
+    """Start contenders one after the other, each frozen once it is ready.
+
+    Returns:
+        Those that run, and the others with the reasons.
+    """
+    running: dict[str, Running] = {}
+    broken: dict[str, str] = {}
+    for contender in contenders:
+        try:
+            running[contender.name] = Running(contender, workload)
+            running[contender.name].freeze()
+        except Broken as why:
+            broken[contender.name] = str(why)
+    return running, broken

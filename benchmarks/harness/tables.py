@@ -1,0 +1,59 @@
+"""Tables for people, as plain text that is Markdown as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["goals_table", "table", "throughput_table"]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table; columns after the first are right-aligned, the last one, if it is text, is as it comes."""
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = []
+    for number, row in enumerate(cells):
+        padded = [
+            text.ljust(width) if column == 0 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("| " + " | ".join(padded) + " |")
+        if number == 0:
+            rule = ["-" * width if column == 0 else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
+            lines.append("| " + " | ".join(rule) + " |")
+    return "\n".join(lines)
+
+
+def throughput_table(workload: str, results: dict[str, Any]) -> str:
+    """Lay out what was measured on a workload."""
+    header = [workload, "of the limit", "spread", "timesteps/s", "µs CPU/timestep", "of the limit's CPU"]
+    rows = [_row(name, result, len(header)) for name, result in results.items()]
+    return "\n" + table(header, rows)
+
+
+def _row(name: str, result: dict[str, Any], n_columns: int) -> list[str]:
+    if "speed" not in result:
+        return [name, result.get("reason", "not measured")[:60], *[""] * (n_columns - 2)]
+    ratio, cpu_ratio = result.get("ratio"), result.get("cpu_ratio")
+    return [
+        name,
+        f"{ratio['median']:.3f}" if ratio else "",
+        f"{ratio['low']:.3f} to {ratio['high']:.3f}" if ratio else "",
+        f"{result['speed']['median']:,.0f}",
+        f"{1e6 * result['cpu']['median']:.2f}" if "cpu" in result else "",
+        f"{cpu_ratio['median']:.3f}" if cpu_ratio else "",
+    ]
+
+
+def goals_table(goals: Sequence[dict[str, Any]]) -> str:
+    """Lay out what was to be reached, and what was."""
+    if not goals:
+        return ""
+    rows = []
+    for goal in goals:
+        sign = "≤" if goal["most"] else "≥"
+        value = "" if goal["value"] is None else f"{goal['value']:.3f}"
+        verdict = {None: "not measured", True: "yes", False: "no"}[goal["met"]]
+        rows.append([goal["text"], f"{sign} {goal['wanted']:g}", value, verdict])
+    return "\n" + table(["goal", "wanted", "measured", "met"], rows) + "\n"
