@@ -1,0 +1,154 @@
+"""Makes the virtual environments of the peers, one from each requirements file in `peers/`.
+
+    python benchmarks/peers.py [NAME...]
+
+An environment that was made from the same file before is left as it is. What cannot be installed is reported with its
+reason, in the table and in `.venvs/NAME.failed`, which the harness shows in place of figures; then the exit status
+is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+REQUIREMENTS = FOLDER / "peers"
+VENVS = FOLDER / ".venvs"
+CONTENDERS = {
+    "sb3_subproc": "sb3",
+    "tianshou": "tianshou",
+    "torchrl_sync": "torchrl",
+    "torchrl_async": "torchrl",
+    "rllib": "rllib",
+    "pufferlib": "pufferlib",
+    "ray_by_hand": "ray",
+}
+"""Which peer's virtual environment a contender runs in; a link of the contender's name leads there."""
+_LIMIT = 1800
+
+
+class NotInstalled(Exception):
+    """A peer cannot be installed; the message is the reason, in a line."""
+
+
+def main() -> int:
+    """Make what is missing, and print a table."""
+    names = sorted(path.stem for path in REQUIREMENTS.glob("*.txt"))
+    parser = argparse.ArgumentParser(description="Make the virtual environments of the benchmarks' peers.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all, if none is given")
+    chosen = parser.parse_args().names or names
+    unknown = sorted(set(chosen) - set(names))
+    if unknown:
+        parser.error(f"no such peer: {', '.join(unknown)}; there are {', '.join(names)}")
+    VENVS.mkdir(exist_ok=True)
+    failures = sum(not report(name) for name in chosen)
+    return 1 if failures else 0
+
+
+def report(name: str) -> bool:
+    """Make one environment and print one line about it; whether it is there."""
+    failed = VENVS / f"{name}.failed"
+    failed.unlink(missing_ok=True)
+    try:
+        outcome = make(name)
+    except NotInstalled as reason:
+        failed.write_text(f"{reason}\n")
+        print(f"{name:12} not installed: {reason}", flush=True)
+        return False
+    print(f"{name:12} {outcome}: {pins(name)}", flush=True)
+    return True
+
+
+def make(name: str) -> str:
+    """Make one environment, unless it is there already.
+
+    Raises:
+        NotInstalled: There is no such Python, or pip cannot install what the file asks for.
+    """
+    text = (REQUIREMENTS / f"{name}.txt").read_text()
+    venv, digest = VENVS / name, hashlib.sha256(text.encode()).hexdigest()
+    stamp = venv / "made-from"
+    if stamp.exists() and stamp.read_text() == digest:
+        link(name)
+        return "was there"
+    if venv.exists():
+        shutil.rmtree(venv)
+    run([find_python(wanted_python(text)), "-m", "venv", str(venv)])
+    run([str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS / f"{name}.txt")])
+    stamp.write_text(digest)
+    link(name)
+    return "installed"
+
+
+def link(name: str) -> None:
+    """Make the environment known by the names of the contenders that use it."""
+    for contender, peer in CONTENDERS.items():
+        path = VENVS / contender
+        if peer == name and contender != peer and not path.is_symlink():
+            path.symlink_to(peer, target_is_directory=True)
+
+
+def wanted_python(text: str) -> str:
+    """The Python version in a requirements file's line `# python: 3.11`."""
+    found = re.search(r"^# python: (\S+)$", text, re.MULTILINE)
+    if not found:
+        raise NotInstalled("its requirements file has no line '# python: VERSION'")
+    return found[1]
+
+
+def find_python(version: str) -> str:
+    """An interpreter of that version: this one, one of pyenv's, or one in the path.
+
+    Raises:
+        NotInstalled: There is none.
+    """
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
+    if found:
+        return str(found[-1])
+    in_path = shutil.which(f"python{version}")
+    if in_path is None:
+        raise NotInstalled(f"there is no Python {version} here")
+    return in_path
+
+
+def run(command: list[str]) -> None:
+    """Run a command that is to succeed.
+
+    Raises:
+        NotInstalled: It does not; the reason is the last of its lines that speaks of an error.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise NotInstalled(f"no end after {_LIMIT} s of {' '.join(command[:4])}") from error
+    if done.returncode:
+        raise NotInstalled(reason(done.stderr + done.stdout))
+
+
+def reason(output: str) -> str:
+    """The line of pip's output that tells most: an exception's, else the first that begins with ERROR."""
+    lines = [line.strip() for line in output.splitlines()]
+    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    errors = [line.partition(": ")[2] for line in lines if line.startswith("ERROR: ")]
+    found = exceptions[-1:] or errors[:1] or [line for line in lines if line][-1:]
+    return found[0][:200] if found else "it failed without a word"
+
+
+def pins(name: str) -> str:
+    """What the requirements file pins, in a line."""
+    lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+    return " ".join(line for line in lines if line and not line.startswith("#"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
