@@ -54,6 +54,7 @@ class Collector:
         order: How batches are ordered.
         version: The last agent version that was used up.
         capacity: How many unanswered tickets a worker may have.
+        block: How many trajectories workers run together; see `Worker.block_size`.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class Collector:
         order: Order,
         version: int,
         capacity: int = CAPACITY,
+        block: int = 1,
     ) -> None:
         self.engine = engine
         self.updates = updates
         self.seed = seed
         self.order: Order = order
+        self.block = block
         self.dispatcher = Dispatcher(engine.n_workers, capacity)
         self.dispatcher.version = version
         self.pace = Pace()
@@ -121,6 +124,7 @@ class Call:
             order=collector.order,
             pace=collector.pace,
             own_lanes=collector.updates.differ,
+            block=collector.block,
         )
         self.stats = stats
         self._hungry = set(range(self._engine.n_workers))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.board import WorkerRow
+from streamsampler.checks import positive
 from streamsampler.errors import UsageError
 from streamsampler.seeding import check_seed
 from streamsampler.workers.base import Worker
@@ -23,21 +23,6 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def positive(name: str, value: Any) -> int:
-    """Return `value` as an int.
-
-    Raises:
-        UsageError: It is no integer, or less than 1.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise UsageError(f"{name} must be an integer, got {value!r}") from None
-    if isinstance(value, bool) or number < 1:
-        raise UsageError(f"{name} must be at least 1, got {value!r}")
-    return number
-
-
 class WorkerFactory:
     """How many workers, of which kind, and with what arguments.
 
@@ -47,6 +32,9 @@ class WorkerFactory:
         max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
         worker_class: The kind of worker.
         worker_args: Further keyword arguments for it.
+
+    Attributes:
+        block_size: How many trajectories its workers run together; see `Worker.block_size`.
 
     Raises:
         UsageError: An argument cannot work.
@@ -70,6 +58,7 @@ class WorkerFactory:
             raise UsageError(f"worker_class must be a subclass of streamsampler.Worker, got {worker_class!r}")
         self.worker_class = worker_class
         self.worker_args = dict(worker_args or {})
+        self.block_size = positive("the worker's block_size", worker_class.block_size(self.worker_args))
 
     def __call__(self, row: WorkerRow, worker_number: int) -> Worker:
         """Make a worker, where it is to run.

@@ -5,6 +5,11 @@ progress through a plan. It knows no process, no clock and no array: a part is w
 
 Results never depend on timing. In index order the batch is a prefix of trajectories 0, 1, 2, …; when and in what
 portions they arrive, and whether some were lost and run again, changes only how long it takes.
+
+Where a worker runs trajectories side by side, what is run together may show in the numbers. So a *block* of indices is
+the unit of such work: every lane is cut into blocks from its start, the last one as long as the plan leaves it, and a
+ticket is whole blocks. Which trajectories share a block is then fixed by the plan and the lanes alone, never by sizes,
+timing or losses.
 """
 
 from __future__ import annotations
@@ -22,8 +27,12 @@ __all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "G
 Order = Literal["index", "arrival"]
 Part = TypeVar("Part")
 
-TICKET_SECONDS = 0.03
-"""What a ticket should take: long beside the cost of a report (some 0.1 ms), short beside a human's patience."""
+TICKET_SECONDS = 0.05
+"""What a ticket should take: long beside the cost of a report (some 0.5 ms of both sides, with caches that have gone
+cold since the last one), short beside a human's patience."""
+
+SHORTEST_TICKET_SECONDS = 0.003
+"""Below this the last tickets of a call cost more than what workers lose that end at different times."""
 
 
 class GatherPlan(Protocol):
@@ -135,11 +144,15 @@ class Pace:
         """Seconds of a trajectory; None before the first one."""
         return self._seconds / self._weight if self._weight else None
 
-    def trajectories_per_ticket(self) -> int:
-        """How many trajectories fill `TICKET_SECONDS`; 1 while nothing is known."""
+    def trajectories_in(self, seconds: float) -> int:
+        """How many trajectories one worker runs in so many seconds, at least 1; 1 while nothing is known."""
         if not self._weight:
             return 1
-        return max(1, int(TICKET_SECONDS * self._weight / max(self._seconds, 1e-9)))
+        return max(1, int(seconds * self._weight / max(self._seconds, 1e-9)))
+
+    def trajectories_per_ticket(self) -> int:
+        """How many trajectories fill `TICKET_SECONDS`."""
+        return self.trajectories_in(TICKET_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +183,18 @@ class Gathering(Generic[Part]):
         order: "index", or "arrival" for whatever finishes first.
         pace: Average lengths seen so far; this call's are added to it.
         own_lanes: Whether each worker may run only its own indices.
+        block: How many consecutive indices of a lane are to be run together. Every ticket is whole blocks.
     """
 
     def __init__(
         self, plan: GatherPlan, *, n_workers: int, order: Order = "index", pace: Pace | None = None,
-        own_lanes: bool = False,
+        own_lanes: bool = False, block: int = 1,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.pace = pace if pace is not None else Pace()
         self._order = order
         self._n_workers = n_workers
+        self._block = block
         n_lanes = n_workers if own_lanes else 1
         self._lanes = [plan.lane(number, n_lanes) for number in range(n_lanes)]
         self._cursors = [0] * n_lanes
@@ -203,7 +218,7 @@ class Gathering(Generic[Part]):
             ahead: Whether it has work in hand and asks for its next ticket. It gets one only while there is more
                 than enough for all: near the end a ticket that queues behind another is late, and may be surplus.
         """
-        if ahead and self.spare() <= self._n_workers:
+        if ahead and self.spare() <= self._n_workers * self._block:
             return None
         lane = worker % len(self._lanes)
         size = self._ticket_size()
@@ -231,6 +246,7 @@ class Gathering(Generic[Part]):
     def _fresh(self, lane: int, size: int) -> range:
         own, cursor = self._lanes[lane], self._cursors[lane]
         in_sight = len(range(own.start, min(own.stop, self._horizon()), own.step))
+        in_sight = math.ceil(in_sight / self._block) * self._block
         taken = own[cursor : max(cursor, min(cursor + size, in_sight))]
         self._cursors[lane] += len(taken)
         return taken
@@ -239,7 +255,8 @@ class Gathering(Generic[Part]):
         # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what is left, so that the last tickets
         # are small and all workers finish together.
         share = math.ceil(self.spare() / (2 * self._n_workers))
-        return max(1, min(self.pace.trajectories_per_ticket(), share))
+        share = max(share, self.pace.trajectories_in(SHORTEST_TICKET_SECONDS))
+        return max(1, min(self.pace.trajectories_per_ticket(), share) // self._block) * self._block
 
     def _horizon(self) -> int:
         """How many trajectories will be needed in all, as far as one can tell."""
@@ -252,15 +269,15 @@ class Gathering(Generic[Part]):
         if mean is None and self.arrived_trajectories:
             mean = self.arrived_timesteps / self.arrived_trajectories
         if mean is None:
-            # Nothing is known: one for each worker shows how long they are; each has at least one timestep.
-            return min(self._n_workers, self.plan.timesteps)
+            # Nothing is known: one block for each worker shows how long they are; each has at least one timestep.
+            return min(self._n_workers * self._block, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps - outstanding * mean
         return self._handed_out + max(0, math.ceil(missing / mean))
 
     def _window(self) -> int:
         # What workers may be ahead of a consumer: enough to keep them busy while it takes one, few enough to bound
         # memory.
-        return 4 * self._n_workers * self.pace.trajectories_per_ticket()
+        return 4 * self._n_workers * max(self._block, self.pace.trajectories_per_ticket())
 
     # ------------------------------------------------------------------ taking in
 

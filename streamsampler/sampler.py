@@ -132,7 +132,12 @@ class Sampler(ABC):
         engine = self._make_engine()
         try:
             self._collector = Collector(
-                engine, updates.mapped(engine.publish), seed=self.seed, order=self._order, version=version
+                engine,
+                updates.mapped(engine.publish),
+                seed=self.seed,
+                order=self._order,
+                version=version,
+                block=self._factory.block_size,
             )
         except BaseException:
             engine.close()

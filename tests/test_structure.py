@@ -9,7 +9,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 
 # From the ground up. A module may import those of lower layers, and its neighbours listed before it.
 LAYERS = [
-    ["version", "errors"],
+    ["version", "errors", "compact"],
     ["trees", "columns", "seeding", "serialization", "protocol", "updates", "statistics", "gathering"],
     ["board", "failures", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "environments"],
     ["trajectories"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,22 @@ class Worker(ABC):
         self.max_episode_length = max_episode_length
         self.phase = Phase.WAITING
         self.trajectory: int | None = None
+
+    @classmethod
+    def block_size(cls, worker_args: Mapping[str, Any]) -> int:  # noqa: ARG003 - for those whose blocks depend on them
+        """How many trajectories of consecutive indices such a worker runs together.
+
+        A worker may let the trajectories of a block influence one another, as long as each is a function of the whole
+        block: tickets are whole blocks, whatever the number of workers (see `gathering`). It is asked in the sampler's
+        process, before there is a worker.
+
+        Args:
+            worker_args: The keyword arguments that it will be made with.
+
+        Returns:
+            At least 1; and 1 for a worker whose trajectories do not depend on each other at all.
+        """
+        return 1
 
     @abstractmethod
     def update_agent(self, agent_update: Any) -> None:

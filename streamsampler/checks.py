@@ -1,0 +1,25 @@
+"""Checks of arguments that several parts of the package take."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from streamsampler.errors import UsageError
+
+__all__ = ["positive"]
+
+
+def positive(name: str, value: Any) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        UsageError: It is no integer, or less than 1.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} must be an integer, got {value!r}") from None
+    if isinstance(value, bool) or number < 1:
+        raise UsageError(f"{name} must be at least 1, got {value!r}")
+    return number
