@@ -1,0 +1,199 @@
+"""What the on-policy user feels: PPO's wall time to a given return (question k).
+
+    python benchmarks/ppo.py                    # CartPole-v1 and Pendulum-v1, three seeds: some eight minutes
+    python benchmarks/ppo.py --seeds 1 --env CartPole-v1 --contenders streamsampler,gymnasium_sync
+
+The contenders:
+
+- `streamsampler`: this library, one environment per worker; `streamsampler_vec`: several, with batched actions.
+- `gymnasium_sync`, `gymnasium_async`: Gymnasium's vector environments, and actions for all of them in one pass.
+- `sb3`, `sb3_subproc`: Stable-Baselines3's PPO with its own loop, in one process or with one for each environment. It
+  is the reference for the learning curve. (`sb3_subproc` only where it is asked for.)
+
+The first four share one learner to the letter (ppo_learner.py); the last has the same algorithm, networks,
+initialisation, optimiser and hyperparameters in its own code. Torch has one thread everywhere.
+
+What is not the same, and cannot be: this library hands out whole trajectories, the least that have at least 2,000
+timesteps. So its batches are somewhat longer and vary, and every return is complete but where the environment
+truncates; there the value of the true last observation stands for the rest. The others cut eight environments after 250
+timesteps each, and let the value of the next observation stand for the rest; the next batch goes on from there. Whole
+trajectories start anew with each batch, so that early parts of episodes weigh more where episodes are longer than a
+fragment. Episodes count when they have ended, so long ones that run on show late in the fragments' curves.
+
+A run's clock starts after all imports and before the first environment or process is made, and includes the workers'
+start. Contenders take turns, seed by seed, in changing order, each in a process of its own. Learned is what first has a
+mean return over 20 successive training episodes at the target. Needs torch, stable-baselines3 and, for the chart,
+matplotlib.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from harness import machine
+from ppo_learner import TASKS
+
+RESULTS = Path(__file__).parent / "results"
+COLOURS = {
+    "streamsampler": "tab:blue",
+    "streamsampler_vec": "tab:cyan",
+    "gymnasium_sync": "tab:orange",
+    "gymnasium_async": "tab:red",
+    "sb3": "tab:green",
+    "sb3_subproc": "tab:olive",
+}
+Result = dict[str, Any]
+
+
+def run_in_process(name: str, env_id: str, seed: int, workers: int, start_method: str | None, steps: int) -> Result:
+    """One run, in a fresh process; raises where it fails."""
+    arguments = ["--run", name, "--env", env_id, "--first-seed", str(seed), "--workers", str(workers)]
+    arguments += ["--timesteps", str(steps)]
+    arguments += [] if start_method is None else ["--start-method", start_method]
+    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    return {"contender": name, "env": env_id, "seed": seed, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def reached(result: Result) -> tuple[float, float]:
+    """Timesteps and seconds to the target; infinite if it was not reached."""
+    target = TASKS[result["env"]].target
+    for point in result["curve"]:
+        if point["mean_return"] is not None and point["mean_return"] >= target:
+            return point["timesteps"], point["seconds"]
+    return math.inf, math.inf
+
+
+def table(results: list[Result]) -> str:
+    """Medians over the seeds."""
+    head = (
+        f"{'environment':13} {'contender':18} {'learned':>8} {'timesteps to':>13} {'seconds to':>11} {'seconds':>8} "
+        f"{'learning':>9} {'collecting':>11} {'us/timestep':>12} {'first batch':>12}"
+    )
+    lines = [head]
+    for env_id, name in dict.fromkeys((result["env"], result["contender"]) for result in results):
+        group = [result for result in results if (result["env"], result["contender"]) == (env_id, name)]
+        hits = [reached(result) for result in group]
+        collecting = median(result["seconds"] - result["learning"] for result in group)
+        lines.append(
+            f"{env_id:13} {name:18} {sum(map(math.isfinite, [t for t, _ in hits])):>4} of {len(group)}"
+            f" {median(t for t, _ in hits):>13,.0f} {median(s for _, s in hits):>11.1f}"
+            f" {median(result['seconds'] for result in group):>8.1f}"
+            f" {median(result['learning'] for result in group):>9.1f} {collecting:>11.1f}"
+            f" {1e6 * collecting / median(result['curve'][-1]['timesteps'] for result in group):>12.1f}"
+            f" {median(result['curve'][0]['seconds'] for result in group):>12.2f}"
+        )
+    return "\n".join(lines)
+
+
+def chart(results: list[Result], path: Path) -> None:
+    """Returns by timesteps, and by seconds: a thin line for each seed."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    environments = list(dict.fromkeys(result["env"] for result in results))
+    figure, rows = pyplot.subplots(len(environments), 2, figsize=(12, 4 * len(environments)), squeeze=False)
+    for env_id, axes in zip(environments, rows, strict=True):
+        for axis, x in zip(axes, ("timesteps", "seconds"), strict=True):
+            named: set[str] = set()
+            for result in [result for result in results if result["env"] == env_id]:
+                name = result["contender"]
+                points = [point for point in result["curve"] if point["mean_return"] is not None]
+                label = None if name in named else name
+                named.add(name)
+                ys = [point["mean_return"] for point in points]
+                axis.plot([point[x] for point in points], ys, color=COLOURS[name], lw=1.2, alpha=0.8, label=label)
+            axis.axhline(TASKS[env_id].target, color="grey", ls=":", lw=1)
+            axis.set(xlabel=x, ylabel="mean return of 20 training episodes", title=env_id)
+            axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def one_run(name: str, env_id: str, seed: int, workers: int, start_method: str | None, timesteps: int | None) -> None:
+    """Train, and print a line of JSON."""
+    import dataclasses
+
+    from ppo_runs import run
+
+    task = TASKS[env_id]
+    result = run(name, dataclasses.replace(task, timesteps=timesteps or task.timesteps), seed, workers, start_method)
+    for point in result["curve"]:
+        if math.isnan(point["mean_return"]):
+            point["mean_return"] = None
+    print(json.dumps(result))
+
+
+def known_contenders(wanted: str | None) -> list[str]:
+    """The contenders to run, or an error that names those there are."""
+    from ppo_runs import names
+
+    if wanted is None:
+        return [name for name in names() if name != "sb3_subproc"]
+    chosen = wanted.split(",")
+    unknown = [name for name in chosen if name not in names()]
+    if unknown:
+        raise click.BadParameter(f"no contender {', '.join(unknown)}; there are {', '.join(names())}")
+    return chosen
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--env", "environments", multiple=True, default=["CartPole-v1", "Pendulum-v1"], type=click.Choice([*TASKS])
+)
+@click.option("--contenders", default=None, help="Names, with commas between them; all but sb3_subproc by default.")
+@click.option("--seeds", default=3, help="How many.")
+@click.option("--first-seed", default=0, help="The first of them.")
+@click.option("--workers", default=2, help="Worker processes of this library.")
+@click.option("--start-method", default=None, help="Of this library's workers; its own default if none is given.")
+@click.option("--timesteps", default=None, type=int, help="How long to train; by default as the task says.")
+@click.option("--out", default=str(RESULTS / "ppo.json"), help="The results; a chart goes beside it.")
+@click.option("--run", "single", default=None, hidden=True, help="One run in this process.")
+def main(
+    environments: tuple[str, ...],
+    contenders: str | None,
+    seeds: int,
+    first_seed: int,
+    workers: int,
+    start_method: str | None,
+    timesteps: int | None,
+    out: str,
+    single: str | None,
+) -> None:
+    """Train with every contender, and compare."""
+    if single is not None:
+        one_run(single, environments[0], first_seed, workers, start_method, timesteps)
+        return
+    names = known_contenders(contenders)
+    results: list[Result] = []
+    for seed in range(first_seed, first_seed + seeds):
+        for env_id in environments:
+            turn = seed % len(names)
+            for name in names[turn:] + names[:turn]:
+                steps = timesteps or TASKS[env_id].timesteps
+                results.append(run_in_process(name, env_id, seed, workers, start_method, steps))
+                steps_to, seconds_to = reached(results[-1])
+                click.echo(f"{env_id} {name} seed {seed}: {steps_to:,.0f} timesteps, {seconds_to:.1f} s", err=True)
+    results.sort(key=lambda result: (result["env"], names.index(result["contender"]), result["seed"]))
+    targets = {env_id: TASKS[env_id].target for env_id in environments}
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine.describe(), "targets": targets, "runs": results}, indent=1) + "\n")
+    click.echo(table(results))
+    try:
+        chart(results, path.with_suffix(".png"))
+    except ImportError:
+        click.echo("no chart: pip install matplotlib", err=True)
+
+
+if __name__ == "__main__":
+    main()
