@@ -9,11 +9,11 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 
 # From the ground up. A module may import those of lower layers, and its neighbours listed before it.
 LAYERS = [
-    ["version", "errors", "compact"],
+    ["version", "errors", "compact", "checks"],
     ["trees", "columns", "seeding", "serialization", "protocol", "updates", "statistics", "gathering"],
     ["board", "failures", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "environments"],
     ["trajectories"],
-    ["adapters", "adapters.heads", "adapters.parameters", "adapters.torch", "adapters.sb3"],
+    ["adapters", "adapters.heads", "adapters.mlp", "adapters.parameters", "adapters.torch", "adapters.sb3"],
     ["recording", "storage"],
     ["workers", "workers.base", "workers.default", "factory"],
     ["worker_loop"],
