@@ -5,12 +5,14 @@
 
 The contenders:
 
-- `streamsampler`: this library, one environment per worker; `streamsampler_vec`: several, with batched actions.
+- `streamsampler`: this library, one environment per worker, torch in the workers (`TorchAgent`); `streamsampler_numpy`:
+  the same network run by NumPy there (`MlpAgent`); `streamsampler_vec`, `streamsampler_vec_numpy`: these two with
+  several environments per worker, and batched actions.
 - `gymnasium_sync`, `gymnasium_async`: Gymnasium's vector environments, and actions for all of them in one pass.
 - `sb3`, `sb3_subproc`: Stable-Baselines3's PPO with its own loop, in one process or with one for each environment. It
   is the reference for the learning curve. (`sb3_subproc` only where it is asked for.)
 
-The first four share one learner to the letter (ppo_learner.py); the last has the same algorithm, networks,
+All but sb3 share one learner to the letter (ppo_learner.py); sb3 has the same algorithm, networks,
 initialisation, optimiser and hyperparameters in its own code. Torch has one thread everywhere.
 
 What is not the same, and cannot be: this library hands out whole trajectories, the least that have at least 2,000
@@ -44,6 +46,8 @@ from ppo_learner import TASKS
 RESULTS = Path(__file__).parent / "results"
 COLOURS = {
     "streamsampler": "tab:blue",
+    "streamsampler_numpy": "tab:purple",
+    "streamsampler_vec_numpy": "tab:pink",
     "streamsampler_vec": "tab:cyan",
     "gymnasium_sync": "tab:orange",
     "gymnasium_async": "tab:red",

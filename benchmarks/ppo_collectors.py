@@ -12,15 +12,22 @@ from gymnasium.vector import AutoresetMode
 import streamsampler
 from ppo_learner import Experience, Learner, Task
 from streamsampler import MultiprocessingSampler
+from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.torch import TorchAgent
 
 N_ENVS = 8
 """Environments in a vector; the tuned hyperparameters of Stable-Baselines3's zoo have 8 and 4 for the two tasks."""
 
 
-def from_streamsampler(task: Task, learner: Learner, seed: int, n_workers: int, **options: Any) -> Iterator[Experience]:
+def from_streamsampler(
+    task: Task, learner: Learner, seed: int, n_workers: int, in_numpy: bool = False, **options: Any
+) -> Iterator[Experience]:
     """Whole trajectories, at least `task.batch` timesteps of them, from worker processes."""
-    agent = TorchAgent(learner.actor, gymnasium.make(task.env_id).action_space)
+    action_space = gymnasium.make(task.env_id).action_space
+    log_std = getattr(learner.actor, "log_std", None)
+    agent: Any = TorchAgent(learner.actor, action_space)
+    if in_numpy:
+        agent = MlpAgent(learner.actor.body, action_space, log_std=log_std)
     with MultiprocessingSampler(agent, task.env_id, n_workers=n_workers, seed=seed, **options) as sampler:
         while True:
             batch = sampler.obtain_samples(task.batch, agent_update=agent.get_param_values())

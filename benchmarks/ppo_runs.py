@@ -45,8 +45,10 @@ def contenders(n_workers: int, start_method: str | None) -> dict[str, Collector]
     """Those that share the learner, by name."""
     ours = {"n_workers": n_workers, "start_method": start_method}
     found: dict[str, Collector] = {"streamsampler": functools.partial(from_streamsampler, **ours)}
+    found["streamsampler_numpy"] = functools.partial(from_streamsampler, in_numpy=True, **ours)
     if hasattr(streamsampler, "VecWorker"):
         found["streamsampler_vec"] = functools.partial(from_vec_workers, **ours)
+        found["streamsampler_vec_numpy"] = functools.partial(from_vec_workers, in_numpy=True, **ours)
     found["gymnasium_sync"] = functools.partial(from_vector_env, mode="sync")
     found["gymnasium_async"] = functools.partial(from_vector_env, mode="async")
     return found

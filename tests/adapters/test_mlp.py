@@ -1,0 +1,125 @@
+"""MlpAgent does what TorchAgent does, without torch in the workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import cloudpickle
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.adapters.mlp import MlpAgent
+from streamsampler.adapters.torch import TorchAgent
+from streamsampler.errors import ActionError, UsageError
+
+pytestmark = pytest.mark.extras
+OBSERVATIONS = np.random.RandomState(0).standard_normal((40, 4)).astype(np.float32)
+DISCRETE, BOX = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,))
+
+
+def network():
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(64, 32, bias=False), nn.Sigmoid())
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.ReLU(), inner, nn.Linear(32, 2)
+    )
+
+
+class Gaussian(nn.Module):
+    def __init__(self, body, log_std):
+        super().__init__()
+        self.body, self.log_std = body, log_std
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@pytest.mark.parametrize("space", [DISCRETE, BOX])
+def test_the_same_as_torch(space):
+    body = network()
+    log_std = nn.Parameter(torch.tensor([-1.0, 0.3])) if space is BOX else None
+    agents = [
+        MlpAgent(body, space, log_std=log_std),
+        TorchAgent(body if log_std is None else Gaussian(body, log_std), space),
+    ]
+    for _ in range(2):
+        for agent in agents:
+            agent.reset(seed=5)
+        for observation in OBSERVATIONS:
+            (action, info), (torchs, torchs_info) = (agent.get_action(observation) for agent in agents)
+            np.testing.assert_allclose(action, torchs, atol=1e-5)
+            np.testing.assert_allclose(info["log_prob"], torchs_info["log_prob"], atol=1e-4)
+        (actions, infos), (torchs, torchs_infos) = (agent.get_actions(OBSERVATIONS) for agent in agents)
+        np.testing.assert_allclose(actions, torchs, atol=1e-5)
+        assert infos.keys() == torchs_infos.keys()
+        with torch.no_grad():  # what is learned is seen at the next reset
+            body[1].weight.mul_(3.0)
+
+
+def test_parameters_reach_a_copy():
+    body = network()
+    agent = MlpAgent(body, DISCRETE, deterministic=True)
+    copy = cloudpickle.loads(cloudpickle.dumps(agent))
+    before = copy.get_actions(OBSERVATIONS)[1]["log_prob"]
+    with torch.no_grad():
+        body[-1].weight.mul_(-5.0)
+    assert np.array_equal(copy.get_actions(OBSERVATIONS)[1]["log_prob"], before)
+    values = agent.get_param_values()
+    copy.set_param_values(values)
+    with torch.no_grad():
+        expected = body(torch.from_numpy(OBSERVATIONS)).argmax(dim=1).tolist()
+        body[-1].weight.zero_()
+    assert copy.get_actions(OBSERVATIONS)[0].tolist() == expected
+    assert copy.get_param_values().keys() == values.keys()
+
+
+def test_the_same_everywhere():
+    agent, batches = MlpAgent(network(), DISCRETE), []
+    for make in (
+        lambda: LocalSampler(agent, "CartPole-v1", seed=3),
+        lambda: MultiprocessingSampler(agent, "CartPole-v1", seed=3, n_workers=2),
+    ):
+        with make() as sampler:
+            batches.append(
+                [sampler.obtain_samples(500), sampler.obtain_samples(500, agent_update=agent.get_param_values())]
+            )
+    assert batches[0] == batches[1]
+
+
+def test_a_worker_needs_no_torch(tmp_path):
+    (tmp_path / "agent.pkl").write_bytes(cloudpickle.dumps(MlpAgent(network(), DISCRETE)))
+    script = "import pickle, sys; agent = pickle.load(open('agent.pkl', 'rb')); agent.get_action([0.0] * 4)"
+    script += "; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_observations_are_left_as_they_are():
+    agent, observations = MlpAgent(nn.Sequential(nn.ReLU(), nn.Linear(4, 2)), DISCRETE), OBSERVATIONS.copy()
+    agent.get_action(observations[0])
+    agent.get_actions(observations)
+    assert np.array_equal(observations, OBSERVATIONS)
+
+
+def test_what_does_not_suit():
+    with pytest.raises(UsageError, match="no Dropout: 1 of the network; TorchAgent"):
+        MlpAgent(nn.Sequential(nn.Linear(4, 2), nn.Dropout()), DISCRETE)
+    with pytest.raises(UsageError, match=r"takes an nn\.Sequential"):
+        MlpAgent(nn.Linear(4, 2), DISCRETE)
+    for space, log_std in [(BOX, None), (DISCRETE, torch.zeros(2))]:
+        with pytest.raises(UsageError, match="log_std is for Gaussian heads"):
+            MlpAgent(network(), space, log_std=log_std)
+    agent = MlpAgent(nn.Sequential(nn.Linear(4, 2)), DISCRETE)
+    with pytest.raises(UsageError, match=r"begin the network with nn\.Flatten"):
+        agent.get_action(np.zeros((2, 2)))
+    with pytest.raises(ActionError, match="5 numbers came to a layer that takes 4"):
+        agent.get_action(np.zeros(5))
+    with pytest.raises(UsageError, match=r"a dict with 0\.weight"):
+        agent.set_param_values({"bias": np.zeros(2)})
+    assert gymnasium.make("CartPole-v1").action_space.contains(agent.get_action(np.zeros(4))[0])
