@@ -54,7 +54,7 @@ TASKS = {
     task.env_id: task
     for task in (
         Task("CartPole-v1", target=475.0, timesteps=80_000),
-        Task("Pendulum-v1", target=-250.0, timesteps=100_000, minibatch=200, gamma=0.9, trajectory=200),
+        Task("Pendulum-v1", target=-300.0, timesteps=100_000, minibatch=125, gamma=0.9, trajectory=200),
         Task("HalfCheetah-v5", target=1000.0, timesteps=400_000, minibatch=100, learning_rate=3e-4, trajectory=1000),
     )
 }

@@ -68,6 +68,7 @@ def run(name: str, task: Task, seed: int, n_workers: int, start_method: str | No
         The curve, the seconds in all and those spent learning.
     """
     torch.set_num_threads(1)  # with networks of this size, more are no quicker, for any of the contenders
+    _warm_up(task)
     if name.startswith("sb3"):
         return _run_sb3(task, seed, subprocesses=name == "sb3_subproc")
     env = gymnasium.make(task.env_id)
@@ -83,6 +84,16 @@ def run(name: str, task: Task, seed: int, n_workers: int, start_method: str | No
             learning += time.perf_counter() - begin
         seconds = curve.elapsed()
     return {"curve": curve.points, "seconds": seconds, "learning": learning}
+
+
+def _warm_up(task: Task) -> None:
+    """Learn once from nothing much: torch imports what its optimisers need when the first one is made."""
+    env = gymnasium.make(task.env_id)
+    learner = Learner(task, env.observation_space, env.action_space, seed=0)
+    observations = np.zeros((4, *env.observation_space.shape), np.float32)
+    actions = np.array([env.action_space.sample() for _ in observations])
+    columns = observations, actions, np.zeros(4), np.zeros(4)
+    learner.improve(Experience(*columns, np.array([4]), np.array([True]), observations[:1], []))
 
 
 def _run_sb3(task: Task, seed: int, subprocesses: bool) -> dict[str, Any]:

@@ -24,11 +24,13 @@ Layer = str | Activation
 
 
 def _relu(x: NDArray[Any]) -> NDArray[Any]:
-    return np.maximum(x, 0.0)
+    y: NDArray[Any] = np.maximum(x, 0.0)
+    return y
 
 
 def _tanh(x: NDArray[Any]) -> NDArray[Any]:
-    return np.tanh(x)
+    y: NDArray[Any] = np.tanh(x)
+    return y
 
 
 def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
