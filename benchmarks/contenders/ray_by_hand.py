@@ -1,0 +1,128 @@
+"""What one writes with Ray's core alone: an actor per process, 1,000 timesteps a call, trajectories as arrays back.
+
+Two calls are kept waiting at each actor, so that none idles while the driver reads a chunk. Arrays come back through
+Ray's object store, and are read in place. With new parameters in each iteration, these are put into the store once, and
+each actor makes its share of the batch in one call.
+
+Settings: `chunk`, timesteps of a call (default 1,000; 100 where environments sleep, so that no call takes seconds).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from harness.contender import Measure, serve
+from workloads import WORKLOADS, Workload, checksum
+
+Chunk = dict[str, np.ndarray]
+_STORE_BYTES = 1 << 30
+
+
+class Roller:
+    """An environment and an agent in a process of their own."""
+
+    def __init__(self, name: str) -> None:
+        workload = WORKLOADS[name]
+        self.env, self.agent = workload.make_env(), workload.make_agent()
+        self.observation, _ = self.env.reset()
+
+    def collect(self, size: int, parameters: dict[str, Any] | None) -> Chunk:
+        """Go on for `size` timesteps; a trajectory goes on in the next call."""
+        if parameters is not None:
+            self.agent.set_param_values(parameters)
+        observations, actions, rewards, ends = [], [], [], []
+        step, get_action, observation = self.env.step, self.agent.get_action, self.observation
+        for _ in range(size):
+            observations.append(observation)
+            action, _ = get_action(observation)
+            observation, reward, terminated, truncated, _ = step(action)
+            actions.append(action)
+            rewards.append(reward)
+            ends.append((terminated, truncated))
+            if terminated or truncated:
+                observation, _ = self.env.reset()
+        self.observation = observation
+        return {
+            "observations": np.array(observations),
+            "actions": np.array(actions),
+            "rewards": np.array(rewards),
+            "ends": np.array(ends),
+        }
+
+
+class Driver:
+    """Keeps two calls waiting at each actor, or collects batch by batch where there are new parameters."""
+
+    def __init__(self, workload: Workload, n_processes: int, chunk: int) -> None:
+        self.workload, self.chunk, self.iteration = workload, chunk, 0
+        actor = ray.remote(num_cpus=1)(Roller)
+        self.actors = [actor.remote(workload.name) for _ in range(n_processes)]
+        self.calls: dict[Any, Any] = {}
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Collect for a while."""
+        collect = self._stream if self.workload.parameters is None else self._iterate
+        seconds, enough = request.get("seconds", 1e9), request.get("timesteps", 2**62)
+        timesteps = trajectories = 0
+        begin = now = time.perf_counter()
+        while now - begin < seconds and timesteps < enough:
+            n, k = collect()
+            timesteps, trajectories = timesteps + n, trajectories + k
+            now = time.perf_counter()
+        return {"timesteps": timesteps, "trajectories": trajectories, "seconds": now - begin}
+
+    def _stream(self) -> tuple[int, int]:
+        if not self.calls:
+            self.calls = {actor.collect.remote(self.chunk, None): actor for actor in self.actors * 2}
+        (done,), _ = ray.wait(list(self.calls), num_returns=1)
+        actor = self.calls.pop(done)
+        self.calls[actor.collect.remote(self.chunk, None)] = actor
+        return self._take(ray.get(done))
+
+    def _iterate(self) -> tuple[int, int]:
+        assert self.workload.parameters is not None
+        self.iteration += 1
+        parameters = ray.put(self.workload.parameters(self.iteration))
+        share = -(-self.workload.batch // len(self.actors))
+        taken = [self._take(chunk) for chunk in ray.get([a.collect.remote(share, parameters) for a in self.actors])]
+        return sum(n for n, _ in taken), sum(k for _, k in taken)
+
+    def _take(self, chunk: Chunk) -> tuple[int, int]:
+        if self.workload.reads_batch:
+            checksum(chunk["observations"])
+        return len(chunk["rewards"]), int(chunk["ends"].any(axis=1).sum())
+
+
+@contextmanager
+def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
+    """Start Ray and its actors."""
+    chunk = settings.get("chunk", 1000 if workload.ideal is None else 100)
+    # A folder of its own, removed at the end: Ray leaves its logs behind. Its sockets allow a path of 107 bytes only.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        ray.init(
+            num_cpus=max(n_processes, os.cpu_count() or 1),
+            object_store_memory=_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=folder,
+            runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd())}},
+        )
+        try:
+            driver = Driver(workload, n_processes, chunk)
+            driver.measure({"timesteps": 4 * n_processes * chunk if workload.ideal is None else n_processes * chunk})
+            yield driver.measure
+        finally:
+            ray.shutdown()
+
+
+if __name__ == "__main__":
+    serve(contender, packages=["ray", "gymnasium", "numpy", "torch"])

@@ -1,0 +1,77 @@
+"""Stable-Baselines3's SubprocVecEnv: one process per environment, stepped together, actions chosen in the parent.
+
+An environment is reset within the step that ends its trajectory, so each environment delivers a timestep in each step.
+
+Settings: `n_envs` (default: one for each process).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.vec_env import SubprocVecEnv
+
+from harness.contender import Measure, serve
+from workloads import Workload, checksum
+
+
+class Collector:
+    """Steps the environments, and keeps what they return."""
+
+    def __init__(self, workload: Workload, n_envs: int) -> None:
+        self.workload, self.agent = workload, workload.make_agent()
+        self.envs = SubprocVecEnv([workload.make_env] * n_envs)
+        self.envs.seed(0)
+        self.observations = self.envs.reset()
+        self.iteration = 0
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Collect batches for a while."""
+        seconds, enough = request.get("seconds", 1e9), request.get("timesteps", 2**62)
+        parameters = self.workload.parameters
+        size = self.workload.batch if parameters else 10_000
+        timesteps = trajectories = 0
+        begin = time.perf_counter()
+        end = begin + seconds
+        while time.perf_counter() < end and timesteps < enough:
+            if parameters:
+                self.iteration += 1
+                self.agent.set_param_values(parameters(self.iteration))
+            n, ended = self._collect(min(size, enough - timesteps), np.inf if parameters else end)
+            timesteps, trajectories = timesteps + n, trajectories + ended
+        return {"timesteps": timesteps, "trajectories": trajectories, "seconds": time.perf_counter() - begin}
+
+    def _collect(self, size: int, deadline: float) -> tuple[int, int]:
+        """A batch of `size` timesteps, or as many as there are until the deadline, as arrays."""
+        n_steps = -(-size // self.envs.num_envs)
+        records: list[Any] = []
+        clock, step, get_actions = time.perf_counter, self.envs.step, self.agent.get_actions
+        while len(records) < n_steps and (clock() < deadline or not records):
+            actions, _ = get_actions(self.observations)
+            # SubprocVecEnv stacks what the pipes bring, so these arrays are fresh.
+            observations, rewards, ended, _ = step(actions)
+            records.append((self.observations, actions, rewards, ended))
+            self.observations = observations
+        stored = [np.stack(column) for column in zip(*records, strict=True)]
+        if self.workload.reads_batch:
+            checksum(stored[0])
+        return stored[2].size, int(stored[3].sum())
+
+
+@contextmanager
+def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
+    """Start the environments."""
+    collector = Collector(workload, settings.get("n_envs", n_processes))
+    try:
+        collector.measure({"seconds": 0.3})
+        yield collector.measure
+    finally:
+        collector.envs.close()
+
+
+if __name__ == "__main__":
+    serve(contender, packages=["stable_baselines3", "gymnasium", "numpy", "torch"])
