@@ -128,10 +128,10 @@ _ALL = (
     ),
     Workload(
         "on_policy_varied",
-        "80 µs of work, 200 to 1000 timesteps, 2,000 a batch under new parameters",
+        "80 µs of work, 200 to 1000 timesteps, 4,000 a batch under new parameters",
         environments.make_varied_walker,
         agents.Parametrised,
-        2_000,
+        4_000,
         parameters=agents.small_parameters,
     ),
     Workload(

@@ -50,8 +50,9 @@ def all_at_once(n_processes: int, make_loop: Callable[[int], Loop]) -> Iterator[
     try:
         yield measure
     finally:
+        # Closing would not do: the processes forked later hold the earlier pipes' other ends.
         for pipe in pipes:
-            pipe.close()
+            pipe.send(None)
         for process in processes:
             process.join(10)
 
@@ -60,9 +61,5 @@ def _serve(pipe: Connection, make_loop: Callable[[int], Loop], number: int) -> N
     loop = make_loop(number)
     loop(0.2, 2**62)
     pipe.send("ready")
-    try:
-        while True:
-            seconds, timesteps = pipe.recv()
-            pipe.send(loop(seconds, timesteps))
-    except (EOFError, KeyboardInterrupt):
-        return
+    while (request := pipe.recv()) is not None:
+        pipe.send(loop(*request))

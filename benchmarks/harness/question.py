@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,10 +51,12 @@ class Question:
         name: Of its script and its results.
         title: In a line.
         workloads: Names of the workloads.
-        contenders: Who takes part: for all workloads, or by workload.
+        contenders: Who takes part in all of them.
         goals: What is to be reached.
+        extra: By workload, who takes part in that one only.
         seconds: Of a measurement.
         rounds: How many.
+        notes: What else the results say: sentences, to print and to keep.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Question:
     extra: dict[str, Sequence[Contender]] = field(default_factory=dict)
     seconds: float = 1.0
     rounds: int = 5
+    notes: Callable[[dict[str, Any]], list[str]] | None = None
 
 
 def arguments(name: str, seconds: float, rounds: int) -> argparse.Namespace:
@@ -71,6 +76,8 @@ def arguments(name: str, seconds: float, rounds: int) -> argparse.Namespace:
     Returns:
         With `seconds`, `rounds`, `peer_rounds`, `contenders`, `workloads`, `quick` and `out`.
     """
+    # Ended from outside, the frozen contenders must be ended as well.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = argparse.ArgumentParser(prog=f"{name}.py")
     parser.add_argument("--seconds", type=float, help=f"of a measurement (default {seconds})")
     parser.add_argument("--rounds", type=int, help=f"how many (default {rounds})")
@@ -102,7 +109,9 @@ def throughput(question: Question) -> None:
         print(tables.throughput_table(workload, results[workload]))
     goals = [judged(goal, results) for goal in question.goals if goal.workload in results]
     print(tables.goals_table(goals))
-    contents = {"title": question.title, "workloads": results, "goals": goals}
+    notes = question.notes(results) if question.notes else []
+    print("\n".join(notes))
+    contents = {"title": question.title, "workloads": results, "goals": goals, "notes": notes}
     save(question.name, contents, args, machine)
     if not args.quick:
         charts.throughput_chart(question.title, results, args.out / f"{question.name}.png")

@@ -202,10 +202,15 @@ def start_all(contenders: Sequence[Contender], workload: str) -> tuple[dict[str,
     """
     running: dict[str, Running] = {}
     broken: dict[str, str] = {}
-    for contender in contenders:
-        try:
-            running[contender.name] = Running(contender, workload)
-            running[contender.name].freeze()
-        except Broken as why:
-            broken[contender.name] = str(why)
+    try:
+        for contender in contenders:
+            try:
+                running[contender.name] = Running(contender, workload)
+                running[contender.name].freeze()
+            except Broken as why:
+                broken[contender.name] = str(why)
+    except BaseException:
+        for started in running.values():
+            started.end(kindly=False)
+        raise
     return running, broken

@@ -1,0 +1,40 @@
+"""What does it cost with a torch MLP 2x64 as the agent? CartPole-v1 and HalfCheetah-v5.
+
+python benchmarks/torch_mlp.py [--quick]     # needs torch and gymnasium[mujoco]
+
+Beside the loop over one environment, the loop over several with batched actions: the limit for `VecWorker`.
+"""
+
+from harness.lineup import THROUGHPUT, ours
+from harness.question import Goal, Question, throughput
+from harness.running import Contender
+
+
+def several(n_envs: int) -> list[Contender]:
+    """This library and the bare loop, each with so many environments in a process."""
+    return [
+        Contender(f"batched_bare_{n_envs}", "batched_bare", {"n_envs": n_envs}),
+        ours(f"ours_vec_{n_envs}", vec=n_envs),
+    ]
+
+
+QUESTION = Question(
+    "torch_mlp",
+    "A torch MLP 2x64: CartPole-v1 and HalfCheetah-v5",
+    ["mlp_cartpole", "mlp_cartpole_500", "mlp_cheetah"],
+    THROUGHPUT,
+    [
+        goal
+        for workload in ("mlp_cartpole", "mlp_cartpole_500")
+        for goal in (
+            Goal(workload, "ours", 0.92),
+            Goal(workload, "ours_vec_32", 4.0),
+            Goal(workload, "ours_vec_32", 0.92, of="batched_bare_32"),
+        )
+    ]
+    + [Goal("mlp_cheetah", "ours", 0.97), Goal("mlp_cheetah", "ours_vec_8", 1.65)],
+    {"mlp_cartpole": several(32), "mlp_cartpole_500": several(32), "mlp_cheetah": several(8)},
+)
+
+if __name__ == "__main__":
+    throughput(QUESTION)
