@@ -1,0 +1,30 @@
+"""TorchRL's MultiAsyncCollector: each process makes batches of its own and goes on; first come, first served.
+
+Settings: see `torchrl_common`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torchrl.collectors import MultiAsyncCollector
+
+from contenders.torchrl_common import PACKAGES, collecting
+from harness.contender import Measure, Unsupported, serve
+from workloads import Workload
+
+
+def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> AbstractContextManager[Measure]:
+    """Start the collector.
+
+    Raises:
+        Unsupported: The workload wants each batch made under new parameters.
+    """
+    if workload.parameters is not None:
+        raise Unsupported("its next batches are under way already, under the parameters before")
+    return collecting(MultiAsyncCollector, workload, n_processes, settings, share=True)
+
+
+if __name__ == "__main__":
+    serve(contender, packages=PACKAGES)
