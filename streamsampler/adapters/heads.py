@@ -157,6 +157,7 @@ class GaussianHead(Head):
         self._dtype = space.dtype
         self._squash = squash
         self._low, self._high = space.low.ravel(), space.high.ravel()
+        self._bounds = list(zip(self._low.tolist(), self._high.tolist(), strict=True))
         self._half = 0.5 * (self._high.astype(np.float64) - self._low) if squash else None
         # Of the array of log standard deviations that was seen last.
         self._log_std: Any = None
@@ -190,6 +191,25 @@ class GaussianHead(Head):
             actions, log_prob = self._squashed(raw, log_prob)
         shape = (n, *self._shape)
         return actions.reshape(shape), {"log_prob": log_prob, "raw_action": raw.reshape(shape)}
+
+    def one(self, outputs: Outputs, random: np.random.RandomState, deterministic: bool) -> tuple[Any, dict[str, Any]]:
+        """Choose one action, (*A,) of the space's dtype."""
+        if (
+            deterministic
+            or self._half is not None
+            or self._size > _FEW
+            or len(self._shape) != 1
+            or outputs[0].shape != (1, self._size)
+        ):
+            return super().one(outputs, random, deterministic)
+        if outputs[1] is not self._log_std:
+            self._take_log_std(outputs[1], 1)
+        # The same numbers as in a batch of one, in a third of the time.
+        noise = random.standard_normal(self._size).tolist()
+        raw = [m + s * e for m, s, e in zip(outputs[0].tolist()[0], self._std[0].tolist(), noise, strict=True)]
+        clipped = [min(max(x, low), high) for x, (low, high) in zip(raw, self._bounds, strict=True)]
+        log_prob = float(self._normaliser[0]) - 0.5 * sum([e * e for e in noise])
+        return np.array(clipped, self._dtype), {"log_prob": log_prob, "raw_action": np.array(raw, self._dtype)}
 
     def _take_log_std(self, given: Any, n: int) -> None:
         log_std = _array_of(given).astype(np.float64)

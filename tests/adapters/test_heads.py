@@ -103,6 +103,22 @@ class TestGaussian:
         assert np.array_equal(actions, np.clip(raw, self.space.low, self.space.high))
         np.testing.assert_allclose(infos["log_prob"], log_density(raw, MEAN, LOG_STD), atol=1e-5)
 
+    @pytest.mark.parametrize("squash", [False, True])
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_one_and_batch_agree(self, squash, deterministic):
+        head = GaussianHead(self.space, squash=squash)
+        for seed in range(50):
+            action, infos = head.one((MEAN, LOG_STD), random(seed), deterministic)
+            actions, batch_infos = head.batch((MEAN, LOG_STD), random(seed), deterministic)
+            assert action.dtype == infos["raw_action"].dtype == np.float32
+            assert np.array_equal(action, actions[0])
+            assert np.array_equal(infos["raw_action"], batch_infos["raw_action"][0])
+            assert math.isclose(infos["log_prob"], batch_infos["log_prob"][0], abs_tol=1e-12)
+
+    def test_what_is_not_a_number_stays_so(self):
+        action, _ = GaussianHead(self.space).one((MEAN * np.float32(np.nan), LOG_STD), random(), False)
+        assert np.isnan(action).all()
+
     def test_squashing_gives_the_density_of_the_action(self):
         """The change of variables, with the slope taken numerically."""
         head = GaussianHead(self.space, squash=True)
