@@ -64,21 +64,21 @@ _ALL = (
         "CartPole-v1, numpy agent, about 20 timesteps",
         environments.make_cartpole,
         agents.make_falling,
-        150_000,
+        100_000,
     ),
     Workload(
         "cheap_500",
         "CartPole-v1, numpy agent, 500 timesteps",
         environments.make_cartpole,
         agents.make_balancing,
-        150_000,
+        100_000,
     ),
     Workload(
         "short",
         "CartPole-v1, numpy agent, 5 to 20 timesteps",
         environments.ShortCartPole,
         agents.make_balancing,
-        100_000,
+        80_000,
     ),
     Workload(
         "mlp_cartpole",
@@ -139,8 +139,17 @@ _ALL = (
         "sleeps of 20 ms, 20 timesteps",
         environments.make_sleeper,
         agents.make_sleepers_agent,
-        6_400,
+        12_800,
         n_processes=64,
+        ideal=_sleeper_ideal,
+    ),
+    Workload(
+        "sleepers_128",
+        "sleeps of 20 ms, 20 timesteps",
+        environments.make_sleeper,
+        agents.make_sleepers_agent,
+        25_600,
+        n_processes=128,
         ideal=_sleeper_ideal,
     ),
     Workload(
@@ -159,6 +168,8 @@ WORKLOADS = {workload.name: workload for workload in _ALL}
 
 def main() -> None:
     """Run a workload for two seconds in this process, and print what it is like."""
+    if len(sys.argv) != 2 or sys.argv[1] not in WORKLOADS:
+        sys.exit(f"usage: python workloads.py NAME, with one of {', '.join(WORKLOADS)}")
     workload = WORKLOADS[sys.argv[1]]
     env, agent = workload.make_env(), workload.make_agent()
     lengths = []

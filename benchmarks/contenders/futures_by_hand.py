@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness.contender import Measure, serve
-from workloads import WORKLOADS, Workload, checksum
+from workloads import WORKLOADS, Workload, checksum, marks
 
 Chunk = dict[str, np.ndarray]
 
@@ -69,18 +69,25 @@ class Collector:
         self.workload, self.pool, self.n_processes, self.chunk = workload, pool, n_processes, chunk
         self.tasks: set[Future[Chunk]] = set()
         self.iteration = 0
+        self.called: dict[int, float] = {}
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
         """Collect for a while."""
         collect = self._stream if self.workload.parameters is None else self._iterate
         seconds, enough = request.get("seconds", 1e9), request.get("timesteps", 2**62)
         timesteps = trajectories = 0
+        self.called = {}
         begin = now = time.perf_counter()
         while now - begin < seconds and timesteps < enough:
             n, k = collect()
             timesteps, trajectories = timesteps + n, trajectories + k
             now = time.perf_counter()
-        return {"timesteps": timesteps, "trajectories": trajectories, "seconds": now - begin}
+        return {
+            "timesteps": timesteps,
+            "trajectories": trajectories,
+            "seconds": now - begin,
+            "delays": [[when - called for _, when in marks(number)] for number, called in self.called.items()],
+        }
 
     def _stream(self) -> tuple[int, int]:
         while len(self.tasks) < 2 * self.n_processes:
@@ -92,6 +99,7 @@ class Collector:
         assert self.workload.parameters is not None
         self.iteration += 1
         parameters = self.workload.parameters(self.iteration)
+        self.called[self.iteration] = time.monotonic()
         share = -(-self.workload.batch // self.n_processes)
         return self._take({self.pool.submit(_task, share, parameters) for _ in range(self.n_processes)})
 

@@ -57,6 +57,7 @@ class Question:
         seconds: Of a measurement.
         rounds: How many.
         notes: What else the results say: sentences, to print and to keep.
+        more_goals: Goals that were judged already.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Question:
     seconds: float = 1.0
     rounds: int = 5
     notes: Callable[[dict[str, Any]], list[str]] | None = None
+    more_goals: Sequence[dict[str, Any]] = ()
 
 
 def arguments(name: str, seconds: float, rounds: int) -> argparse.Namespace:
@@ -108,6 +110,7 @@ def throughput(question: Question) -> None:
         results[workload] = compared(measured(chosen(lineup, named), workload, plan), BARE.name)
         print(tables.throughput_table(workload, results[workload]))
     goals = [judged(goal, results) for goal in question.goals if goal.workload in results]
+    goals += question.more_goals
     print(tables.goals_table(goals))
     notes = question.notes(results) if question.notes else []
     print("\n".join(notes))

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from problems.marks import scratch
+from problems.marks import mark, scratch
 
 
 def spin(seconds: float) -> None:
@@ -190,3 +190,10 @@ def make_short_sleeper() -> Sleeper:
 def make_varied_walker() -> Walker:
     """Trajectories of 200 to 1,000 timesteps."""
     return Walker(200, 1000)
+
+
+def make_marked() -> Sleeper:
+    """One step of 1 ms; marks (with 0) that there is an environment now."""
+    env = Sleeper(1e-3, length=1)
+    mark(0)
+    return env

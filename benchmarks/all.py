@@ -1,0 +1,58 @@
+"""Answers all questions, one after the other, and writes the README's performance section.
+
+python benchmarks/all.py [--quick] [--again] [NAME ...]
+
+A question that has its results in the folder already is left out, so a run that was interrupted goes on where it was;
+--again, or naming questions, answers them anew. With the defaults it takes about 25 minutes. `ppo.py` is a program of
+its own, and not among them.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+
+from harness.running import BENCHMARKS
+
+QUESTIONS = (
+    "cheap_steps",
+    "short_trajectories",
+    "on_policy",
+    "large_observations",
+    "torch_mlp",
+    "stragglers",
+    "order",
+    "parameters",
+    "parent_cost",
+    "scaling",
+    "many_workers",
+)
+
+
+def main() -> int:
+    """Run the questions' scripts; gives the number of those that failed."""
+    parser = argparse.ArgumentParser(prog="all.py")
+    parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []], help="only these")
+    parser.add_argument("--quick", action="store_true", help="a quick look: nothing is written")
+    parser.add_argument("--again", action="store_true", help="also those that have results")
+    args = parser.parse_args()
+    failed = []
+    for name in args.names or QUESTIONS:
+        if not (args.names or args.again or args.quick) and (BENCHMARKS / "results" / f"{name}.json").exists():
+            print(f"== {name}: has results; --again measures anew", flush=True)
+            continue
+        print(f"== {name}", flush=True)
+        begin = time.monotonic()
+        command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *(["--quick"] if args.quick else [])]
+        if subprocess.run(command, check=False).returncode:
+            failed.append(name)
+        print(f"== {name}: {time.monotonic() - begin:.0f} s", flush=True)
+    if not args.quick:
+        subprocess.run([sys.executable, str(BENCHMARKS / "report.py")], check=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""What does it take to give four workers 40 MB of parameters? From the call to each worker's first step under them.
+
+python benchmarks/parameters.py [--quick]
+
+The limit is one process that copies 40 MB four times, once for each worker, into memory that is there already.
+"""
+
+import statistics
+from typing import Any
+
+from harness.lineup import chosen, ours
+from harness.machine import describe
+from harness.question import arguments, save
+from harness.rounds import Plan, measured
+from harness.running import Contender
+from harness.tables import goals_table, table
+
+WORKLOAD, N_WORKERS, FACTOR = "big_parameters", 4, 3.0
+LINEUP = (
+    Contender("copying", "copying"),
+    ours(),
+    Contender("futures_by_hand", "futures_by_hand"),
+    Contender("ray_by_hand", "ray_by_hand", peer=True),
+)
+
+
+def last_delays(result: dict[str, Any]) -> list[float | None]:
+    """Give each round's median delay until the last worker had acted, in seconds; None where there is none."""
+    found: list[float | None] = []
+    for answer in result.get("rounds", []):
+        delays = [max(delay) for delay in (answer or {}).get("delays", []) if len(delay) in (1, N_WORKERS)]
+        found.append(statistics.median(delays) if delays else None)
+    return found
+
+
+def main() -> None:
+    """Answer the question."""
+    args = arguments("parameters", 2.0, 5)
+    plan = Plan(args.seconds, args.rounds, args.rounds)
+    machine = describe()
+    results = measured(chosen(LINEUP, args.contenders), WORKLOAD, plan)
+    copying = last_delays(results["copying"])
+    rows, goals = [], []
+    for name, result in results.items():
+        pairs = [(delay, copy) for delay, copy in zip(last_delays(result), copying, strict=False) if delay and copy]
+        if not pairs:
+            rows.append([name, result.get("reason", "tells no delays")[:60], "", ""])
+            continue
+        delay = statistics.median(delay for delay, _ in pairs)
+        ratio = statistics.median(delay / copy for delay, copy in pairs)
+        result.update(delay=delay, delay_ratio=ratio)
+        rows.append([name, f"{1e3 * delay:.1f}", f"{ratio:.2f}", f"{N_WORKERS * ratio:.2f}"])
+        if name == "ours":
+            goals.append(_goal(f"last worker's first step, to {N_WORKERS} copies", FACTOR, ratio))
+    header = [WORKLOAD, "last worker's first step, ms", f"to {N_WORKERS} copies", "to one copy"]
+    print(table(header, rows))
+    print(goals_table(goals))
+    title = "40 MB of parameters to four workers"
+    contents = {"title": title, "workloads": {WORKLOAD: results}, "goals": goals, "table": [header, *rows]}
+    save("parameters", contents, args, machine)
+
+
+def _goal(text: str, wanted: float, value: float) -> dict[str, Any]:
+    return {"text": text, "wanted": wanted, "most": True, "value": value, "met": value <= wanted}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Writes the README's performance section from the results.
+
+python benchmarks/report.py [--check]     # --check only says whether it is up to date
+
+What stands between the two markers is replaced. Every figure comes from a file in `results`.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.running import BENCHMARKS
+from harness.tables import goals_table, table
+
+README = BENCHMARKS.parent / "README.md"
+BEGIN = "<!-- performance: written by benchmarks/report.py -->"
+END = "<!-- performance: end -->"
+ORDER = (
+    "cheap_steps",
+    "short_trajectories",
+    "torch_mlp",
+    "large_observations",
+    "stragglers",
+    "on_policy",
+    "parameters",
+    "many_workers",
+    "order",
+    "parent_cost",
+    "scaling",
+)
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """Load the questions' results, in the order in which they are to be told."""
+    paths = [folder / f"{name}.json" for name in ORDER]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def _share(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return ""
+    return f"{result['ratio']['median']:.2f}" if "ratio" in result else "n/a"
+
+
+def overview(questions: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """Lay out every contender's share of the bare loop, by workload, and give the reasons of those that have none."""
+    columns: dict[str, dict[str, Any]] = {}
+    for question in questions:
+        if question["question"] != "order":
+            columns.update({name: results for name, results in question["workloads"].items() if "bare" in results})
+    names = list(dict.fromkeys(name for results in columns.values() for name in results if name != "bare"))
+    rows = [[name, *(_share(results.get(name)) for results in columns.values())] for name in names]
+    reasons: dict[str, list[str]] = {}
+    for workload, results in columns.items():
+        for name, result in results.items():
+            if "ratio" not in result:
+                reasons.setdefault(f"{name}: {result.get('reason', 'not measured')}", []).append(workload)
+    said = [
+        f"- {reason}" + ("" if len(workloads) == len(columns) else f" ({', '.join(workloads)})")
+        for reason, workloads in reasons.items()
+    ]
+    return table(["share of the bare loop", *columns], rows), said
+
+
+def machine_of(question: dict[str, Any]) -> str:
+    """Say what a question was measured on."""
+    machine = question["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']} GiB, {machine['kernel']}, "
+        f"Python {machine['python']}, {packages}; {machine['date'][:10]}"
+    )
+
+
+def section(questions: list[dict[str, Any]], charts: Path) -> str:
+    """Write the section's text, in Markdown."""
+    if not questions:
+        return "Not measured yet: `python benchmarks/all.py`."
+    shares, reasons = overview(questions)
+    parts = [
+        "Timesteps per second as a share of the bare loop: `env.step(agent(observation))` in one process per core, all "
+        "at once, nothing recorded, every trajectory seeded as this library seeds it (`bare_unseeded` seeds nothing). "
+        "Medians of interleaved measurements; all others are frozen meanwhile. Peers seed nothing per trajectory.",
+        shares,
+    ]
+    if reasons:
+        parts.append("Not measured (n/a):\n\n" + "\n".join(reasons))
+    for question in questions:
+        if "table" in question:
+            header, *rows = question["table"]
+            parts.append(f"{question['title']}:\n\n{table(header, rows)}")
+        parts += question.get("notes", [])
+    goals = [goal for question in questions for goal in question["goals"]]
+    parts.append(f"What was to be reached:\n{goals_table(goals).rstrip()}")
+    pictures = [name for name in ("cheap_steps", "large_observations") if (charts / f"{name}.png").exists()]
+    parts += [f"![{name.replace('_', ' ')}](benchmarks/results/{name}.png)" for name in pictures]
+    parts.append(
+        f"Measured on {machine_of(questions[0])}. Raw numbers and charts are in `benchmarks/results`; "
+        "`python benchmarks/peers.py && python benchmarks/all.py --again` measures anew."
+    )
+    return "\n\n".join(part.strip("\n") for part in parts)
+
+
+def replaced(readme: str, text: str) -> str:
+    """Put the text between the markers.
+
+    Raises:
+        ValueError: There are not exactly two markers, in order.
+    """
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
+        raise ValueError(f"README.md must hold {BEGIN!r} and then {END!r}, each once")
+    before, _, rest = readme.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> int:
+    """Write the section, or check it."""
+    parser = argparse.ArgumentParser(prog="report.py")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it would change")
+    args = parser.parse_args()
+    folder = BENCHMARKS / "results"
+    old = README.read_text()
+    new = replaced(old, section(load(folder), folder))
+    if args.check:
+        return int(new != old)
+    README.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

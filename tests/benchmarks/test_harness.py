@@ -1,0 +1,208 @@
+"""The pure parts of the benchmarks' harness, and one contender's life by the protocol."""
+
+import importlib
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable():
+    before = list(sys.path)
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path[:] = before
+
+
+def module(name):
+    return importlib.import_module(name)
+
+
+def answer(timesteps, seconds, cpu=1.0):
+    return {"timesteps": timesteps, "trajectories": 1, "seconds": seconds, "cpu": cpu}
+
+
+def test_each_contender_is_measured_at_each_place_of_a_round():
+    order_of_round = module("harness.rounds").order_of_round
+    names = ["a", "b", "c"]
+    rounds = [order_of_round(names, number) for number in range(3)]
+    assert all(sorted(order) == names for order in rounds)
+    assert all(sorted(column) == names for column in zip(*rounds, strict=True))
+    assert order_of_round([], 5) == []
+
+
+@pytest.mark.parametrize("values", [[3.0], [1.0, 2.0], [5.0, 1.0, 3.0], [4.0, 1.0, 3.0, 2.0, 5.0]])
+def test_spread(values):
+    found = module("harness.rounds").spread(values)
+    assert found["median"] == statistics.median(values)
+    assert (found["least"], found["greatest"]) == (min(values), max(values))
+    assert found["least"] <= found["low"] <= found["median"] <= found["high"] <= found["greatest"]
+
+
+def test_ratios_are_to_the_limit_of_the_same_round():
+    compared = module("harness.rounds").compared
+    results = compared(
+        {
+            "bare": {"rounds": [answer(100, 1.0), answer(50, 1.0), answer(100, 2.0)]},
+            "ours": {"rounds": [answer(90, 1.0, cpu=1.8), None, answer(25, 1.0)]},
+            "gone": {"reason": "not installed"},
+        },
+        "bare",
+    )
+    assert results["ours"]["ratio"]["all"] == [0.9, 0.5]
+    assert results["ours"]["cpu_ratio"]["all"] == pytest.approx([2.0, 4.0])
+    assert results["ours"]["speed"]["median"] == 57.5
+    assert "ratio" not in results["gone"]
+
+
+def test_goals_are_judged_against_whom_they_name():
+    question = module("harness.question")
+    results = {
+        "work": {
+            "bare": {"rounds": [answer(100, 1.0)]},
+            "storing": {"rounds": [answer(80, 1.0)]},
+            "ours": {"rounds": [answer(78, 1.0)]},
+        }
+    }
+    assert question.judged(question.Goal("work", "ours", 0.96, of="storing"), results)["met"] is True
+    assert question.judged(question.Goal("work", "ours", 0.9), results)["met"] is False
+    assert question.judged(question.Goal("work", "ours", 1.3, key="cpu_ratio", most=True), results)["met"] is True
+    assert question.judged(question.Goal("work", "absent", 0.9), results)["met"] is None
+
+
+def test_reports_are_written_between_the_markers_only():
+    report = module("report")
+    readme = f"above\n{report.BEGIN}\nold\n{report.END}\nbelow\n"
+    once = report.replaced(readme, "new")
+    assert once == f"above\n{report.BEGIN}\n\nnew\n\n{report.END}\nbelow\n"
+    assert report.replaced(once, "new") == once
+    for wrong in ("nothing", report.BEGIN, f"{report.END}{report.BEGIN}"):
+        with pytest.raises(ValueError, match="must hold"):
+            report.replaced(wrong, "new")
+
+
+def test_a_report_tells_shares_and_reasons():
+    report = module("report")
+    compared = module("harness.rounds").compared
+    results = compared(
+        {
+            "bare": {"rounds": [answer(100, 1.0)]},
+            "ours": {"rounds": [answer(95, 1.0)]},
+            "gone": {"reason": "not installed"},
+        },
+        "bare",
+    )
+    shares, reasons = report.overview([{"question": "a", "workloads": {"work": results}}])
+    assert "0.95" in shares
+    assert "n/a" in shares
+    assert reasons == ["- gone: not installed"]
+
+
+def test_the_checksum_reads_every_byte():
+    checksum = module("workloads").checksum
+    array = np.random.default_rng(0).integers(0, 256, (3, 7, 5), np.uint8)
+    before = checksum(array)
+    for position in np.ndindex(array.shape):
+        changed = array.copy()
+        changed[position] ^= 0x55
+        assert checksum(changed) != before
+    assert checksum(array.astype(np.float64)) == checksum(np.asfortranarray(array.astype(np.float64)))
+
+
+def test_the_scheduling_bound_of_equal_lengths_is_known(monkeypatch):
+    on_policy = module("on_policy")
+    monkeypatch.setattr(on_policy, "SHORTEST", 500)
+    monkeypatch.setattr(on_policy, "LONGEST", 500)
+    assert on_policy.bound(2000, 2, calls=3) == 1.0
+    assert on_policy.bound(1500, 2, calls=3) == 0.75
+
+
+def test_every_question_names_workloads_and_contenders_that_exist():
+    workloads = module("workloads").WORKLOADS
+    assert set(module("all").QUESTIONS) == set(module("report").ORDER)
+    for name in (
+        "cheap_steps",
+        "short_trajectories",
+        "on_policy",
+        "large_observations",
+        "torch_mlp",
+        "stragglers",
+        "order",
+    ):
+        question = module(name).QUESTION
+        assert question.name == name
+        for workload in question.workloads:
+            names = [contender.name for contender in (*question.contenders, *question.extra.get(workload, ()))]
+            assert workload in workloads
+            assert len(set(names)) == len(names)
+            assert "bare" in names
+            goals = [goal for goal in question.goals if goal.workload == workload]
+            assert all({goal.contender, goal.of} <= set(names) for goal in goals)
+
+
+@pytest.mark.parametrize("name", ["cheap_20", "short", "pixels", "on_policy_varied", "stragglers"])
+def test_environments_are_sound_and_agents_agree_with_themselves(name):
+    workload = module("workloads").WORKLOADS[name]
+    env, agent = workload.make_env(), workload.make_agent()
+    observation, _ = env.reset(seed=3)
+    again, _ = workload.make_env().reset(seed=3)
+    assert np.array_equal(observation, again)
+    seen = []
+    for _ in range(3):
+        assert env.observation_space.contains(observation)
+        action, _ = agent.get_action(observation)
+        assert env.action_space.contains(action)
+        seen.append((observation, action))
+        observation, reward, terminated, truncated, _ = env.step(action)
+        assert isinstance(float(reward), float)
+        assert not terminated
+        assert not truncated
+    batched, _ = agent.get_actions(np.stack([observation for observation, _ in seen]))
+    assert np.allclose(batched, [action for _, action in seen])
+
+
+def test_a_contender_freezes_measures_and_leaves_nothing_behind():
+    running_module, processes = module("harness.running"), module("harness.processes")
+    running = running_module.Running(running_module.Contender("bare", "bare"), "short")
+    root = running._process.pid
+    try:
+        pids = processes.processes_of(root, running._mark)
+        assert len(pids) == 3  # itself and two that it forked
+        running.freeze()
+        states = [processes._stat(pid)[0] for pid in pids]
+        assert states == [b"T"] * 3
+        running.thaw()
+        first = running.measure({"seconds": 0.1})
+        assert first["timesteps"] > first["trajectories"] > 0
+        assert 0.05 < first["seconds"] < 10
+    finally:
+        assert running.end() == 0
+    assert processes.processes_of(root, running._mark) == []
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_a_contender_that_breaks_says_why(monkeypatch):
+    running_module = module("harness.running")
+    for contender, why in (
+        (running_module.Contender("nobody", "nobody"), "no such contender"),
+        (running_module.Contender("copying", "copying"), "unsupported: this workload has no parameters"),
+    ):
+        with pytest.raises(running_module.Broken, match=why):
+            running_module.Running(contender, "short")
+    monkeypatch.setattr(running_module.Contender, "python", lambda self: "/bin/false")
+    with pytest.raises(running_module.Broken, match="ended without a word"):
+        running_module.Running(running_module.Contender("bare", "bare"), "short")
+
+
+def test_an_unknown_workload_is_answered_with_those_there_are():
+    command = [sys.executable, "workloads.py", "nothing"]
+    found = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "cheap_20" in found.stderr
