@@ -45,6 +45,7 @@ class Recorder:
         encoded: The rows, where they are kept as bytes: a loop may append `value.tobytes()` itself where
             `value.dtype is dtype`. Their sizes are looked at in `view`.
         dtype: The dtype of such rows.
+        renew: Lets go of memory that is not this recorder's own, with all rows.
     """
 
     record: Callable[[Any], None]
@@ -54,6 +55,7 @@ class Recorder:
     integers: list[int] | None = None
     encoded: list[bytes] | None = None
     dtype: np.dtype[Any] | None = None
+    renew: Callable[[], None] = lambda: None
 
     @property
     def length(self) -> int:
@@ -95,7 +97,7 @@ def _(
 @make_recorder.register(gym_spaces.MultiBinary)
 def _(space: AnySpace, path: str, error: type[DataError] = ObservationError, allocate: Allocate = np.empty) -> Recorder:
     leaf = _Leaf(space, path, error)
-    return _small_recorder(leaf) if leaf.row_bytes <= _SMALL_BYTES else _large_recorder(leaf, allocate)
+    return _small_recorder(leaf) if leaf.row_bytes <= _SMALL_BYTES else _LargeRows(leaf, allocate).recorder()
 
 
 def _small_recorder(leaf: _Leaf) -> Recorder:
@@ -137,33 +139,51 @@ def _convert_row(leaf: _Leaf, row: int, value: Any) -> Array:
         raise
 
 
-def _large_recorder(leaf: _Leaf, allocate: Allocate) -> Recorder:
+class _LargeRows:
     """Rows of an array, copied once."""
-    shape, dtype, convert, ndarray = leaf.shape, leaf.dtype, leaf.convert, np.ndarray
-    buffer, count = allocate((max(_FIRST_BYTES // leaf.row_bytes, _FEWEST_ROWS), *shape), dtype), 0
 
-    def grow() -> None:
-        nonlocal buffer
-        longer = allocate((2 * len(buffer), *shape), dtype)
-        longer[:count] = buffer
-        buffer = longer
+    def __init__(self, leaf: _Leaf, allocate: Allocate) -> None:
+        self._leaf, self._allocate = leaf, allocate
+        self._buffer: Array | None = None
+        self._capacity = max(_FIRST_BYTES // leaf.row_bytes, _FEWEST_ROWS)
+        self._count = 0
 
-    def record(value: Any) -> None:
-        nonlocal count
-        if value.__class__ is not ndarray or value.shape != shape or value.dtype is not dtype:
-            value = convert(value)
-        try:
+    def recorder(self) -> Recorder:
+        shape, dtype, convert, ndarray = self._leaf.shape, self._leaf.dtype, self._leaf.convert, np.ndarray
+
+        def record(value: Any) -> None:
+            if value.__class__ is not ndarray or value.shape != shape or value.dtype is not dtype:
+                value = convert(value)
+            buffer, count = self._buffer, self._count
+            if buffer is None or count == len(buffer):
+                buffer = self._make_room()
             buffer[count] = value
-        except IndexError:
-            grow()
-            buffer[count] = value
-        count += 1
+            self._count = count + 1
 
-    def truncate(length: int) -> None:
-        nonlocal count
-        count = min(count, length)
+        return Recorder(record, self._truncate, self._view, lambda: self._count, renew=self._renew)
 
-    return Recorder(record, truncate, lambda start, stop: buffer[start : min(stop, count)], lambda: count)
+    def _make_room(self) -> Array:
+        shorter = self._buffer
+        if shorter is not None:
+            self._capacity = 2 * len(shorter)
+        buffer = self._buffer = self._allocate((self._capacity, *self._leaf.shape), self._leaf.dtype)
+        if shorter is not None:
+            buffer[: self._count] = shorter[: self._count]
+        return buffer
+
+    def _truncate(self, length: int) -> None:
+        self._count = min(self._count, length)
+
+    def _view(self, start: int, stop: int) -> Array:
+        if self._buffer is None:
+            return np.empty((0, *self._leaf.shape), self._leaf.dtype)
+        # Tickets of one sampler are much alike: what this one took is a good guess for the next.
+        self._capacity = max(self._count, 1)
+        return self._buffer[start : min(stop, self._count)]
+
+    def _renew(self) -> None:
+        if self._allocate is not np.empty:
+            self._buffer = None  # it may be on its way to the sampler
 
 
 @make_recorder.register
@@ -223,6 +243,7 @@ def _(
         lambda length: _truncate_all(children.values(), length),
         lambda start, stop: {key: child.view(start, stop) for key, child in children.items()},
         lambda: max((child.count() for child in children.values()), default=0),
+        renew=lambda: _renew_all(children.values()),
     )
 
 
@@ -244,6 +265,7 @@ def _(space: AnyTuple, path: str, error: type[DataError] = ObservationError, all
         lambda length: _truncate_all(children, length),
         lambda start, stop: tuple(child.view(start, stop) for child in children),
         lambda: max((child.count() for child in children), default=0),
+        renew=lambda: _renew_all(children),
     )
 
 
@@ -312,6 +334,11 @@ def _as_tuple(value: Any) -> tuple[Any, ...] | None:
 def _truncate_all(recorders: Iterable[Recorder], length: int) -> None:
     for recorder in recorders:
         recorder.truncate(length)
+
+
+def _renew_all(recorders: Iterable[Recorder]) -> None:
+    for recorder in recorders:
+        recorder.renew()
 
 
 def empty(space: AnySpace) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -10,16 +11,19 @@ from typing import Any
 
 import gymnasium
 
+from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.errors import ClosedError, DataError
 from streamsampler.failures import death_error, failure_error
-from streamsampler.gathering import Gathering, GatherPlan, Order, Pace, Run
+from streamsampler.gathering import Endless, Gathering, GatherPlan, Order, Pace, Run
+from streamsampler.leases import Pool
 from streamsampler.protocol import Failure, Phase, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.trees import Tree
 from streamsampler.updates import Updates
 
 __all__ = ["Call", "Collector"]
@@ -76,6 +80,7 @@ class Collector:
         self.dispatcher = Dispatcher(engine.n_workers, capacity)
         self.dispatcher.version = version
         self.pace = Pace()
+        self.pool = Pool()
         self.spaces: list[Spaces | None] = [None] * engine.n_workers
         self.dead: set[int] = set()
         self.cancelled = False
@@ -130,6 +135,8 @@ class Call:
         self._hungry = set(range(self._engine.n_workers))
         self._parts: dict[int, Part] = {}
         self._stopped: set[int] = set()
+        # A stream hands out each trajectory by itself.
+        self._early = None if isinstance(plan, Endless) else EarlyObservations(collector.pool.allocate)
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
         self._begun: float | None = perf_counter()
         # The word first: whatever an older rollout still does now, nobody wants it.
@@ -210,10 +217,28 @@ class Call:
                 part = Part(worker, rollouts, event.release)
                 self._parts[id(part)] = part
                 self.gathering.add(report.ticket.indices, rollouts.lengths.tolist(), part)
+                self._copy_early()
                 return
             event.release()
         self.stats.stale_trajectories += report.n_trajectories
         self.stats.stale_timesteps += report.n_timesteps
+
+    def _copy_early(self) -> None:
+        """Copy large observations that are new in the result, and give back the memory they came in."""
+        if self._early is None:
+            return
+        for run in self.gathering.runs(self._early.n_runs):
+            part = run.part
+            if not self._early.take((part.rollouts, run.start, run.stop), self._expected_timesteps()):
+                self._early = None
+                return
+            if run.stop - run.start == part.rollouts.n_trajectories:
+                part.rollouts = without_observations(part.rollouts)
+                self.release(part)
+
+    def _expected_timesteps(self) -> int:
+        mean, plan = self.gathering.pace.timesteps or 1.0, self.gathering.plan
+        return math.ceil((plan.limit or 0) * mean * 1.1) if plan.timesteps is None else plan.timesteps + math.ceil(mean)
 
     def _take_in_failure(self, event: Answered, failure: Failure) -> None:
         collector = self._collector
@@ -259,8 +284,8 @@ class Call:
 
     # ------------------------------------------------------------------ the result
 
-    def batch(self, runs: list[Run[Part]]) -> TrajectoryBatch:
-        """Return the trajectories of `runs` in memory of their own."""
+    def batch(self, runs: list[Run[Part]], observations: Tree | None = None) -> TrajectoryBatch:
+        """Return the trajectories of `runs` in memory of their own; their observations may be joined already."""
         observation_space, action_space = self._spaces_of(runs)
         indices = [index for run in runs for index in run.indices]
         return assemble(
@@ -272,6 +297,7 @@ class Call:
             agent_versions=[self.version] * len(indices),
             seed=self._collector.seed,
             stats=self.stats,
+            observations=observations,
         )
 
     def _spaces_of(self, runs: list[Run[Part]]) -> Spaces:
@@ -313,7 +339,8 @@ class Call:
             stats.surplus_trajectories += n_trajectories
             stats.surplus_timesteps += n_timesteps
         self._stop_clock()
-        return self.batch(runs)
+        self._copy_early()  # an interrupt may have cut it short
+        return self.batch(runs, self._early.tree() if self._early is not None else None)
 
     def yielded(self, trajectory: TrajectoryBatch) -> None:
         """Take note that a stream's consumer gets to see a trajectory."""

@@ -322,9 +322,9 @@ class Gathering(Generic[Part]):
             return self.n_timesteps >= self.plan.timesteps
         return self.n_trajectories == self.plan.limit
 
-    def runs(self) -> list[Run[Part]]:
-        """The result so far, in order: a finished prefix, and the whole batch when the call is complete."""
-        return list(self._runs)
+    def runs(self, first: int = 0) -> list[Run[Part]]:
+        """The result so far, in order, from its run number `first` on: a finished prefix, and in the end all of it."""
+        return self._runs[first:]
 
     def pop_runs(self) -> list[Run[Part]]:
         """Hand over the result so far and forget it: for consumers of an endless plan."""

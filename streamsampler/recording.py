@@ -12,7 +12,7 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from . import trees
-from .buffers import empty, make_recorder
+from .buffers import Allocate, empty, make_recorder
 from .columns import InfoColumns, merge
 from .compact import by_position
 from .errors import ActionError, DataError, ObservationError
@@ -21,7 +21,7 @@ from .spaces import AnySpace, check_actions
 from .trajectories import TrajectoryBatch
 from .trees import Tree
 
-__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble"]
+__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "timesteps_of"]
 
 
 @by_position
@@ -89,11 +89,11 @@ class RolloutRecorder:
         n_timesteps: How many timesteps those have in all.
     """
 
-    def __init__(self, observation_space: AnySpace, action_space: AnySpace) -> None:
+    def __init__(self, observation_space: AnySpace, action_space: AnySpace, allocate: Allocate = np.empty) -> None:
         self._action_space = action_space
-        self._observations = make_recorder(observation_space, "observation", ObservationError)
-        self._last_observations = make_recorder(observation_space, "observation", ObservationError)
-        self._actions = make_recorder(action_space, "action", ActionError)
+        self._observations = make_recorder(observation_space, "observation", ObservationError, allocate)
+        self._last_observations = make_recorder(observation_space, "observation", ObservationError, allocate)
+        self._actions = make_recorder(action_space, "action", ActionError, allocate)
         self.float_rewards = self._rewards = list[float]()
         self._env_infos = InfoRecorder("env_infos")
         self._agent_infos = InfoRecorder("agent_infos")
@@ -173,9 +173,11 @@ class RolloutRecorder:
         self._begun = False
 
     def clear(self) -> None:
-        """Forget everything, and keep the memory for the next ticket."""
+        """Forget everything, for the next ticket."""
         self.n_trajectories = self.n_timesteps = 0
         self.abandon()
+        for recorder in (self._observations, self._last_observations, self._actions):
+            recorder.renew()
         for column in (self._env_infos, self._agent_infos, self._episode_infos):
             column.clear()
         for values in (self._lengths, self._terminated, self._truncated):
@@ -281,6 +283,7 @@ def assemble(
     agent_versions: Any,
     seed: int | None,
     stats: Any = None,
+    observations: Tree | None = None,
 ) -> TrajectoryBatch:
     """Make a batch of trajectories of many tickets.
 
@@ -293,6 +296,7 @@ def assemble(
         agent_versions: One integer for all trajectories, or N.
         seed: The sampler's.
         stats: Accounts of the call.
+        observations: Those of all runs, where they are joined already; then the rollouts' own are not looked at.
 
     Returns:
         A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
@@ -302,7 +306,7 @@ def assemble(
         DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
     """
     runs = [run for run in runs if run[2] > run[1]]
-    timesteps = _timesteps(runs)
+    timesteps = timesteps_of(runs)
 
     def per_timestep(trees_of_runs: Sequence[Tree], space: AnySpace) -> Tree:
         return _join([trees.take(tree, rows) for tree, rows in zip(trees_of_runs, timesteps, strict=True)], space)
@@ -319,7 +323,11 @@ def assemble(
     return TrajectoryBatch(
         observation_space=observation_space,
         action_space=action_space,
-        observations=per_timestep([part.observations for part, _, _ in runs], observation_space),
+        observations=(
+            per_timestep([part.observations for part, _, _ in runs], observation_space)
+            if observations is None
+            else observations
+        ),
         last_observations=_join(
             [trees.take(part.last_observations, slice(start, stop)) for part, start, stop in runs], observation_space
         ),
@@ -341,7 +349,7 @@ def assemble(
     )
 
 
-def _timesteps(runs: Sequence[Run]) -> list[slice]:
+def timesteps_of(runs: Sequence[Run]) -> list[slice]:
     """The timesteps of each run within its rollouts."""
     bounds: dict[int, list[int]] = {}
     slices = []

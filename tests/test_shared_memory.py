@@ -49,9 +49,10 @@ def test_what_is_packed_comes_out_again(sizes):
     head = b"head" * 3
     buffers = [np.random.default_rng(size).bytes(size) for size in sizes]
     packed = b"".join(pack(head, buffers))
-    out_head, out_buffers = unpack(memoryview(packed))
+    out_head, out_buffers, regions = unpack(memoryview(packed))
     assert out_head == head
     assert [bytes(buffer) for buffer in out_buffers] == buffers
+    assert regions == []
 
 
 def test_more_buffers_than_one_system_call_takes(arena):
@@ -85,10 +86,58 @@ def test_small_messages_carry_their_payload_and_large_ones_say_where_it_is(arena
     payload = np.arange(size, dtype=np.uint8)
     message = frame(pack(b"h", [payload]), writer.write)
     assert len(message) < 4096 - 4, "written in one piece"
-    head, (buffer,), region = unframe(message, reader.view)
+    head, (buffer,), regions = unframe(message, reader.view)
     assert bytes(head) == b"h"
     assert np.array_equal(np.frombuffer(buffer, np.uint8), payload)
-    assert (region is None) == (size < INLINE_LIMIT)
+    assert (regions == []) == (size < INLINE_LIMIT)
+
+
+def test_what_was_recorded_in_the_arena_is_sent_without_a_copy(arena):
+    writer, reader = arena
+    array = writer.allocate((100, 1000), np.dtype(np.int64))
+    array[:60] = np.arange(60_000).reshape(60, 1000)
+    sent = writer.lent_region(array[:60].data.cast("B"))
+    message = frame(pack(b"h", [sent, b"beside it"]), writer.write)
+    assert len(message) < 200
+    writer.hand_over(sent)
+    _, (rows, beside), regions = unframe(message, reader.view)
+    assert regions == [sent]
+    assert bytes(beside) == b"beside it"
+    array[0, 0] = 77  # it is the very memory
+    assert np.frombuffer(rows, np.int64)[:2].tolist() == [77, 1]
+    # The rest of the array is free already, the sent part when it is given back and not before.
+    assert writer._regions.end == sent.size
+    del array
+    assert writer._regions.end == sent.size
+    writer.give_back(sent)
+    assert writer._regions.end == 0
+
+
+def test_an_array_that_was_never_sent_is_free_when_its_last_view_is_gone(arena):
+    writer, _ = arena
+    array = writer.allocate((100, 1000), np.dtype(np.uint8))
+    row = array[3]
+    del array
+    assert writer._regions.end == 100_000
+    del row
+    assert writer._regions.end == 0
+
+
+def test_only_the_beginning_of_a_lent_array_is_known(arena):
+    writer, _ = arena
+    array = writer.allocate((100, 1000), np.dtype(np.uint8))
+    assert writer.lent_region(array.data.cast("B")) is not None
+    assert writer.lent_region(array[1:].data.cast("B")) is None
+    assert writer.lent_region(np.zeros(100_000, np.uint8).data.cast("B")) is None
+
+
+def test_lent_arrays_outlive_the_mappings_that_the_arena_outgrows(arena):
+    writer, reader = arena
+    arrays = [writer.allocate((size,), np.dtype(np.uint8)) for size in (10, 20_000_000, 50_000_000)]
+    for number, array in enumerate(arrays):
+        array[:] = number + 1
+    regions = [writer.lent_region(array.data) for array in arrays[1:]]
+    assert [set(np.frombuffer(reader.view(region), np.uint8)[::4096]) for region in regions] == [{2}, {3}]
 
 
 def test_messages_through_a_pipe():

@@ -148,8 +148,15 @@ def test_buffers_come_from_the_allocator():
         made.append((shape, dtype))
         return np.empty(shape, dtype)
 
-    make_recorder(S.Tuple([IMAGES, S.Discrete(3)]), "observation", ObservationError, allocate)
-    assert [(shape[1:], dtype) for shape, dtype in made] == [((70, 80), np.uint8)]
+    recorder = make_recorder(S.Tuple([IMAGES, S.Discrete(3)]), "observation", ObservationError, allocate)
+    for ticket in range(2):
+        recorder.record((np.full((70, 80), ticket, np.uint8), ticket))
+        rows = recorder.view(0, 1)[0]
+        recorder.clear()
+        recorder.renew()
+        assert rows.min() == rows.max() == ticket
+    # A new one for each ticket: the last one may be on its way.
+    assert [(shape[1:], dtype) for shape, dtype in made] == 2 * [((70, 80), np.uint8)]
 
 
 FLOATS, BYTES = S.Box(-1, 1, (2,), np.float32), S.Box(0, 255, (2,), np.uint8)

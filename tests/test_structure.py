@@ -10,11 +10,11 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 # From the ground up. A module may import those of lower layers, and its neighbours listed before it.
 LAYERS = [
     ["version", "errors", "compact", "checks"],
-    ["trees", "columns", "seeding", "serialization", "protocol", "updates", "statistics", "gathering"],
+    ["trees", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics", "gathering"],
     ["board", "failures", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "environments"],
     ["trajectories"],
     ["adapters", "adapters.heads", "adapters.mlp", "adapters.parameters", "adapters.torch", "adapters.sb3"],
-    ["recording", "storage"],
+    ["recording", "assembly", "storage"],
     ["workers", "workers.base", "workers.default", "factory"],
     ["worker_loop"],
     [

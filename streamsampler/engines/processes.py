@@ -49,7 +49,7 @@ CLOSE_SECONDS = 1.0
 
 _GRACE_SECONDS = 1.0  # between a worker's last word and its end
 
-_RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; every answer has one region, and every ticket one message
+_RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a few regions, and every ticket a message
 
 
 @dataclass
@@ -154,7 +154,7 @@ class ProcessEngine(Engine):
     def recall(self, handle: Stored) -> Payload:
         """Read a payload back."""
         packed = self._updates_reader.read(handle.region) if handle.region is not None else handle.data or b""
-        head, buffers = unpack(memoryview(packed))
+        head, buffers, _ = unpack(memoryview(packed))
         return Payload(bytes(head), tuple(bytes(buffer) for buffer in buffers))
 
     def retract(self, handle: Stored) -> None:
@@ -201,7 +201,7 @@ class ProcessEngine(Engine):
         message = receive(link.answers_fd)
         if message is None:
             return None
-        head, buffers, region = unframe(message, link.arena.view)
+        head, buffers, regions = unframe(message, link.arena.view)
         answer: Answer = pickle.loads(head)
         contents: Any = None
         # What nobody wants any more is not even looked at.
@@ -210,12 +210,12 @@ class ProcessEngine(Engine):
                 contents = pickle.loads(buffers[0], buffers=buffers[1:])
             except Exception as error:
                 answer = unreadable(answer.ticket, error)
-        if region is None:
+        if not regions:
             return Answered(worker, answer, contents)
         if contents is None:
-            link.released.append(region)
+            link.released.extend(regions)
             return Answered(worker, answer)
-        return Answered(worker, answer, contents, partial(link.released.append, region))
+        return Answered(worker, answer, contents, partial(link.released.extend, regions))
 
     def _bury(self, worker: int) -> list[Event]:
         """Return what a worker had said before it died, then its death.
@@ -299,7 +299,9 @@ class ProcessEngine(Engine):
 
 def _setup_file(n_workers: int, make_worker: Payload, seed: int) -> int:
     make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
-    setup = Setup(n_workers, seed, make_worker, list(sys.path), os.getcwd(), dict(os.environ), getproctitle())
+    setup = Setup(
+        n_workers, seed, make_worker, list(sys.path), os.getcwd(), dict(os.environ), getproctitle(), INLINE_LIMIT
+    )
     fd = anonymous_file("streamsampler-setup")
     ArenaWriter(fd).write([memoryview(pickle.dumps(setup, protocol=5))])
     return fd

@@ -8,17 +8,25 @@ there is nothing to lock, and nothing that a process killed in the middle could 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import sys
 import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamsampler.leases import lend
+from streamsampler.trees import Array
 
 __all__ = ["ArenaReader", "ArenaWriter", "Region", "Regions", "anonymous_file"]
 
 _ALIGNMENT = 64
+_FIRST_MAPPING = 1 << 24
+_FEWEST_LENT_BYTES = 4096
 _MAX_VECTOR = 512  # buffers in one system call; POSIX promises 16, Linux and macOS take 1,024
 
 
@@ -76,10 +84,22 @@ class Regions:
             raise KeyError(f"{region} is not in use")
         del self._used[place]
 
+    def shrink(self, region: Region, size: int) -> Region:
+        """Free all of a region but its first `size` bytes, of which there is at least one."""
+        self.give_back(region)
+        shorter = Region(region.offset, size)
+        insort(self._used, shorter)
+        return shorter
+
     @property
     def end(self) -> int:
         """The first byte behind everything in use."""
         return self._used[-1].offset + self._used[-1].size if self._used else 0
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class ArenaWriter:
@@ -92,6 +112,63 @@ class ArenaWriter:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._regions = Regions()
+        self._map: mmap.mmap | None = None
+        self._backed = 0  # bytes of the file, from its start, that memory was set aside for
+        self._lent: dict[int, Region] = {}  # by address in this process
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Make an uninitialised array in the arena.
+
+        Its region is free again when the array and its views are gone; unless it was sent before, then when its reader
+        gives it back.
+
+        Raises:
+            OSError: There is no memory left.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        region = self._regions.take(max(size, 1))
+        try:
+            mapping = self._mapped(region.offset + region.size)
+        except BaseException:
+            self._regions.give_back(region)
+            raise
+        array: Array = np.ndarray(shape, dtype, mapping, region.offset)
+        address = _address(array)
+        self._lent[address] = region
+        return lend(array, lambda: self._dropped(address, region))
+
+    def _dropped(self, address: int, region: Region) -> None:
+        if self._lent.get(address) == region:
+            del self._lent[address]
+            self._regions.give_back(region)
+
+    def _mapped(self, end: int) -> mmap.mmap:
+        """Return a mapping of the first `end` bytes and more."""
+        if end > self._backed:
+            # With memory set aside before, a full machine is an OSError here, and not a SIGBUS where it is written to.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._fd, self._backed, end - self._backed)
+            self._backed = end
+        if self._map is None or len(self._map) < end:
+            # Twice the length, for few mappings: each one costs page faults anew. Outgrown ones live on with their
+            # arrays.
+            length = max(_FIRST_MAPPING, 2 * end)
+            os.ftruncate(self._fd, max(length, os.fstat(self._fd).st_size))
+            self._map = mmap.mmap(self._fd, length)
+        return self._map
+
+    def lent_region(self, buffer: memoryview) -> Region | None:
+        """Return where a buffer lies, if it is the beginning of an array that `allocate` made, else None."""
+        if not self._lent or buffer.nbytes < _FEWEST_LENT_BYTES:
+            return None
+        region = self._lent.get(_address(np.frombuffer(buffer, np.uint8)))
+        return region and Region(region.offset, buffer.nbytes)
+
+    def hand_over(self, sent: Region) -> None:
+        """Leave what `lent_region` returned to its reader, and free the rest of that array."""
+        address, region = next(item for item in self._lent.items() if item[1].offset == sent.offset)
+        del self._lent[address]
+        self._regions.shrink(region, sent.size)
 
     def write(self, buffers: Sequence[memoryview]) -> Region:
         """Copy `buffers`, one behind the other, into a free region; the file grows as needed.

@@ -21,12 +21,14 @@ __all__ = ["INLINE_LIMIT", "Stored", "frame", "pack", "receive", "send", "unfram
 
 INLINE_LIMIT = 1536
 """Bytes up to which a payload travels in the message itself: a frame, with what else is in it, stays below PIPE_BUF
-(4,096 on Linux), and two frames fit the smallest pipe the kernel makes."""
+(4,096 on Linux), and two frames fit the smallest pipe the kernel makes. Tests set it to -1, so that everything goes
+through an arena, and to a very large number, so that nothing does."""
 
 _ALIGNMENT = 64
 _LENGTH = struct.Struct("<i")
 _COUNT = struct.Struct("<q")
 _LOCATION = struct.Struct("<qq")
+_HERE = -1  # instead of an offset
 _ZEROS = memoryview(bytes(_ALIGNMENT))
 
 
@@ -66,47 +68,71 @@ def receive(fd: int) -> bytes | None:
     return b"".join(parts)
 
 
-def pack(head: bytes, buffers: Sequence[Any]) -> list[memoryview]:
-    """Lay out a pickle and its out-of-band buffers: a table of sizes, the pickle, each buffer on a cache line."""
-    views = [memoryview(head)]
-    for buffer in buffers:
-        view = buffer.raw() if isinstance(buffer, pickle.PickleBuffer) else memoryview(buffer)
-        views.append(view.cast("B") if view.nbytes else memoryview(b""))
-    table = _COUNT.pack(len(views)) + b"".join(_COUNT.pack(view.nbytes) for view in views)
-    laid_out = [memoryview(table)]
-    position = len(table)
-    for view in views:
+def pack(head: bytes, parts: Sequence[Any]) -> list[memoryview]:
+    """Lay out a pickle and its out-of-band buffers: a table, the pickle, each buffer on a cache line.
+
+    Args:
+        head: The pickle.
+        parts: Buffers; or, for those that lie in the reader's arena already, their regions.
+    """
+    everything = [memoryview(head), *(part if isinstance(part, Region) else _bytes_of(part) for part in parts)]
+    table = bytearray(_COUNT.pack(len(everything)))
+    position = _COUNT.size + _LOCATION.size * len(everything)
+    laid_out = [memoryview(b"")]
+    for part in everything:
+        if isinstance(part, Region):
+            table += _LOCATION.pack(*part)
+            continue
         padding = -position % _ALIGNMENT
-        laid_out += [_ZEROS[:padding], view]
-        position += padding + view.nbytes
+        table += _LOCATION.pack(_HERE, part.nbytes)
+        laid_out += [_ZEROS[:padding], part]
+        position += padding + part.nbytes
+    laid_out[0] = memoryview(table)
     return laid_out
 
 
-def unpack(packed: memoryview) -> tuple[memoryview, list[memoryview]]:
-    """Return the pickle and the buffers of what `pack` laid out, as views."""
+def _bytes_of(buffer: Any) -> memoryview:
+    view = buffer.raw() if isinstance(buffer, pickle.PickleBuffer) else memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def unpack(
+    packed: memoryview, view: Callable[[Region], memoryview] | None = None
+) -> tuple[memoryview, list[memoryview], list[Region]]:
+    """Return the pickle and the buffers of what `pack` laid out, as views, and the regions of those that lie elsewhere.
+
+    Args:
+        packed: What `pack` laid out, in one piece.
+        view: Looks into the arena.
+    """
     (count,) = _COUNT.unpack_from(packed)
-    position = _COUNT.size * (count + 1)
-    parts = []
-    for number in range(count):
-        (size,) = _COUNT.unpack_from(packed, _COUNT.size * (number + 1))
-        position += -position % _ALIGNMENT
-        parts.append(packed[position : position + size])
-        position += size
-    return parts[0], parts[1:]
+    position = _COUNT.size + _LOCATION.size * count
+    parts, regions = [], []
+    for offset, size in _LOCATION.iter_unpack(packed[_COUNT.size : position]):
+        if offset == _HERE:
+            position += -position % _ALIGNMENT
+            parts.append(packed[position : position + size])
+            position += size
+        else:
+            assert view is not None
+            regions.append(Region(offset, size))
+            parts.append(view(regions[-1]))
+    return parts[0], parts[1:], regions
 
 
-def frame(packed: Sequence[memoryview], write: Callable[[Sequence[memoryview]], Region]) -> bytes:
-    """Return the message that carries `packed`: itself, or where `write` put it."""
-    if sum(view.nbytes for view in packed) <= INLINE_LIMIT:
+def frame(
+    packed: Sequence[memoryview], write: Callable[[Sequence[memoryview]], Region], inline_limit: int = INLINE_LIMIT
+) -> bytes:
+    """Return the message that carries `packed`: itself, if it has no more bytes, or where `write` put it."""
+    if sum(view.nbytes for view in packed) <= inline_limit:
         return b"i" + b"".join(packed)
     return b"r" + _LOCATION.pack(*write(packed))
 
 
-def unframe(message: bytes, view: Callable[[Region], memoryview]) -> tuple[memoryview, list[memoryview], Region | None]:
-    """Return the pickle and the buffers that a message carries, and the region they lie in, if they do."""
+def unframe(message: bytes, view: Callable[[Region], memoryview]) -> tuple[memoryview, list[memoryview], list[Region]]:
+    """Return the pickle and the buffers that a message carries, and the regions that they lie in."""
     if message[:1] == b"i":
-        head, buffers = unpack(memoryview(message)[1:])
-        return head, buffers, None
+        return unpack(memoryview(message)[1:], view)
     region = Region(*_LOCATION.unpack_from(message, 1))
-    head, buffers = unpack(view(region))
-    return head, buffers, region
+    head, buffers, regions = unpack(view(region), view)
+    return head, buffers, [region, *regions]

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import setproctitle
 
 from streamsampler.board import Board
+from streamsampler.buffers import Allocate
 from streamsampler.engines.child import ignore_interrupts
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.wire import Stored, frame, pack, receive, send, unpack
@@ -27,6 +29,8 @@ from streamsampler.serialization import Payload, dumps_report, loads
 from streamsampler.worker_loop import run_worker
 
 __all__ = ["Setup", "main"]
+
+_LARGE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Setup:
         cwd: Its working directory.
         environ: Its environment variables, as they were when the sampler was made.
         title: Its process title.
+        inline_limit: Bytes up to which a report travels in the message itself.
     """
 
     n_workers: int
@@ -50,6 +55,7 @@ class Setup:
     cwd: str
     environ: dict[str, str]
     title: str
+    inline_limit: int
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -72,13 +78,15 @@ def main(number: int, fds: Sequence[int]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
-    channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd)
-    make_worker = partial(_make_worker, setup.make_worker, row, number)
+    channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit)
+    make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
     run_worker(channel, make_worker, row, setup.seed)
 
 
-def _make_worker(payload: Payload, row: Any, number: int) -> Any:
-    return loads(payload)(row, number)
+def _make_worker(payload: Payload, row: Any, number: int, allocate: Allocate) -> Any:
+    worker = loads(payload)(row, number)
+    worker.allocate = allocate
+    return worker
 
 
 def _die_with_parent(parent_fd: int) -> None:
@@ -110,13 +118,16 @@ class _ProcessChannel:
 
     interruptible = False
 
-    def __init__(self, commands_fd: int, answers_fd: int, arena_fd: int, updates_fd: int) -> None:
+    def __init__(self, commands_fd: int, answers_fd: int, arena_fd: int, updates_fd: int, inline_limit: int) -> None:
         self._commands_fd = commands_fd
         self._answers_fd = answers_fd
         self._arena = ArenaWriter(arena_fd)
         self._updates = ArenaReader(updates_fd)
         self._poller = select.poll()
         self._poller.register(commands_fd, select.POLLIN)
+        self._inline_limit = inline_limit
+        # Rows recorded in the arena need no copy to get there.
+        self.allocate: Allocate = self._arena.allocate if inline_limit < _LARGE else np.empty
 
     def receive(self, *, wait: bool) -> Message | None:
         if not self._poller.poll(None if wait else 0):
@@ -132,7 +143,7 @@ class _ProcessChannel:
     def load(self, payload: Stored) -> Any:
         packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
         # The copy just made is private memory: arrays may stand on it for good.
-        head, buffers = unpack(memoryview(packed))
+        head, buffers, _ = unpack(memoryview(packed))
         return pickle.loads(head, buffers=buffers)
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
@@ -142,6 +153,17 @@ class _ProcessChannel:
         buffers: list[Any] = []
         if contents is not None:
             head, buffers = dumps_report(contents)
-            buffers = [head, *buffers]
+            buffers = [head, *map(self._placed, buffers)]
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
-            send(self._answers_fd, frame(pack(pickle.dumps(answer, protocol=5), buffers), self._arena.write))
+            send(
+                self._answers_fd,
+                frame(pack(pickle.dumps(answer, protocol=5), buffers), self._arena.write, self._inline_limit),
+            )
+        for region in buffers:
+            if isinstance(region, Region):
+                self._arena.hand_over(region)
+
+    def _placed(self, buffer: pickle.PickleBuffer) -> memoryview | Region:
+        """Return where a buffer lies in the arena, if it was recorded there, else the buffer."""
+        raw = buffer.raw()
+        return self._arena.lent_region(raw) or raw

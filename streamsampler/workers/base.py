@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from streamsampler.board import WorkerRow
+from streamsampler.buffers import Allocate
 from streamsampler.environments import EnvUpdate
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import Rollouts
@@ -53,6 +55,8 @@ class Worker(ABC):
     Attributes:
         phase: What it is doing, for error messages.
         trajectory: Index of the trajectory in hand, or None.
+        allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
+            sent. Each ticket's are to be new ones.
     """
 
     def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
@@ -61,6 +65,7 @@ class Worker(ABC):
         self.max_episode_length = max_episode_length
         self.phase = Phase.WAITING
         self.trajectory: int | None = None
+        self.allocate: Allocate = np.empty
 
     @classmethod
     def block_size(cls, worker_args: Mapping[str, Any]) -> int:  # noqa: ARG003 - for those whose blocks depend on them

@@ -71,7 +71,7 @@ class DefaultWorker(Worker):
         except EnvCloseError:
             self.phase = Phase.CLOSE
             raise
-        self._recorder = RolloutRecorder(self._env.observation_space, self._env.action_space)
+        self._recorder = RolloutRecorder(self._env.observation_space, self._env.action_space, self.allocate)
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

@@ -21,7 +21,10 @@ from .scripted import Steps, always_zero
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
 FORK = pytest.param("fork", marks=pytest.mark.slow)
 PROCESSES = ["forkserver", FORK, SPAWN]
-ENGINES = ["local", *PROCESSES]
+# The default start method with everything through shared memory, however small, and with nothing, however large.
+INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 40}
+TRANSPORTS = [pytest.param(name, marks=pytest.mark.slow) for name in INLINE_LIMITS]
+ENGINES = ["local", *PROCESSES, *TRANSPORTS]
 
 
 def descendants() -> frozenset[int]:
@@ -81,8 +84,9 @@ class Maker:
     def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Sampler:
         if self.engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
+        start_method = "forkserver" if self.engine in INLINE_LIMITS else self.engine
         return self.adopt(
-            MultiprocessingSampler(agents, envs, n_workers=n_workers, start_method=self.engine, **options)
+            MultiprocessingSampler(agents, envs, n_workers=n_workers, start_method=start_method, **options)
         )
 
     def adopt(self, sampler: Sampler) -> Sampler:
@@ -120,7 +124,9 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_sampler(engine: str, fork_server: None) -> Iterator[Maker]:
+def make_sampler(engine: str, fork_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
+    if engine in INLINE_LIMITS:
+        monkeypatch.setattr("streamsampler.engines.processes.INLINE_LIMIT", INLINE_LIMITS[engine])
     before = Traces()
     maker = Maker(engine)
     yield maker

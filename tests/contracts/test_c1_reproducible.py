@@ -19,7 +19,7 @@ from streamsampler import LocalSampler, NewEnvUpdate, SetTaskUpdate, TrajectoryB
 from streamsampler.samplers import Sampler
 
 from .conftest import ENGINES, Maker
-from .scripted import AnyLength, Attentive, Drawing, GlobalNoise, Linear, Nested, Stamping, Steps, jittery
+from .scripted import AnyLength, Attentive, Drawing, GlobalNoise, Linear, Nested, Stamping, Steps, Wide, jittery
 
 SEED = 20_240_607
 
@@ -155,6 +155,30 @@ def test_timing_changes_nothing(make_sampler: Maker, make_local: Callable[..., L
     twin = make_local(Stamping(), AnyLength, seed=SEED)
     for call in range(20):
         assert sampler.obtain_samples(30 + call) == twin.obtain_samples(30 + call)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_large_observations_take_another_way_to_the_same_batches(
+    make_sampler: Maker, make_local: Callable[..., LocalSampler], lists: bool
+) -> None:
+    """They are recorded where they are sent from, and copied while the rest is collected."""
+    envs: Any = [Wide] * 3 if lists else Wide
+    batches = []
+    for make in (make_sampler, make_local):
+        sampler = make(Stamping(), envs, n_workers=3, seed=SEED)
+        batches.append(
+            [
+                sampler.obtain_samples(1500),
+                sampler.obtain_trajectories(100),
+                sampler.obtain_exact_trajectories(30),
+                sampler.obtain_samples(30),
+            ]
+        )
+        # Memory of batches that are gone is used again, of those that are there it is not.
+        sampler.obtain_samples(1500)
+        batches[-1].append(sampler.obtain_samples(1500))
+    assert_same(*batches)
+    assert len({batch.observations.__array_interface__["data"][0] for batch in batches[0]}) == len(batches[0])
 
 
 def test_other_seeds_give_other_batches(make_sampler: Maker) -> None:

@@ -91,7 +91,8 @@ def test_a_refused_update_is_not_in_force_afterwards(make_sampler):
 
 
 def test_exception_when_an_update_closes_the_old_environment(make_sampler):
-    sampler = make_sampler(envs=functools.partial(Env, "close"))
+    # One worker: of two, one may do all the work, and the other would still have the old environment in the end.
+    sampler = make_sampler(envs=functools.partial(Env, "close"), n_workers=1)
     sampler.obtain_trajectories(4)
     with pytest.raises(RolloutError, match="closing the environment") as caught:
         sampler.obtain_trajectories(4, env_update=Env)

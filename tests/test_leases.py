@@ -1,0 +1,67 @@
+import gc
+
+import numpy as np
+
+from streamsampler.leases import Pool, lend
+
+LARGE = (1 << 20) + 4096
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_a_lent_array_is_returned_with_its_last_view():
+    returned = []
+    memory = np.arange(12.0)
+    array = lend(memory, lambda: returned.append(True))
+    assert np.shares_memory(array, memory)
+    row = array.reshape(3, 4)[1]
+    half = memoryview(row)[:2]
+    del array, row
+    assert not returned
+    assert half.tolist() == [4.0, 5.0]
+    del half
+    assert returned == [True]
+
+
+def test_a_block_is_used_again_when_its_last_array_is_gone():
+    pool = Pool()
+    first = pool.allocate((LARGE,), np.dtype(np.uint8))
+    where = address(first)
+    view = first[10:20]
+    second = pool.allocate((LARGE,), np.dtype(np.uint8))
+    assert not np.shares_memory(first, second)
+    del first
+    third = pool.allocate((LARGE,), np.dtype(np.uint8))
+    assert address(third) != where, "it is still in use"
+    del view
+    assert address(pool.allocate((LARGE // 8, 4), np.dtype(np.int16))) == where
+
+
+def test_a_block_much_too_large_or_too_small_is_let_go():
+    pool = Pool()
+    pool.allocate((20 * LARGE,), np.dtype(np.uint8))
+    assert pool._free is not None
+    array = pool.allocate((LARGE,), np.dtype(np.uint8))
+    assert pool._free is None
+    del array
+    assert len(pool._free) == LARGE
+    pool.allocate((2 * LARGE,), np.dtype(np.uint8))
+    assert len(pool._free) == 2 * LARGE
+
+
+def test_small_arrays_and_objects_are_not_the_pools():
+    pool = Pool()
+    assert pool.allocate((10,), np.dtype(np.float32)).base is None
+    assert pool.allocate((LARGE,), np.dtype(object)).tolist()[0] is None
+    assert pool._free is None
+
+
+def test_arrays_outlive_the_pool():
+    pool = Pool()
+    array = pool.allocate((LARGE,), np.dtype(np.uint8))
+    array[:] = 3
+    del pool
+    gc.collect()
+    assert array.min() == 3
