@@ -1,0 +1,124 @@
+"""PufferLib's multiprocessing: processes step several environments each and exchange arrays through shared memory.
+
+The actions are chosen in the parent, for one process's environments at a time, while the others step theirs: its
+fastest way, a batch being one process's environments. Its processes spin while they wait.
+
+PufferLib resets an environment in the step after a trajectory's end, and gives the first observation in that step's
+place: such steps are not counted as timesteps. It resets at termination only, so the environment's wrapper here makes
+it reset at truncation too.
+
+Settings:
+    n_envs: Environments in all (default 32 for each process; one for each process where environments sleep).
+    workers: Processes (default: the number of processes).
+    batch: Processes whose environments make a batch (default 1).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pufferlib.emulation
+import pufferlib.vector
+
+from harness.contender import Measure, Unsupported, serve
+from workloads import Workload, checksum
+
+
+class Env(pufferlib.emulation.GymnasiumPufferEnv):
+    """PufferLib's environment, which is also reset where a trajectory is truncated."""
+
+    def step(self, action: Any) -> Any:
+        """Step, and note either end."""
+        result = super().step(action)
+        self.done = result[2] or result[3]
+        return result
+
+
+class Collector:
+    """Sends actions, and keeps what comes back."""
+
+    def __init__(self, workload: Workload, n_envs: int, workers: int, batch: int) -> None:
+        self.workload, self.agent, self.iteration = workload, workload.make_agent(), 0
+        self.envs = pufferlib.vector.make(
+            Env,
+            env_kwargs={"env_creator": workload.make_env},
+            backend=pufferlib.vector.Multiprocessing,
+            num_envs=n_envs,
+            num_workers=workers,
+            batch_size=n_envs // workers * batch,
+        )
+        self.envs.async_reset(0)
+        self.dtype = self.envs.single_action_space.dtype
+        # Whether an environment's next step only resets it, and what was seen and done before this step.
+        self.ended = np.ones(n_envs, bool)
+        self.observations: dict[Any, Any] = {}
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Collect batches for a while."""
+        seconds, enough = request.get("seconds", 1e9), request.get("timesteps", 2**62)
+        parameters = self.workload.parameters
+        size = self.workload.batch if parameters else 10_000
+        timesteps = trajectories = 0
+        begin = time.perf_counter()
+        end = begin + seconds
+        while time.perf_counter() < end and timesteps < enough:
+            if parameters:
+                self.iteration += 1
+                self.agent.set_param_values(parameters(self.iteration))
+            n, ended = self._collect(min(size, enough - timesteps), np.inf if parameters else end)
+            timesteps, trajectories = timesteps + n, trajectories + ended
+        return {"timesteps": timesteps, "trajectories": trajectories, "seconds": time.perf_counter() - begin}
+
+    def _collect(self, size: int, deadline: float) -> tuple[int, int]:
+        """A batch of `size` timesteps, or as many as there are until the deadline, as arrays."""
+        records: list[Any] = []
+        timesteps = trajectories = 0
+        while timesteps < size and (time.perf_counter() < deadline or not timesteps):
+            observations, rewards, terminated, truncated, _, ids, _ = self.envs.recv()
+            # These are views of shared memory, which the next step overwrites.
+            observations, rewards, ended = observations.copy(), rewards.copy(), terminated | truncated
+            stepped = ~self.ended[ids]
+            self.ended[ids] = ended
+            actions = np.asarray(self.agent.get_actions(observations)[0], self.dtype)
+            self.envs.send(actions)
+            key = int(ids[0])
+            before = self.observations.get(key)
+            self.observations[key] = (observations, actions)
+            if before is not None:
+                records.append((*before, rewards, ended, stepped))
+                timesteps += int(np.count_nonzero(stepped))
+                trajectories += int(np.count_nonzero(ended & stepped))
+        stored = [np.stack(column) for column in zip(*records, strict=True)]
+        if self.workload.reads_batch:
+            checksum(stored[0])
+        return timesteps, trajectories
+
+
+@contextmanager
+def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
+    """Start the processes.
+
+    Raises:
+        Unsupported: Its Gymnasium does not have the workload's environment.
+    """
+    try:
+        workload.make_env().close()
+    except gymnasium.error.Error as error:
+        raise Unsupported(f"its Gymnasium is {gymnasium.__version__}: {error}") from error
+    workers = settings.get("workers", n_processes)
+    n_envs = settings.get("n_envs", workers if workload.ideal else 32 * workers)
+    collector = Collector(workload, n_envs, workers, settings.get("batch", 1))
+    try:
+        collector.measure({"seconds": 0.3})
+        yield collector.measure
+    finally:
+        collector.envs.close()
+
+
+if __name__ == "__main__":
+    serve(contender, packages=["pufferlib", "gymnasium", "numpy", "torch"])
