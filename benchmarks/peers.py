@@ -21,16 +21,6 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 REQUIREMENTS = FOLDER / "peers"
 VENVS = FOLDER / ".venvs"
-CONTENDERS = {
-    "sb3_subproc": "sb3",
-    "tianshou": "tianshou",
-    "torchrl_sync": "torchrl",
-    "torchrl_async": "torchrl",
-    "rllib": "rllib",
-    "pufferlib": "pufferlib",
-    "ray_by_hand": "ray",
-}
-"""Which peer's virtual environment a contender runs in; a link of the contender's name leads there."""
 _LIMIT = 1800
 
 
@@ -70,36 +60,33 @@ def make(name: str) -> str:
     """Make one environment, unless it is there already.
 
     Raises:
-        NotInstalled: There is no such Python, or pip cannot install what the file asks for.
+        NotInstalled: There is no such Python, pip cannot install what the file asks for, or it cannot be imported.
     """
     text = (REQUIREMENTS / f"{name}.txt").read_text()
     venv, digest = VENVS / name, hashlib.sha256(text.encode()).hexdigest()
     stamp = venv / "made-from"
     if stamp.exists() and stamp.read_text() == digest:
-        link(name)
         return "was there"
     if venv.exists():
         shutil.rmtree(venv)
-    run([find_python(wanted_python(text)), "-m", "venv", str(venv)])
-    run([str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS / f"{name}.txt")])
+    run([find_python(told(text, "python")), "-m", "venv", str(venv)])
+    python = str(venv / "bin" / "python")
+    run([python, "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS / f"{name}.txt")])
+    # Not every library tells pip all that it needs.
+    run([python, "-c", f"import {told(text, 'import')}"])
     stamp.write_text(digest)
-    link(name)
     return "installed"
 
 
-def link(name: str) -> None:
-    """Make the environment known by the names of the contenders that use it."""
-    for contender, peer in CONTENDERS.items():
-        path = VENVS / contender
-        if peer == name and contender != peer and not path.is_symlink():
-            path.symlink_to(peer, target_is_directory=True)
+def told(text: str, key: str) -> str:
+    """What a requirements file tells in a comment line of its own, `# KEY: VALUE`.
 
-
-def wanted_python(text: str) -> str:
-    """The Python version in a requirements file's line `# python: 3.11`."""
-    found = re.search(r"^# python: (\S+)$", text, re.MULTILINE)
+    Raises:
+        NotInstalled: There is no such line.
+    """
+    found = re.search(rf"^# {key}: (\S+)$", text, re.MULTILINE)
     if not found:
-        raise NotInstalled("its requirements file has no line '# python: VERSION'")
+        raise NotInstalled(f"its requirements file has no line '# {key}: VALUE'")
     return found[1]
 
 
