@@ -123,11 +123,11 @@ def run(command: list[str]) -> None:
 
 
 def reason(output: str) -> str:
-    """The line of pip's output that tells most: an exception's, else the first that begins with ERROR."""
+    """The line of pip's output that tells most: an exception's, else the last that begins with ERROR."""
     lines = [line.strip() for line in output.splitlines()]
     exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     errors = [line.partition(": ")[2] for line in lines if line.startswith("ERROR: ")]
-    found = exceptions[-1:] or errors[:1] or [line for line in lines if line][-1:]
+    found = exceptions[-1:] or errors[-1:] or [line for line in lines if line][-1:]
     return found[0][:200] if found else "it failed without a word"
 
 
