@@ -251,7 +251,7 @@ def _reward_recorder(rewards: list[float]) -> Callable[[Any], None]:
 
     def record_reward(reward: Any) -> None:
         kind = reward.__class__
-        append(float(reward) if kind is float or kind is float64 else _number(reward))
+        append(float(reward) if kind is float or kind is float64 else number_of(reward))
 
     return record_reward
 
