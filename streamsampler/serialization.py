@@ -89,6 +89,8 @@ def loads(payload: Payload) -> Any:
 def _reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """Reduce an array of plain numbers to its memory and three words: a third of the time of NumPy's own way."""
     if array.dtype.kind in _PLAIN_KINDS and array.dtype.isnative and array.flags.c_contiguous:
+        if array.nbytes <= _FEW_BYTES:
+            return _array, (array.shape, array.dtype.str, array.tobytes())
         return _array, (array.shape, array.dtype.str, pickle.PickleBuffer(array))  # type: ignore[arg-type]
     return array.__reduce_ex__(_PROTOCOL)  # type: ignore[return-value]
 
@@ -98,6 +100,7 @@ def _array(shape: tuple[int, ...], dtype: str, buffer: Any) -> np.ndarray[Any, A
 
 
 _PLAIN_KINDS = "biufc"
+_FEW_BYTES = 4096  # copied into the pickle, which costs less than the account of one more buffer
 _PLAINLY = {**copyreg.dispatch_table, np.ndarray: _reduce_array}
 
 

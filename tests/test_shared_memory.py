@@ -1,5 +1,6 @@
 import itertools
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamsampler.board import Board, board_bytes
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
-from streamsampler.engines.wire import INLINE_LIMIT, frame, pack, receive, send, unframe, unpack
+from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
 from streamsampler.protocol import Phase
 
 
@@ -142,19 +143,45 @@ def test_lent_arrays_outlive_the_mappings_that_the_arena_outgrows(arena):
 
 def test_messages_through_a_pipe():
     read_end, write_end = os.pipe()
+    reader = MessageReader(read_end)
     for message in (b"", b"x", b"y" * 4000):
         send(write_end, message)
-    assert [receive(read_end) for _ in range(3)] == [b"", b"x", b"y" * 4000]
+    assert reader.read() == [b"", b"x", b"y" * 4000]
+    send(write_end, b"z")
+    assert reader.read() == [b"z"]
     os.close(write_end)
-    assert receive(read_end) is None
+    assert reader.read() == []
+    assert reader.read() == []
+    os.close(read_end)
+
+
+def test_a_message_longer_than_the_pipe_is_read_to_its_end():
+    read_end, write_end = os.pipe()
+    messages = [b"a" * 10, b"b" * 200_000, b"c"]
+
+    def write():
+        for message in messages:
+            send(write_end, message)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    reader, found = MessageReader(read_end), []
+    while len(found) < 3:
+        found += reader.read()
+    assert found == messages
+    thread.join()
+    os.close(write_end)
     os.close(read_end)
 
 
 def test_a_message_cut_short_by_its_writers_end_is_no_message():
     read_end, write_end = os.pipe()
+    send(write_end, b"whole")
     os.write(write_end, b"\x10\x00\x00\x00abc")
     os.close(write_end)
-    assert receive(read_end) is None
+    reader = MessageReader(read_end)
+    assert reader.read() == [b"whole"]
+    assert reader.read() == []
     os.close(read_end)
 
 

@@ -21,6 +21,7 @@ LAYERS = [
         "engines",
         "engines.base",
         "engines.shared_memory",
+        "engines.messages",
         "engines.wire",
         "engines.child",
         "engines.fork_server",

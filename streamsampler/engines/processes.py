@@ -35,11 +35,12 @@ from setproctitle import getproctitle
 from streamsampler.board import Board, Progress, board_bytes
 from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.engines.launch import Child, StartMethod, close_fd, launch, own_fd
+from streamsampler.engines.messages import decode_answer, encode_command
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
-from streamsampler.engines.wire import INLINE_LIMIT, Stored, pack, receive, send, unframe, unpack
+from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, Stored, pack, send, unframe, unpack
 from streamsampler.engines.worker_process import Setup, main
 from streamsampler.failures import unreadable
-from streamsampler.protocol import NEVER_AGAIN, Answer, Exit, Message, Start
+from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Start
 from streamsampler.serialization import Payload
 
 __all__ = ["ProcessEngine"]
@@ -62,6 +63,7 @@ class _Link:
     alive_fd: int
     arena_fd: int
     arena: ArenaReader
+    answers: MessageReader
     released: list[Region] = field(default_factory=list)
     ended: bool = False
     unlinked: bool = False
@@ -113,7 +115,15 @@ class ProcessEngine(Engine):
             ours.callback(close_fd, arena_fd)
             shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd]
             child = launch(self._start_method, main, number, [commands_read, answers_write, alive_read, *shared])
-            link = _Link(child, commands_write, answers_read, alive_write, arena_fd, ArenaReader(arena_fd))
+            link = _Link(
+                child,
+                commands_write,
+                answers_read,
+                alive_write,
+                arena_fd,
+                ArenaReader(arena_fd),
+                MessageReader(answers_read),
+            )
             self._selector.register(answers_read, selectors.EVENT_READ, (number, False))
             self._selector.register(child.fileno(), selectors.EVENT_READ, (number, True))
             ours.pop_all()
@@ -178,7 +188,7 @@ class ProcessEngine(Engine):
         released = link.released[:_RELEASES_PER_MESSAGE]
         del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
         with contextlib.suppress(BrokenPipeError):  # its death is seen in `wait`
-            send(link.commands_fd, pickle.dumps((message, released), protocol=5))
+            send(link.commands_fd, encode_command(message, released))
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Sleep until a worker answers or dies."""
@@ -187,22 +197,20 @@ class ProcessEngine(Engine):
             worker, ended = key.data
             if self._links[worker].ended:
                 continue
-            if ended:
+            # No message means that the worker closed its end: it is about to be gone.
+            if ended or not (answered := self._read(worker)):
                 events += self._bury(worker)
-            elif (event := self._read(worker)) is not None:
-                events.append(event)
             else:
-                # The worker closed its end: it is about to be gone.
-                events += self._bury(worker)
+                events += answered
         return events
 
-    def _read(self, worker: int) -> Answered | None:
+    def _read(self, worker: int) -> list[Answered]:
+        return [self._understood(worker, message) for message in self._links[worker].answers.read()]
+
+    def _understood(self, worker: int, message: bytes) -> Answered:
         link = self._links[worker]
-        message = receive(link.answers_fd)
-        if message is None:
-            return None
         head, buffers, regions = unframe(message, link.arena.view)
-        answer: Answer = pickle.loads(head)
+        answer = decode_answer(head)
         contents: Any = None
         # What nobody wants any more is not even looked at.
         if buffers and answer.ticket is not None and answer.ticket.version >= self._wanted:
@@ -227,8 +235,8 @@ class ProcessEngine(Engine):
         if not link.child.ended(_GRACE_SECONDS):
             link.child.kill()  # it closed its end and goes on: nobody will ever hear of it again
         last_words: list[Event] = []
-        while _readable(link.answers_fd) and (event := self._read(worker)) is not None:
-            last_words.append(event)
+        while _readable(link.answers_fd) and (answered := self._read(worker)):
+            last_words += answered
         self._selector.unregister(link.answers_fd)
         self._selector.unregister(link.child.fileno())
         return [*last_words, Died(worker, link.child.wait())]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamsampler.leases import lend
+from streamsampler.leases import Pool, lend
 from streamsampler.trees import Array
 
 __all__ = ["ArenaReader", "ArenaWriter", "Region", "Regions", "anonymous_file"]
@@ -211,6 +211,7 @@ class ArenaReader:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._map: mmap.mmap | None = None
+        self._pool = Pool()
 
     def view(self, region: Region) -> memoryview:
         """Return the bytes of `region` where they are: valid until the region is given back."""
@@ -229,10 +230,13 @@ class ArenaReader:
             with contextlib.suppress(BufferError):
                 mapping.close()
 
-    def read(self, region: Region) -> bytearray:
-        """Return a private copy of the bytes of `region`."""
-        data = bytearray(region.size)
-        view, offset = memoryview(data), region.offset
+    def read(self, region: Region) -> memoryview:
+        """Return a private copy of the bytes of `region`.
+
+        It lies in memory of an earlier copy that nobody looks into any more, if there is one.
+        """
+        data = self._pool.allocate((region.size,), np.dtype(np.uint8)).data
+        view, offset = data, region.offset
         while view:
             n_read = os.preadv(self._fd, [view], offset)
             view, offset = view[n_read:], offset + n_read

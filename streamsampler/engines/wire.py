@@ -17,7 +17,7 @@ from typing import Any
 from streamsampler.compact import by_position
 from streamsampler.engines.shared_memory import Region
 
-__all__ = ["INLINE_LIMIT", "Stored", "frame", "pack", "receive", "send", "unframe", "unpack"]
+__all__ = ["INLINE_LIMIT", "MessageReader", "Stored", "frame", "pack", "send", "unframe", "unpack"]
 
 INLINE_LIMIT = 1536
 """Bytes up to which a payload travels in the message itself: a frame, with what else is in it, stays below PIPE_BUF
@@ -25,6 +25,7 @@ INLINE_LIMIT = 1536
 through an arena, and to a very large number, so that nothing does."""
 
 _ALIGNMENT = 64
+_MOST_AT_ONCE = 1 << 16
 _LENGTH = struct.Struct("<i")
 _COUNT = struct.Struct("<q")
 _LOCATION = struct.Struct("<qq")
@@ -52,20 +53,42 @@ def send(fd: int, message: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def receive(fd: int) -> bytes | None:
-    """Read a message from a pipe; None if its writer is gone."""
-    header = os.read(fd, _LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (missing,) = _LENGTH.unpack(header)
-    parts = []
-    while missing:
-        part = os.read(fd, missing)
-        if not part:
-            return None
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+class MessageReader:
+    """The reading end of a pipe of messages.
+
+    Args:
+        fd: The pipe's descriptor; owned by the caller.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._data = b""
+
+    def read(self) -> list[bytes]:
+        """Wait for data, and return the messages that are there: at least one, or none if the writer is gone.
+
+        A message that the writer did not live to finish is none.
+        """
+        messages: list[bytes] = []
+        while not messages or self._data:
+            data = os.read(self._fd, _MOST_AT_ONCE)
+            if not data:
+                self._data = b""
+                break
+            self._data = self._data + data if self._data else data
+            self._cut(messages)
+        return messages
+
+    def _cut(self, messages: list[bytes]) -> None:
+        position, length = 0, len(self._data)
+        while length - position >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._data, position)
+            if length - position < _LENGTH.size + size:
+                break
+            position += _LENGTH.size
+            messages.append(self._data[position : position + size])
+            position += size
+        self._data = self._data[position:]
 
 
 def pack(head: bytes, parts: Sequence[Any]) -> list[memoryview]:

@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +23,9 @@ import setproctitle
 from streamsampler.board import Board
 from streamsampler.buffers import Allocate
 from streamsampler.engines.child import ignore_interrupts
+from streamsampler.engines.messages import decode_command, encode_answer
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
-from streamsampler.engines.wire import Stored, frame, pack, receive, send, unpack
+from streamsampler.engines.wire import MessageReader, Stored, frame, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message
 from streamsampler.serialization import Payload, dumps_report, loads
 from streamsampler.worker_loop import run_worker
@@ -119,7 +121,8 @@ class _ProcessChannel:
     interruptible = False
 
     def __init__(self, commands_fd: int, answers_fd: int, arena_fd: int, updates_fd: int, inline_limit: int) -> None:
-        self._commands_fd = commands_fd
+        self._commands = MessageReader(commands_fd)
+        self._heard: deque[bytes] = deque()
         self._answers_fd = answers_fd
         self._arena = ArenaWriter(arena_fd)
         self._updates = ArenaReader(updates_fd)
@@ -130,15 +133,17 @@ class _ProcessChannel:
         self.allocate: Allocate = self._arena.allocate if inline_limit < _LARGE else np.empty
 
     def receive(self, *, wait: bool) -> Message | None:
-        if not self._poller.poll(None if wait else 0):
-            return None
-        command = receive(self._commands_fd)
-        if command is None:
-            return Exit()
-        message, released = pickle.loads(command)
+        while not self._heard:
+            if not self._poller.poll(None if wait else 0):
+                return None
+            messages = self._commands.read()
+            if not messages:
+                return Exit()
+            self._heard.extend(messages)
+        message, released = decode_command(self._heard.popleft())
         for region in released:
             self._arena.give_back(region)
-        return message  # type: ignore[no-any-return]
+        return message
 
     def load(self, payload: Stored) -> Any:
         packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
@@ -157,7 +162,7 @@ class _ProcessChannel:
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
             send(
                 self._answers_fd,
-                frame(pack(pickle.dumps(answer, protocol=5), buffers), self._arena.write, self._inline_limit),
+                frame(pack(encode_answer(answer), buffers), self._arena.write, self._inline_limit),
             )
         for region in buffers:
             if isinstance(region, Region):

@@ -1,0 +1,65 @@
+"""The protocol's messages as bytes.
+
+Every ticket costs one message each way, between two sleeps, with caches gone cold. The frequent ones are therefore
+written as flat tuples by `marshal`, in a few microseconds, the others by `pickle`. Both ends run the same Python.
+"""
+
+from __future__ import annotations
+
+import marshal
+import pickle
+from collections.abc import Sequence
+
+from streamsampler.engines.shared_memory import Region
+from streamsampler.protocol import Answer, Continue, Message, Report, Ticket
+
+__all__ = ["decode_answer", "decode_command", "encode_answer", "encode_command"]
+
+_FLAT, _PICKLED = b"f", b"p"
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """Return an answer as bytes."""
+    if not isinstance(answer, Report):
+        return _PICKLED + pickle.dumps(answer, protocol=5)
+    # Python's own numbers: marshal takes one of NumPy's for a buffer, and makes bytes of it.
+    finished = int(answer.n_trajectories), int(answer.n_timesteps)
+    abandoned = int(answer.n_abandoned), int(answer.abandoned_timesteps)
+    values = _of_ticket(answer.ticket), bool(answer.given_up), finished, abandoned, tuple(map(float, answer.seconds))
+    return _FLAT + marshal.dumps(values)
+
+
+def decode_answer(data: memoryview) -> Answer:
+    """Return what `encode_answer` wrote."""
+    if data[:1] == _PICKLED:
+        answer: Answer = pickle.loads(data[1:])
+        return answer
+    ticket, given_up, finished, abandoned, seconds = marshal.loads(data[1:])  # noqa: S302 - our own worker wrote it
+    return Report(_ticket(ticket), given_up, *finished, *abandoned, seconds)
+
+
+def encode_command(message: Message, released: Sequence[Region]) -> bytes:
+    """Return a message to a worker, and the regions of its arena that are free again, as bytes."""
+    if isinstance(message, Continue):
+        tickets = [_of_ticket(ticket) for ticket in message.tickets]
+        return _FLAT + marshal.dumps((tickets, [tuple(region) for region in released]))
+    return _PICKLED + pickle.dumps((message, list(released)), protocol=5)
+
+
+def decode_command(data: bytes) -> tuple[Message, list[Region]]:
+    """Return what `encode_command` wrote."""
+    if data[:1] == _PICKLED:
+        message, released = pickle.loads(memoryview(data)[1:])
+        return message, released
+    tickets, regions = marshal.loads(memoryview(data)[1:])  # noqa: S302 - our own sampler wrote it
+    return Continue(tuple(map(_ticket, tickets))), [Region(*region) for region in regions]
+
+
+def _of_ticket(ticket: Ticket) -> tuple[int, int, int, int]:
+    indices = ticket.indices
+    return ticket.version, indices.start, indices.stop, indices.step
+
+
+def _ticket(values: tuple[int, int, int, int]) -> Ticket:
+    version, start, stop, step = values
+    return Ticket(version, range(start, stop, step))
