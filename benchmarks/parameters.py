@@ -52,6 +52,8 @@ def main() -> None:
         rows.append([name, f"{1e3 * delay:.1f}", f"{ratio:.2f}", f"{N_WORKERS * ratio:.2f}"])
         if name == "ours":
             goals.append(_goal(f"last worker's first step, to {N_WORKERS} copies", FACTOR, ratio))
+            # The other way to read the goal: the workers copy at once, so the time of one copy is what counts.
+            goals.append(_goal("last worker's first step, to one copy", FACTOR, N_WORKERS * ratio))
     header = [WORKLOAD, "last worker's first step, ms", f"to {N_WORKERS} copies", "to one copy"]
     print(table(header, rows))
     print(goals_table(goals))
