@@ -96,7 +96,7 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
 
 
 def _array(shape: tuple[int, ...], dtype: str, buffer: Any) -> np.ndarray[Any, Any]:
-    return np.ndarray(shape, dtype, buffer)
+    return np.ndarray(shape, dtype, bytearray(buffer) if buffer.__class__ is bytes else buffer)
 
 
 _PLAIN_KINDS = "biufc"
@@ -104,12 +104,11 @@ _FEW_BYTES = 4096  # copied into the pickle, which costs less than the account o
 _PLAINLY = {**copyreg.dispatch_table, np.ndarray: _reduce_array}
 
 
-def dumps_report(obj: Any, *, in_band_below: int = 0) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def dumps_report(obj: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Pickles what a worker recorded.
 
     Args:
         obj: A report.
-        in_band_below: Arrays of fewer bytes than this stay inside the pickle.
 
     Returns:
         The pickle, and its arrays' memory as `pickle.loads(…, buffers=…)` wants it back.
@@ -119,23 +118,17 @@ def dumps_report(obj: Any, *, in_band_below: int = 0) -> tuple[bytes, list[pickl
     """
     buffers: list[pickle.PickleBuffer] = []
 
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < in_band_below:
-            return True
-        buffers.append(buffer)
-        return False
-
     try:
         try:
             file = io.BytesIO()
-            pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=keep)
+            pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=buffers.append)
             pickler.dispatch_table = _PLAINLY
             pickler.dump(obj)
             return file.getvalue(), buffers
         except (pickle.PicklingError, AttributeError, TypeError):
             # A class from the user's main script came here by value; no module has it, so it goes back by value, too.
             buffers.clear()
-            return cloudpickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=keep), buffers
+            return cloudpickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=buffers.append), buffers
     except Exception as error:
         raise _not_picklable(obj, "what the rollout recorded", error) from error
 
