@@ -21,7 +21,7 @@ from .spaces import AnySpace, check_actions
 from .trajectories import TrajectoryBatch
 from .trees import Tree
 
-__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "timesteps_of"]
+__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "timesteps_of", "number_of"]
 
 
 @by_position
@@ -256,7 +256,8 @@ def _reward_recorder(rewards: list[float]) -> Callable[[Any], None]:
     return record_reward
 
 
-def _number(reward: Any) -> float:
+def number_of(reward: Any) -> float:
+    """What is recorded of a reward: DataError if it is no number."""
     if reward.__class__ is int:
         return float(reward)
     try:
