@@ -99,17 +99,24 @@ class Collector:
         return timesteps, trajectories
 
 
+def _first_sentence(error: Exception) -> str:
+    return str(error).partition(". ")[0]
+
+
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the processes.
 
     Raises:
-        Unsupported: Its Gymnasium does not have the workload's environment.
+        Unsupported: Its Gymnasium does not have the workload's environment, or the actions are not discrete.
     """
     try:
-        workload.make_env().close()
+        env = workload.make_env()
     except gymnasium.error.Error as error:
-        raise Unsupported(f"its Gymnasium is {gymnasium.__version__}: {error}") from error
+        raise Unsupported(f"it needs Gymnasium {gymnasium.__version__}, where {_first_sentence(error)}") from error
+    env.close()
+    if not isinstance(env.action_space, (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete)):
+        raise Unsupported("this release has no continuous actions")
     workers = settings.get("workers", n_processes)
     n_envs = settings.get("n_envs", workers if workload.ideal else 32 * workers)
     collector = Collector(workload, n_envs, workers, settings.get("batch", 1))
