@@ -44,10 +44,12 @@ def raise_once(monkeypatch, owner, name, error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize("place", ["receive", "send", "unframe"])
+@pytest.mark.parametrize(
+    ("owner", "place"), [(processes.MessageReader, "read"), (processes, "send"), (processes, "unframe")]
+)
 @pytest.mark.parametrize("call", ["obtain", "stream"])
-def test_a_break_inside_a_call(sampler, monkeypatch, error, place, call):
-    raise_once(monkeypatch, processes, place, error)
+def test_a_break_inside_a_call(sampler, monkeypatch, error, owner, place, call):
+    raise_once(monkeypatch, owner, place, error)
     with pytest.raises(error):
         sampler.obtain_trajectories(4) if call == "obtain" else next(sampler.stream())
     assert is_right_again(sampler)
