@@ -118,7 +118,8 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         )
         try:
             driver = Driver(workload, n_processes, chunk)
-            driver.measure({"timesteps": 4 * n_processes * chunk if workload.ideal is None else n_processes * chunk})
+            # Twice round: the first call at an actor is slow.
+            driver.measure({"timesteps": 2 * (workload.batch if workload.parameters else n_processes * chunk)})
             yield driver.measure
         finally:
             ray.shutdown()

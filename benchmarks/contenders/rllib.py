@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -26,7 +27,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.tune.registry import register_env
 
-from harness.contender import Measure, repeated, serve
+from harness.contender import Measure, Unsupported, repeated, serve
 from workloads import WORKLOADS, Workload, checksum
 
 _STORE_BYTES = 1 << 30
@@ -96,10 +97,30 @@ class Driver:
         return int(sum(map(len, episodes))), int(sum(episode.is_done for episode in episodes))
 
 
+def _check_agent(workload: Workload) -> None:
+    """See that actions can be batched: an env runner that fails is started again and again, and nothing is said.
+
+    Raises:
+        Unsupported: They cannot.
+    """
+    env, agent = workload.make_env(), workload.make_agent()
+    observation, _ = env.reset(seed=0)
+    env.close()
+    try:
+        agent.get_actions(np.stack([observation, observation]))
+    except (AttributeError, ValueError) as error:
+        raise Unsupported(f"its module acts on batches, and the agent does not: {error}") from error
+
+
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
-    """Start Ray and the env runners."""
+    """Start Ray and the env runners.
+
+    Raises:
+        Unsupported: The agent cannot choose several actions at once.
+    """
     sleeps = workload.ideal is not None
+    _check_agent(workload)
     n_envs, fragment = settings.get("n_envs", 1 if sleeps else 32), settings.get("fragment", 100 if sleeps else 1000)
     # A folder of its own, removed at the end: Ray leaves its logs behind. Its sockets allow a path of 107 bytes only.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
@@ -113,7 +134,9 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         )
         try:
             driver = Driver(workload, n_processes, n_envs, fragment)
-            repeated(driver.collect)({"timesteps": workload.batch if workload.parameters else 4 * fragment})
+            repeated(driver.collect)(
+                {"timesteps": 2 * (workload.batch if workload.parameters else n_processes * fragment)}
+            )
             yield repeated(driver.collect)
             driver.runners.stop()
         finally:
