@@ -13,6 +13,7 @@ from streamsampler.version import __version__
 from streamsampler.worker_loop import run_worker
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.vec import VecWorker
 
 __all__ = [
     "Agent",
@@ -26,6 +27,7 @@ __all__ = [
     "SetTaskUpdate",
     "StepType",
     "TrajectoryBatch",
+    "VecWorker",
     "Worker",
     "WorkerFactory",
     "__version__",

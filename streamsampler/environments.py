@@ -8,37 +8,41 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import difflib
 import functools
-import importlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import cloudpickle
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env_id
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
-from streamsampler.errors import SamplerError, UnknownEnvironmentError, UsageError
+from streamsampler.env_ids import find_spec
+from streamsampler.errors import SamplerError, UsageError
 
 __all__ = [
     "AnyEnv",
+    "AnyVectorEnv",
     "EnvCloseError",
     "EnvUpdate",
     "ExistingEnvUpdate",
     "NewEnvUpdate",
     "SetTaskUpdate",
     "SpecEnvUpdate",
+    "apply_any_env_update",
     "apply_env_update",
     "as_env_update",
     "describe",
 ]
 
 AnyEnv: TypeAlias = "gymnasium.Env[Any, Any]"
+AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
 
 _WHAT_AN_ENVIRONMENT_IS = (
-    "an id for gymnasium.make, an EnvSpec, a gymnasium.Env, a callable making one, or an EnvUpdate"
+    "an id for gymnasium.make, an EnvSpec, a gymnasium.Env, a callable making one, or an EnvUpdate (with VecWorker "
+    "also a gymnasium.vector.VectorEnv or a callable making one)"
 )
 
 
@@ -93,10 +97,10 @@ class ExistingEnvUpdate(EnvUpdate):
         env: The environment.
     """
 
-    def __init__(self, env: AnyEnv) -> None:
-        if not isinstance(env, gymnasium.Env):
+    def __init__(self, env: AnyEnv | AnyVectorEnv) -> None:
+        if not isinstance(env, gymnasium.Env | VectorEnv):
             raise TypeError(f"ExistingEnvUpdate takes a gymnasium.Env, not {_shown(env)}")
-        self.env = env
+        self.env = cast("AnyEnv", env)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Closes the old environment unless it is this very one."""
@@ -117,7 +121,10 @@ class SpecEnvUpdate(EnvUpdate):
 
     def __init__(self, spec: EnvSpec, env_kwargs: Mapping[str, Any] | None = None) -> None:
         if spec.entry_point is None:
-            raise UsageError(f"{spec.id} has no entry_point: it exists as a vector environment only")
+            raise UsageError(
+                f"{spec.id} has no entry_point: it exists as a vector environment only; pass "
+                f"lambda: gymnasium.make_vec({spec.id!r}, num_envs=…), with worker_class=VecWorker"
+            )
         self.spec = _with_kwargs(spec, dict(env_kwargs or {}))
         self._main_objects = _main_objects(self.spec)
 
@@ -241,7 +248,8 @@ _origins = _Origins()
 
 
 def _set_task(env: AnyEnv) -> Callable[[Any], Any]:
-    for find in (env.get_wrapper_attr, functools.partial(getattr, env.unwrapped)):
+    of_wrappers = getattr(env, "get_wrapper_attr", functools.partial(getattr, env))  # vector environments lack it
+    for find in (of_wrappers, functools.partial(getattr, env.unwrapped)):
         with contextlib.suppress(AttributeError):
             method = find("set_task")
             if callable(method):
@@ -265,10 +273,22 @@ def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
     Raises:
         UsageError: If the update gives no gymnasium.Env.
     """
+    env = apply_any_env_update(update, old_env)
+    if isinstance(env, gymnasium.Env):
+        return env
+    _close(env)
+    raise UsageError(
+        f"{describe(update)} gives a vector environment ({type(env).__qualname__}), which takes "
+        "worker_class=VecWorker; this kind of worker runs one environment"
+    )
+
+
+def apply_any_env_update(update: EnvUpdate, old_env: AnyEnv | AnyVectorEnv | None) -> AnyEnv | AnyVectorEnv:
+    """Does what `apply_env_update` does, and lets vector environments be."""
     if old_env is not None and not isinstance(update, SetTaskUpdate):
         # The update may change the environment and hand it back: it no longer is what its source made.
-        _origins.pop(old_env)
-    return _checked(update(old_env), describe(update))
+        _origins.pop(cast("AnyEnv", old_env))
+    return cast("AnyEnv | AnyVectorEnv", _checked(update(cast("AnyEnv | None", old_env)), describe(update)))
 
 
 def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> EnvUpdate:
@@ -286,12 +306,12 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
         UsageError: If there are arguments, and nothing to be made with them.
         TypeError: If it is none of these.
     """
-    if isinstance(env, EnvUpdate | gymnasium.Env):
+    if isinstance(env, EnvUpdate | gymnasium.Env | VectorEnv):
         if env_kwargs:
             raise UsageError(f"env_kwargs are for making an environment, but {_shown(env)} is there already")
         return env if isinstance(env, EnvUpdate) else ExistingEnvUpdate(env)
     if isinstance(env, str):
-        return SpecEnvUpdate(_find_spec(env), env_kwargs)
+        return SpecEnvUpdate(find_spec(env), env_kwargs)
     if isinstance(env, EnvSpec):
         return SpecEnvUpdate(env, env_kwargs)
     if isinstance(env, type) and issubclass(env, EnvUpdate):
@@ -325,65 +345,14 @@ def describe(env_update: EnvUpdate) -> str:
     return type(env_update).__qualname__
 
 
-def _find_spec(env_id: str) -> EnvSpec:
-    """Resolves an id as `gymnasium.make` does: ``[module:][namespace/]name[-v0]``."""
-    module, colon, name = env_id.rpartition(":")
-    if colon:
-        _import_for(module, env_id)
-    latest = _latest_version(name)
-    spec = gymnasium.registry.get(name, latest)
-    if spec is None:
-        raise UnknownEnvironmentError(_unknown(name))
-    if latest is not None and (latest.version or 0) > (spec.version or 0):
-        gymnasium.logger.deprecation(f"The environment {name} is out of date. The latest version is {latest.id}.")
-    return spec
-
-
-def _import_for(module: str, env_id: str) -> None:
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name is not None
-        if missing and f"{module}.".startswith(f"{error.name}."):  # type: ignore[attr-defined]
-            raise UnknownEnvironmentError(f"unknown environment {env_id!r}: there is no module {module!r}") from error
-        raise UnknownEnvironmentError(
-            f"the environment {env_id!r} cannot be found: importing {module} raised {type(error).__name__}: {error}"
-        ) from error
-
-
-def _latest_version(name: str) -> EnvSpec | None:
-    """The newest registered environment of an id's name; None for an id with a version that is not registered."""
-    try:
-        namespace, bare_name, version = parse_env_id(name)
-    except gymnasium.error.Error:
-        return None
-    latest = find_highest_version(namespace, bare_name)
-    if latest is None or (version is not None and name not in gymnasium.registry):
-        return None
-    return gymnasium.registry.get(f"{namespace}/{bare_name}-v{latest}" if namespace else f"{bare_name}-v{latest}")
-
-
-def _unknown(name: str) -> str:
-    # With and without version and namespace, in lower case; the newest version, and no namespace rather than one.
-    names: dict[str, str] = {}
-    for spec in sorted(gymnasium.registry.values(), key=lambda spec: (spec.namespace is None, spec.version or 0)):
-        qualified = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
-        names |= dict.fromkeys((spec.name.lower(), qualified.lower(), spec.id.lower()), spec.id)
-    bare = name.rpartition("/")[2].lower()
-    forms = difflib.get_close_matches(name.lower(), names, n=3) + difflib.get_close_matches(bare, names, n=3)
-    near = list(dict.fromkeys(names[form] for form in forms))[:3]
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "Is the package that registers it imported?"
-    return f"unknown environment {name!r}. {hint}"
-
-
 def _checked(env: Any, name: str) -> AnyEnv:
-    if isinstance(env, gymnasium.Env):
-        return env
+    if isinstance(env, gymnasium.Env | VectorEnv):
+        return cast("AnyEnv", env)  # a vector environment only as far as `apply_any_env_update`
     hint = "" if env is not None else " (is a return missing?)"
     raise UsageError(f"{name} should give a gymnasium.Env, but gave {_shown(env)}{hint}")
 
 
-def _close(env: AnyEnv | None) -> None:
+def _close(env: AnyEnv | AnyVectorEnv | None) -> None:
     if env is None:
         return
     try:

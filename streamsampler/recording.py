@@ -21,7 +21,7 @@ from .spaces import AnySpace, check_actions
 from .trajectories import TrajectoryBatch
 from .trees import Tree
 
-__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "timesteps_of", "number_of"]
+__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "number_of", "timesteps_of"]
 
 
 @by_position

@@ -1,0 +1,74 @@
+"""Finding what an environment's id stands for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env_id
+
+from streamsampler.errors import UnknownEnvironmentError
+
+__all__ = ["find_spec"]
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """Resolves an id as `gymnasium.make` does: ``[module:][namespace/]name[-v0]``.
+
+    Args:
+        env_id: The id.
+
+    Returns:
+        The spec that is registered under it.
+
+    Raises:
+        UnknownEnvironmentError: If there is none; near ids are suggested.
+    """
+    module, colon, name = env_id.rpartition(":")
+    if colon:
+        _import_for(module, env_id)
+    latest = _latest_version(name)
+    spec = gymnasium.registry.get(name, latest)
+    if spec is None:
+        raise UnknownEnvironmentError(_unknown(name))
+    if latest is not None and (latest.version or 0) > (spec.version or 0):
+        gymnasium.logger.deprecation(f"The environment {name} is out of date. The latest version is {latest.id}.")
+    return spec
+
+
+def _import_for(module: str, env_id: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+        if missing and f"{module}.".startswith(f"{error.name}."):  # type: ignore[attr-defined]
+            raise UnknownEnvironmentError(f"unknown environment {env_id!r}: there is no module {module!r}") from error
+        raise UnknownEnvironmentError(
+            f"the environment {env_id!r} cannot be found: importing {module} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _latest_version(name: str) -> EnvSpec | None:
+    """The newest registered environment of an id's name; None for an id with a version that is not registered."""
+    try:
+        namespace, bare_name, version = parse_env_id(name)
+    except gymnasium.error.Error:
+        return None
+    latest = find_highest_version(namespace, bare_name)
+    if latest is None or (version is not None and name not in gymnasium.registry):
+        return None
+    return gymnasium.registry.get(f"{namespace}/{bare_name}-v{latest}" if namespace else f"{bare_name}-v{latest}")
+
+
+def _unknown(name: str) -> str:
+    # With and without version and namespace, in lower case; the newest version, and no namespace rather than one.
+    names: dict[str, str] = {}
+    for spec in sorted(gymnasium.registry.values(), key=lambda spec: (spec.namespace is None, spec.version or 0)):
+        qualified = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
+        names |= dict.fromkeys((spec.name.lower(), qualified.lower(), spec.id.lower()), spec.id)
+    bare = name.rpartition("/")[2].lower()
+    forms = difflib.get_close_matches(name.lower(), names, n=3) + difflib.get_close_matches(bare, names, n=3)
+    near = list(dict.fromkeys(names[form] for form in forms))[:3]
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "Is the package that registers it imported?"
+    return f"unknown environment {name!r}. {hint}"

@@ -1,0 +1,166 @@
+"""Infos that come in batches, under Gymnasium's vector convention; and columns put into another order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.columns import InfoColumn, InfoColumns, KeyPath, check_names, column_of, name_of
+from streamsampler.errors import DataError
+from streamsampler.trees import Array, snapshot
+
+__all__ = ["BatchInfos", "info_of", "reordered"]
+
+
+class _Piece(NamedTuple):
+    steps: NDArray[np.int64]
+    values: Array | list[Any]
+
+
+class BatchInfos:
+    """Collects dicts of arrays, one dict for several steps; copies what is in them.
+
+    Args:
+        path: What the infos are called in errors, such as `agent_infos`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pieces: dict[KeyPath, list[_Piece]] = {}
+
+    def record(self, steps: NDArray[np.int64], infos: Mapping[str, Any], rows: Array | None = None) -> None:
+        """Record the infos of some steps.
+
+        Args:
+            steps: (n,) the steps' numbers.
+            infos: Arrays of (n, ...), or lists of n values; beside `key` there may be `_key`, a boolean mask of (n,)
+                that tells in which rows it is there. Dicts nest.
+            rows: Which rows of the arrays are those steps'; None for all of them.
+
+        Raises:
+            DataError: A key that is no string, or a value that has not one row for each step; says both.
+        """
+        if not isinstance(infos, Mapping):
+            raise DataError(f"{self._path}: the infos of a batch must be a dict, got {type(infos).__name__}")
+        self._record((), steps, infos, rows, None)
+
+    def _record(
+        self, prefix: KeyPath, steps: NDArray[np.int64], infos: Mapping[str, Any], rows: Array | None,
+        outer: Array | None,
+    ) -> None:  # fmt: skip
+        """`outer` is the mask of the dict itself."""
+        for key, value in infos.items():
+            if not isinstance(key, str):
+                raise DataError(
+                    f"{name_of(self._path, (*prefix, key))}: the keys of infos are strings, and this is {key!r}"
+                )
+            path = (*prefix, key)
+            mask = _mask(infos.get(f"_{key}"))
+            if outer is not None:
+                mask = outer if mask is None else mask & outer
+            if isinstance(value, Mapping):
+                self._record(path, steps, value, rows, mask)
+            elif not _is_mask(key, value, infos):
+                self._append(path, steps, value, mask, rows)
+
+    def _append(
+        self, path: KeyPath, steps: NDArray[np.int64], value: Any, mask: Array | None, rows: Array | None
+    ) -> None:
+        values = value if isinstance(value, np.ndarray | list | tuple) else np.asarray(value)
+        if isinstance(values, np.ndarray):
+            if rows is not None and values.ndim:
+                values = values[rows]
+        elif rows is not None:
+            values = [values[row] for row in rows]
+        if mask is not None and rows is not None:
+            mask = mask[rows]
+        n_values = values.shape[:1] if isinstance(values, np.ndarray) else (len(values),)
+        if n_values != steps.shape or (mask is not None and mask.shape != steps.shape):
+            shape = values.shape if isinstance(values, np.ndarray) else n_values
+            raise DataError(
+                f"{name_of(self._path, path)} has the shape {shape}, and should have one row for each of {len(steps)} "
+                "environments"
+            )
+        if mask is not None and not mask.all():
+            present = np.flatnonzero(mask)
+            steps = steps[present]
+            values = values[present] if isinstance(values, np.ndarray) else [values[row] for row in present]
+        if len(steps):
+            self._pieces.setdefault(path, []).append(_Piece(steps, _copied(values)))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._pieces.clear()
+
+    def finish(self, length: int) -> InfoColumns:
+        """The infos of steps 0 to length - 1, as columns.
+
+        Raises:
+            DataError: A key `_x` beside a key `x`, whose mask goes by that name.
+        """
+        columns = {path: _column(pieces, length) for path, pieces in self._pieces.items()}
+        check_names(columns, self._path)
+        return InfoColumns(length, columns)
+
+
+def _mask(value: Any) -> Array | None:
+    return value if isinstance(value, np.ndarray) and value.dtype == np.bool_ else None
+
+
+def _is_mask(key: str, value: Any, infos: Mapping[str, Any]) -> bool:
+    return key[:1] == "_" and key[1:] in infos and _mask(value) is not None
+
+
+def _copied(values: Any) -> Array | list[Any]:
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values.copy()
+    return [snapshot(value) for value in values]
+
+
+def _column(pieces: list[_Piece], length: int) -> InfoColumn:
+    steps = np.concatenate([piece.steps for piece in pieces])
+    order = None if bool((steps[1:] > steps[:-1]).all()) else np.argsort(steps, kind="stable")
+    present = None if len(steps) == length else (steps if order is None else steps[order])
+    arrays = [piece.values for piece in pieces if isinstance(piece.values, np.ndarray)]
+    if len(arrays) == len(pieces) and len({(array.dtype, array.shape[1:]) for array in arrays}) == 1:
+        values = np.concatenate(arrays)
+        return InfoColumn(present, values if order is None else values[order])
+    singles = [value for piece in pieces for value in piece.values]
+    return column_of(present, singles if order is None else [singles[row] for row in order])
+
+
+def info_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """The info of one environment, from those of a vector environment."""
+    info: dict[str, Any] = {}
+    for key, value in infos.items():
+        mask = _mask(infos.get(f"_{key}"))
+        if _is_mask(key, value, infos) or (mask is not None and not mask[row]):
+            continue
+        if isinstance(value, Mapping):
+            if inner := info_of(value, row):
+                info[key] = inner
+        else:
+            try:
+                info[key] = value[row]
+            except (TypeError, IndexError):
+                raise DataError(f"the info {key!r} has not one row for each environment: {value!r}") from None
+    return info
+
+
+def reordered(columns: InfoColumns, positions: NDArray[np.int64]) -> InfoColumns:
+    """Put steps into another order.
+
+    Args:
+        columns: The columns.
+        positions: (length,) where each step goes.
+    """
+    return InfoColumns(columns.length, {path: _moved(column, positions) for path, column in columns.columns.items()})
+
+
+def _moved(column: InfoColumn, positions: NDArray[np.int64]) -> InfoColumn:
+    steps = positions if column.steps is None else positions[column.steps]
+    order = np.argsort(steps, kind="stable")
+    return InfoColumn(None if column.steps is None else steps[order], column.values[order], column.raw)

@@ -1,0 +1,278 @@
+"""Running a block of trajectories in several environments of this process."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from streamsampler.board import phase_number
+from streamsampler.errors import ActionError, DataError, UsageError
+from streamsampler.protocol import Phase
+from streamsampler.recording import number_of
+from streamsampler.seeding import Stream, derived_seed
+from streamsampler.workers.base import Worker
+from streamsampler.workers.batch_recording import BatchRecorder
+from streamsampler.workers.batched_agents import BatchedAgent, Rows
+
+__all__ = ["Block", "Seconds", "SlotRunner", "begin_of", "explain_batch"]
+
+_NO_LIMIT = 2**62
+_RESET_NUMBER, _STEP_NUMBER = phase_number(Phase.RESET), phase_number(Phase.STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Trajectories that are run together.
+
+    Attributes:
+        version: Their agent version.
+        first: The position of the first one in its ticket.
+        indices: Their indices.
+        seeds: Their seeds.
+    """
+
+    version: int
+    first: int
+    indices: range
+    seeds: list[int]
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Where the time went."""
+
+    reset: float = 0.0
+    agent: float = 0.0
+    step: float = 0.0
+
+
+class SlotRunner:
+    """Runs blocks in a fixed number of environments, each of which is a slot.
+
+    The slots begin the first trajectories of a block. A slot whose trajectory ends begins the next one at once, slots
+    in order within a step; where the block has none left the slot falls silent, and the batch shrinks. So what is
+    batched together is a function of the block alone.
+
+    Args:
+        envs: The environments.
+        worker: Told what is being done.
+    """
+
+    def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker) -> None:
+        self._envs = envs
+        self._worker = worker
+        self._limit = _NO_LIMIT if worker.max_episode_length is None else worker.max_episode_length
+
+    @property
+    def n_slots(self) -> int:
+        """How many trajectories run side by side."""
+        return len(self._envs)
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Observation and action space of one environment."""
+        return self._envs[0].observation_space, self._envs[0].action_space
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+
+    def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> int:
+        """Run a block.
+
+        Returns:
+            -1, or the number of trajectories in hand when it was abandoned.
+        """
+        return _Run(self._envs, block, agent, recorder, seconds, self._worker, self._limit).run()
+
+
+class _Run:
+    """One block. Lists and arrays have one entry for each row, that is, for each slot that is not silent."""
+
+    def __init__(
+        self, envs: list[gymnasium.Env[Any, Any]], block: Block, agent: BatchedAgent, recorder: BatchRecorder,
+        seconds: Seconds, worker: Worker, limit: int,
+    ) -> None:  # fmt: skip
+        self._envs, self._block, self._agent, self._recorder = envs, block, agent, recorder
+        self._seconds, self._worker, self._limit = seconds, worker, limit
+        self._slots: list[int] = []
+        self._positions = array("q")
+        self._begun = array("q")
+        self._steps: list[Any] = []
+        self._next = 0
+        self._step = 0
+        self._row = 0  # the one that was stepped last
+        self._actions: list[Any] = []
+        self._resetting = 0.0
+
+    def run(self) -> int:
+        block, worker = self._block, self._worker
+        for slot in range(min(len(self._envs), len(block.indices))):
+            self._slots.append(slot)
+            self._steps.append(self._envs[slot].step)
+            self._positions.append(0)
+            self._begun.append(0)
+            self._begin(slot)
+        self._seconds.reset += self._resetting
+        first = len(self._recorder.rewards)
+        words, version = worker.row.words, block.version
+        try:
+            while self._slots:
+                n_rows = len(self._slots)
+                self._one_step(first, n_rows)
+                first += n_rows
+                words[worker.row.timesteps_word] = first
+                if words[0] > version:
+                    return len(self._slots)
+        except BaseException as error:
+            self._explain(error, first)
+            raise
+        return -1
+
+    def _one_step(self, first: int, n_rows: int) -> None:
+        """One action and one step of every environment whose slot is not silent."""
+        worker, recorder, seconds = self._worker, self._recorder, self._seconds
+        worker.phase = Phase.RECORDING
+        observations = recorder.observations.rows(first, first + n_rows)
+        slots, begun = np.array(self._slots), np.array(self._begun)
+        began = perf_counter()
+        rows = Rows(first, observations, slots, begun, self._step)
+        self._actions = self._agent.choose(rows, recorder, worker)[1]
+        between = perf_counter()
+        recorder.positions.extend(self._positions)
+        self._resetting = 0.0
+        worker.phase = Phase.STEP
+        silent = self._step_all(first)
+        self._step += 1
+        for row in reversed(silent):
+            for rows_of in (self._slots, self._positions, self._begun, self._steps):
+                del rows_of[row]
+        seconds.agent += between - began
+        seconds.reset += self._resetting
+        seconds.step += perf_counter() - between - self._resetting
+
+    def _step_all(self, first: int) -> list[int]:
+        """Step the environments, and return the rows that fall silent.
+
+        This is the loop that all else is kept out of. It records the observations of the next step.
+        """
+        recorder = self._recorder
+        add_reward, record_info, record = (
+            recorder.rewards.append,
+            recorder.record_env_info,
+            recorder.observations.record,
+        )
+        encoded, dtype, ndarray = recorder.observations.encoded, recorder.observations.dtype, np.ndarray
+        limit = self._limit
+        at_limit = self._step + 1 - min(self._begun) >= limit
+        silent: list[int] = []
+        row = -1
+        try:
+            for row, (step, action) in enumerate(zip(self._steps, self._actions, strict=True)):
+                observation, reward, terminated, truncated, info = step(action)
+                add_reward(reward if reward.__class__ is float else number_of(reward))
+                if info:
+                    record_info(first + row, info)
+                if terminated or truncated or at_limit:
+                    cut = at_limit and self._step + 1 - self._begun[row] >= limit
+                    if terminated or truncated or cut:
+                        self._end(row, observation, bool(terminated), bool(truncated) or cut, silent)
+                        continue
+                if encoded is not None and observation.__class__ is ndarray and observation.dtype is dtype:
+                    encoded.append(observation.tobytes())
+                else:
+                    record(observation)
+        finally:
+            self._row = row
+        return silent
+
+    def _end(self, row: int, observation: Any, terminated: bool, truncated: bool, silent: list[int]) -> None:
+        """End a row's trajectory and begin its slot's next one, if there is one."""
+        worker = self._worker
+        worker.phase, worker.trajectory = Phase.RECORDING, self._block.indices[self._positions[row] - self._block.first]
+        self._recorder.end(self._positions[row], self._step + 1 - self._begun[row], observation, terminated, truncated)
+        if self._next < len(self._block.indices):
+            began = perf_counter()
+            self._begun[row] = self._step + 1
+            self._begin(row)
+            self._resetting += perf_counter() - began
+        else:
+            silent.append(row)
+        worker.phase = Phase.STEP
+
+    def _begin(self, row: int) -> None:
+        """Begin the block's next trajectory in a row's slot, and record its first observation."""
+        worker, recorder, block, number = self._worker, self._recorder, self._block, self._next
+        self._next += 1
+        self._positions[row] = block.first + number
+        slot, seed = self._slots[row], block.seeds[number]
+        worker.trajectory = block.indices[number]
+        worker.row.begin_trajectory(block.indices[number])
+        worker.row.words[worker.row.phase_word] = _RESET_NUMBER
+        worker.phase = Phase.RESET
+        result = self._envs[slot].reset(seed=seed)
+        observation, info = begin_of(result)
+        worker.phase = Phase.AGENT_RESET
+        self._agent.begin_trajectory(slot, derived_seed(seed, Stream.AGENT))
+        worker.phase = Phase.RECORDING
+        recorder.begin(info)
+        recorder.observations.record(observation)
+        worker.row.words[worker.row.phase_word] = _STEP_NUMBER
+
+    def _explain(self, error: BaseException, first: int) -> None:
+        """Say which trajectory was in hand, and raise a better error where the reason is known."""
+        worker, indices = self._worker, self._block.indices
+        running = [indices[position - self._block.first] for position in self._positions]
+        if worker.phase is Phase.STEP:
+            worker.trajectory = running[self._row]
+            if isinstance(error, DataError):
+                worker.phase = Phase.RECORDING
+            else:
+                self._explain_step(error, self._actions[self._row])
+        elif self._agent.row >= 0:
+            worker.trajectory = running[self._agent.row]
+        elif worker.phase is Phase.ACTION or isinstance(error, ActionError):
+            explain_batch(error, worker, running)
+        elif worker.phase is Phase.RECORDING and (row := getattr(error, "row", -1)) >= first:
+            worker.trajectory = running[row - first]
+
+    def _explain_step(self, error: BaseException, action: Any) -> None:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code is not _Run._step_all.__code__:
+            frames = frames.tb_next
+        raised_here = frames is None or frames.tb_next is None
+        if raised_here and isinstance(error, TypeError | ValueError):
+            raise UsageError("step must return (observation, reward, terminated, truncated, info)") from error
+        if isinstance(error, Exception):
+            space = self._envs[0].action_space
+            try:
+                inside = space.contains(action)
+            except Exception:
+                inside = False
+            if not inside:
+                self._worker.phase = Phase.ACTION
+                raise ActionError(f"the agent's action {action!r} is outside {space}") from error
+
+
+def explain_batch(error: BaseException, worker: Worker, running: list[int]) -> None:
+    """Tell which trajectories a batch is of, and take the first one, or the one at fault, for the one in hand."""
+    worker.phase = Phase.ACTION
+    worker.trajectory = running[getattr(error, "row", 0)]
+    if not hasattr(error, "row"):
+        error.add_note(f"get_actions had the observations of trajectories {', '.join(map(str, running))}")
+
+
+def begin_of(result: Any) -> tuple[Any, Any]:
+    """What a reset returned."""
+    try:
+        observation, info = result
+    except (TypeError, ValueError):
+        size = f" of {len(result)}" if isinstance(result, tuple) else ""
+        raise UsageError(f"reset must return (observation, info), got {type(result).__name__}{size}") from None
+    return observation, info

@@ -1,0 +1,246 @@
+"""The worker of several environments, with one call of the agent for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv
+
+from streamsampler.board import WorkerRow
+from streamsampler.checks import positive
+from streamsampler.environments import (
+    AnyEnv,
+    AnyVectorEnv,
+    EnvCloseError,
+    EnvUpdate,
+    ExistingEnvUpdate,
+    apply_any_env_update,
+)
+from streamsampler.errors import ActionError, DataError, UsageError
+from streamsampler.protocol import Phase, Ticket
+from streamsampler.recording import Rollouts
+from streamsampler.seeding import Stream, derived_seed, seed_generators
+from streamsampler.serialization import dumps, loads
+from streamsampler.workers.base import Outcome, Worker
+from streamsampler.workers.batch_recording import BatchRecorder
+from streamsampler.workers.batched_agents import AgentPool
+from streamsampler.workers.native_vec import NativeRunner
+from streamsampler.workers.slots import Block, Seconds, SlotRunner
+
+__all__ = ["VecWorker"]
+
+_N_ENVS = 8
+_ROUNDS = 4
+"""Trajectories of a block for each slot. At a block's end slots fall silent and the batch shrinks, so blocks should be
+long; but blocks are what is handed out, and what a batch has to spare, so they should be short."""
+
+
+class VecWorker(Worker):
+    """Runs several environments side by side, and asks the agent once for the actions of all of them.
+
+    What is batched together can show in the last bits of an agent's numbers, and so can what an agent draws for a whole
+    batch. So trajectories are run in *blocks* of `block_size` consecutive indices, and what happens in a block is a
+    function of the block alone: the same batches for any number of workers, any engine and any timing, as with
+    `DefaultWorker`. Another `n_envs` or `block_size` may give other batches. `obtain_samples` runs whole blocks, too,
+    and drops what it does not need.
+
+    The global generators (`random`, `numpy.random`, torch) and an agent with `get_actions` are seeded at the start of
+    each block, from its first trajectory's seed; each environment at the start of each trajectory, from the
+    trajectory's. An agent without `get_actions` is asked for one action at a time; if it has `reset`, every slot gets a
+    copy of its own, which is reset with the trajectory's seed, just as in `DefaultWorker`.
+
+    It also takes an environment that is vectorised natively, a `gymnasium.vector.VectorEnv`; see
+    `native_vec.NativeRunner`. Where that one resets itself, `batch.seeds[i]` restarts a trajectory only if it is the
+    first of its slot in its block.
+
+    Pass it as ``worker_class=VecWorker, worker_args={"n_envs": 32}``.
+
+    Args:
+        row: Its row of the shared board.
+        worker_number: 0 to n-1.
+        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+        n_envs: How many environments; None for 8, or for as many as a vector environment has.
+        block_size: How many trajectories make a block; None for four times `n_envs`, or 32 if that is None.
+
+    Raises:
+        UsageError: An argument cannot work.
+    """
+
+    def __init__(
+        self,
+        row: WorkerRow,
+        *,
+        worker_number: int = 0,
+        max_episode_length: int | None = None,
+        n_envs: int | None = None,
+        block_size: int | None = None,
+    ) -> None:
+        super().__init__(row, worker_number=worker_number, max_episode_length=max_episode_length)
+        self._block_size = self.block_size({"n_envs": n_envs, "block_size": block_size})
+        self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
+        self._agents = AgentPool(hint=worker_number == 0)
+        self._runner: SlotRunner | NativeRunner | None = None
+        self._envs: list[AnyEnv | AnyVectorEnv] = []
+        self._recorder: BatchRecorder | None = None
+
+    @classmethod
+    def block_size(cls, worker_args: Mapping[str, Any]) -> int:
+        """How many trajectories make a block.
+
+        Args:
+            worker_args: `n_envs` and `block_size`, where they are given.
+
+        Raises:
+            UsageError: They are no positive integers, or a block cannot fill the environments.
+        """
+        n_envs, block_size = worker_args.get("n_envs"), worker_args.get("block_size")
+        n_slots = _N_ENVS if n_envs is None else positive("n_envs", n_envs)
+        if block_size is None:
+            return _ROUNDS * n_slots
+        size = positive("block_size", block_size)
+        if n_envs is not None and size < n_slots:
+            raise UsageError(f"block_size is {size}: a block cannot fill n_envs={n_slots} environments")
+        return size
+
+    # ------------------------------------------------------------------ updates
+
+    def update_agent(self, agent_update: Any) -> None:
+        """Replace the agent, or hand it new parameters; with copies for slots, each of them."""
+        self.phase = Phase.AGENT_CONSTRUCTION if self._agents.empty else Phase.AGENT_UPDATE
+        self._agents.update(agent_update, 1 if self._runner is None else self._runner.n_slots)
+
+    def update_env(self, env_update: EnvUpdate) -> None:
+        """Replace or change the environments, one after the other.
+
+        Raises:
+            UsageError: A vector environment that has not `n_envs` environments, or does not fit otherwise.
+            Exception: What an environment raises; then there is none until the next update.
+        """
+        self.phase = Phase.ENV_CONSTRUCTION
+        old, self._envs, self._runner = self._envs, [], None
+        try:
+            self._envs = self._updated(env_update, old)
+            self._runner = self._make_runner(self._envs)
+        except BaseException as error:
+            if isinstance(error, EnvCloseError):
+                self.phase = Phase.CLOSE
+            for env in [*self._envs, *old]:
+                _close_quietly(env)
+            self._envs = []
+            raise
+        self._recorder = BatchRecorder(*self._runner.spaces)
+
+    def _updated(self, update: EnvUpdate, old: list[AnyEnv | AnyVectorEnv]) -> list[AnyEnv | AnyVectorEnv]:
+        """Apply an update in each slot. What it has used up of `old` is taken out."""
+        pickled = dumps(update, "the environment") if isinstance(update, ExistingEnvUpdate) else None
+        envs = self._envs
+        envs.append(apply_any_env_update(update, old.pop(0) if old else None))
+        if isinstance(envs[0], VectorEnv):
+            while old:
+                old.pop(0).close()
+            return envs
+        for _ in range(1, self._n_envs or _N_ENVS):
+            mine = update if pickled is None else loads(pickled)
+            env = apply_any_env_update(mine, old.pop(0) if old else None)
+            if any(env is other for other in envs):
+                # The update hands out one and the same environment: each slot gets a copy of the update, and with it
+                # an environment of its own.
+                env = apply_any_env_update(loads(dumps(update, "the environment")), None)
+            envs.append(env)
+        return envs
+
+    def _make_runner(self, envs: list[AnyEnv | AnyVectorEnv]) -> SlotRunner | NativeRunner:
+        first = envs[0]
+        if isinstance(first, VectorEnv):
+            if self._n_envs is not None and self._n_envs != first.num_envs:
+                raise UsageError(f"n_envs is {self._n_envs}, but the vector environment has {first.num_envs}")
+            if first.num_envs > self._block_size:
+                raise UsageError(
+                    f"a block of {self._block_size} trajectories cannot fill a vector environment of {first.num_envs}: "
+                    f'pass worker_args={{"n_envs": {first.num_envs}}}'
+                )
+            return NativeRunner(first, self)
+        single = [env for env in envs if isinstance(env, gymnasium.Env)]
+        for env in single[1:]:
+            if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
+                raise DataError(
+                    "the environments of one worker must have the same spaces: one has "
+                    f"{first.observation_space} and {first.action_space}, another has {env.observation_space} and "
+                    f"{env.action_space}"
+                )
+        return SlotRunner(single, self)
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Observation and action space of a single trajectory."""
+        assert self._runner is not None
+        return self._runner.spaces
+
+    # ------------------------------------------------------------------ rolling out
+
+    def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
+        """Run the ticket's trajectories, block by block."""
+        recorder, seconds = self._recorder, Seconds()
+        assert recorder is not None
+        recorder.clear()
+        abandoned = -1
+        for first in range(0, len(seeds), self._block_size):
+            stop = first + self._block_size
+            block = Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop])
+            abandoned = self._run(block, recorder, seconds)
+            if abandoned >= 0:
+                break
+        given_up = abandoned >= 0
+        return Outcome(
+            rollouts=None if given_up else self._finish(recorder, ticket),
+            n_trajectories=recorder.n_ended,
+            n_timesteps=recorder.n_timesteps,
+            n_abandoned=max(0, abandoned),
+            abandoned_timesteps=len(recorder.rewards) - recorder.n_timesteps,
+            seconds=(seconds.reset, seconds.agent, seconds.step),
+        )
+
+    def _run(self, block: Block, recorder: BatchRecorder, seconds: Seconds) -> int:
+        runner = self._runner
+        assert runner is not None
+        agent = self._agents.batched(runner.n_slots)
+        self.trajectory = block.indices[0]
+        self.row.begin_trajectory(block.indices[0])
+        self.phase = Phase.AGENT_RESET
+        seed_generators(block.seeds[0])
+        agent.row = -1
+        agent.begin_block(derived_seed(block.seeds[0], Stream.AGENT))
+        return runner.run(block, agent, recorder, seconds)
+
+    def _finish(self, recorder: BatchRecorder, ticket: Ticket) -> Rollouts:
+        self.phase = Phase.RECORDING
+        try:
+            return recorder.finish()
+        except DataError as error:
+            if (position := getattr(error, "position", None)) is not None:
+                self.trajectory = ticket.indices[position]
+            if isinstance(error, ActionError):
+                self.phase = Phase.ACTION
+            raise
+
+    def shutdown(self) -> None:
+        """Close the environments."""
+        self.phase, self.trajectory = Phase.CLOSE, None
+        envs, self._envs, self._runner = self._envs, [], None
+        while envs:
+            env = envs.pop(0)
+            try:
+                env.close()
+            except BaseException:
+                for other in envs:
+                    _close_quietly(other)
+                raise
+
+
+def _close_quietly(env: AnyEnv | AnyVectorEnv) -> None:
+    """Close an environment of which an error is to be told already."""
+    with contextlib.suppress(Exception):
+        env.close()
