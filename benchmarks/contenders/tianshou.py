@@ -4,7 +4,7 @@ The asynchronous collector, which goes on with the environments that are ready, 
 The buffer does not store next observations twice, and is not searched for NaN: both are faster.
 
 Settings:
-    n_envs: Environments, each in its own process (default: one for each process).
+    n_envs: Environments, each in its own process (default: 8, or one for each process if those are more).
     memory: Whether observations come through shared memory (default: where there are more than 4 KB of them).
     asynchronous: See above.
 """
@@ -29,15 +29,19 @@ _LARGE = 4_096
 
 
 class AgentPolicy(Policy):
-    """The workload's agent as tianshou's policy."""
+    """The workload's agent as tianshou's policy.
 
-    def __init__(self, agent: Any, env: Any) -> None:
+    The asynchronous collector works with a hidden state only, so it is given one of zeros.
+    """
+
+    def __init__(self, agent: Any, env: Any, stateful: bool) -> None:
         super().__init__(env.action_space, env.observation_space, action_scaling=False, action_bound_method=None)
-        self.agent = agent
+        self.agent, self.stateful = agent, stateful
 
     def forward(self, batch: Any, state: Any = None, **_: Any) -> Any:
         """Choose an action for each observation."""
-        return Batch(act=self.agent.get_actions(batch.obs)[0], state=state)
+        hidden = np.zeros((len(batch.obs), 1)) if self.stateful else state
+        return Batch(act=self.agent.get_actions(batch.obs)[0], state=hidden)
 
 
 class Gatherer:
@@ -46,7 +50,7 @@ class Gatherer:
     def __init__(self, workload: Workload, n_envs: int, memory: bool | None, asynchronous: bool) -> None:
         self.workload, self.agent, self.iteration = workload, workload.make_agent(), 0
         env = workload.make_env()
-        policy = AgentPolicy(self.agent, env)
+        policy = AgentPolicy(self.agent, env, stateful=asynchronous)
         large = int(np.prod(env.observation_space.shape)) * env.observation_space.dtype.itemsize > _LARGE
         env.close()
         wanted = workload.batch if workload.parameters else min(_SIZE, workload.batch)
@@ -78,7 +82,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     """Start the environments."""
     torch.set_num_threads(1)
     asynchronous = settings.get("asynchronous", workload.ideal is not None)
-    gatherer = Gatherer(workload, settings.get("n_envs", n_processes), settings.get("memory"), asynchronous)
+    gatherer = Gatherer(workload, settings.get("n_envs", max(8, n_processes)), settings.get("memory"), asynchronous)
     try:
         gatherer.collect()
         yield repeated(gatherer.collect)
