@@ -16,8 +16,9 @@ from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.errors import ClosedError, DataError
 from streamsampler.failures import death_error, failure_error
-from streamsampler.gathering import Endless, Gathering, GatherPlan, Order, Pace, Run
+from streamsampler.gathering import Endless, Gathering, GatherPlan, Order, Run
 from streamsampler.leases import Pool
+from streamsampler.pacing import Pace
 from streamsampler.protocol import Failure, Phase, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
 from streamsampler.seeding import TrajectorySeeds
@@ -80,6 +81,7 @@ class Collector:
         self.dispatcher = Dispatcher(engine.n_workers, capacity)
         self.dispatcher.version = version
         self.pace = Pace()
+        self.clock: Callable[[], float] = perf_counter
         self.pool = Pool()
         self.spaces: list[Spaces | None] = [None] * engine.n_workers
         self.dead: set[int] = set()
@@ -177,7 +179,7 @@ class Call:
         if self._dispatcher.room(worker) <= 0:
             self._hungry.discard(worker)  # it asks again with its next answer
             return
-        indices = self.gathering.take(worker, ahead=ahead)
+        indices = self.gathering.take(worker, ahead=ahead, now=self._collector.clock())
         if indices is None:
             return
         if worker in self._collector.dead:
@@ -212,16 +214,24 @@ class Call:
             rollouts, spaces = event.contents
             if spaces is not None:
                 self._collector.spaces[worker] = copy.deepcopy(spaces)  # its bounds lie in the engine's memory
-            self._collector.pace.add(report.n_trajectories, report.n_timesteps, sum(report.seconds[:3]))
+            lengths = rollouts.lengths.tolist()
+            self._collector.pace.add(lengths, sum(report.seconds[:3]), worker)
             if current:
-                part = Part(worker, rollouts, event.release)
-                self._parts[id(part)] = part
-                self.gathering.add(report.ticket.indices, rollouts.lengths.tolist(), part)
-                self._copy_early()
+                self._take_in_rollouts(event, report.ticket.indices, lengths, rollouts)
                 return
             event.release()
         self.stats.stale_trajectories += report.n_trajectories
         self.stats.stale_timesteps += report.n_timesteps
+
+    def _take_in_rollouts(self, event: Answered, indices: range, lengths: list[int], rollouts: Rollouts) -> None:
+        part = Part(event.worker, rollouts, event.release)
+        if self.gathering.add(event.worker, indices, lengths, part, self._collector.clock()):
+            self._parts[id(part)] = part
+            self._copy_early()
+        else:
+            event.release()
+            self.stats.surplus_trajectories += len(lengths)
+            self.stats.surplus_timesteps += sum(lengths)
 
     def _copy_early(self) -> None:
         """Copy large observations that are new in the result, and give back the memory they came in."""
@@ -258,7 +268,7 @@ class Call:
         seen = self._engine.progress(worker)
         held = self._dispatcher.lost(worker)
         for indices in held:
-            self.gathering.give_back(indices)
+            self.gathering.give_back(worker, indices, collector.clock())
         collector.updates.forget(worker)
         collector.reading[worker] = []
         collector.dead.add(worker)

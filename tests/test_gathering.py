@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamsampler.errors import ProtocolError
-from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, Gathering, Pace
+from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, Gathering
+from streamsampler.pacing import Pace
 
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
 
@@ -46,30 +47,42 @@ def is_whole_blocks(indices, plan, lane, n_lanes, block):
     return begins and (len(indices) % block == 0 or indices[-1] == own[-1])
 
 
-def gather(data, plan, *, order="index", own_lanes=False, known=True, block=1):
-    """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost."""
+def some_pace(data):
+    """What may be known of lengths and of each worker's speed."""
     pace = Pace()
-    if known:
-        pace.add(10, data.draw(st.integers(10, 400)), data.draw(st.floats(0, 1)))
+    for worker in data.draw(st.sets(st.integers(0, 2))):
+        length, seconds = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([0.0, 0.001, 0.1, 1.0]))
+        pace.add([length] * 5 + [1] * 5, seconds, worker)
+    return pace
+
+
+def gather(data, plan, *, order="index", own_lanes=False, known=True, block=1):
+    """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost, when."""
+    pace = some_pace(data) if known else Pace()
     gathering = Gathering(plan, n_workers=3, order=order, pace=pace, own_lanes=own_lanes, block=block)
     n_lanes = 3 if own_lanes else 1
     outstanding = []
-    losses = 5
+    losses, now = 5, 0.0
     while not gathering.complete:
         workers = data.draw(st.permutations(range(3)))
         for worker in workers:
             ahead = any(owner == worker for owner, _ in outstanding)
-            indices = gathering.take(worker, ahead=ahead)
+            indices = gathering.take(worker, ahead=ahead, now=now)
             if indices is not None:
                 assert is_whole_blocks(indices, plan, worker % n_lanes, n_lanes, block)
+                assert (worker, indices) not in outstanding, "no worker gets a copy of its own"
+                assert not (own_lanes and indices in [held for _, held in outstanding])
                 outstanding.append((worker, indices))
         assert outstanding, "somebody always has something to do"
+        assert all(sum(held == indices for _, held in outstanding) <= 2 for _, indices in outstanding)
         worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
+        now += data.draw(st.sampled_from([0.0, 0.01, 1.0]))
         if losses and data.draw(st.integers(0, 4)) == 0:
             losses -= 1
-            gathering.give_back(indices)
+            gathering.give_back(worker, indices, now)
         else:
-            gathering.add(indices, [length_of(index) for index in indices], indices)
+            lengths = [length_of(index) for index in indices]
+            gathering.add(worker, indices, lengths, indices, now)
     return gathering
 
 
@@ -130,13 +143,13 @@ def test_few_timesteps_take_one_block():
 
 def test_a_lost_ticket_is_cut_between_blocks_only():
     pace = Pace()
-    pace.add(1000, 1000, 0.1)
+    pace.add([1] * 1000, 0.1)
     gathering = Gathering(Exactly(100), n_workers=1, pace=pace, block=8)
     first = gathering.take(0)
     assert len(first) == 48
     while gathering.take(0) is not None:
         pass
-    gathering.give_back(first)
+    gathering.give_back(0, first)
     again = []
     while (indices := gathering.take(0)) is not None:
         assert indices[0] % 8 == 0
@@ -155,7 +168,7 @@ def test_exactly_per_worker_gives_each_lane_its_block():
 
 def test_no_more_is_handed_out_than_is_expected_to_be_needed():
     pace = Pace()
-    pace.add(100, 1000, 10.0)  # ten timesteps, a tenth of a second each: a ticket is one trajectory
+    pace.add([10] * 100, 10.0)  # ten timesteps, a tenth of a second each: a ticket is one trajectory
     gathering = Gathering(AtLeast(100), n_workers=4, pace=pace)
     taken = []
     while (indices := gathering.take(0)) is not None:
@@ -171,7 +184,7 @@ def test_the_first_call_starts_with_one_trajectory_for_each_worker():
 
 def test_tickets_shrink_towards_the_end():
     pace = Pace()
-    pace.add(1000, 1000, 0.1)
+    pace.add([1] * 1000, 0.1)
     gathering = Gathering(Exactly(1000), n_workers=2, pace=pace)
     sizes = []
     while (indices := gathering.take(0)) is not None:
@@ -200,7 +213,7 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     bound = len(taken)
     assert 0 < bound <= 8
     for index in taken:
-        gathering.add(range(index, index + 1), [1], None)
+        gathering.add(0, range(index, index + 1), [1], None)
     runs = gathering.pop_runs()
     assert [index for run in runs for index in run.indices] == taken
     assert gathering.pop_runs() == []
@@ -210,19 +223,6 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
 def test_what_comes_twice_is_refused():
     gathering = Gathering(Exactly(5), n_workers=1)
     indices = gathering.take(0)
-    gathering.add(indices, [1] * len(indices), None)
+    gathering.add(0, indices, [1] * len(indices), None)
     with pytest.raises(ProtocolError, match="twice"):
-        gathering.add(indices, [1] * len(indices), None)
-
-
-def test_pace_follows_a_policy_that_learns():
-    pace = Pace()
-    assert pace.timesteps is None
-    assert pace.seconds is None
-    assert pace.trajectories_per_ticket() == 1
-    pace.add(1000, 20_000, 1.0)
-    assert pace.timesteps == pytest.approx(20)
-    pace.add(1000, 500_000, 25.0)
-    assert pace.timesteps > 400
-    assert pace.seconds == pytest.approx(0.02, rel=0.3)
-    pace.add(0, 0, 0.0)
+        gathering.add(0, indices, [1] * len(indices), None)

@@ -31,6 +31,16 @@ def ignore():
     pass
 
 
+def no_time():
+    """A clock that stands still: whatever is under way has all of its time before it."""
+    return 0.0
+
+
+def seconds_of(worker, n_timesteps, slowness):
+    # So long that the shortest ticket is of one trajectory.
+    return 0.005 * n_timesteps * (slowness if worker == 0 else 1.0)
+
+
 @dataclass
 class ModelWorker:
     side: WorkerSide = field(default_factory=WorkerSide)
@@ -93,12 +103,17 @@ class ModelEngine(Engine):
 class World:
     """One state of the system, and what can happen in it."""
 
-    def __init__(self, capacity, plans, deaths, failures):
+    def __init__(self, capacity, plans, deaths, failures, slowness):
+        self.slowness = slowness
         self.engine = ModelEngine(capacity)
         updates = Updates(N_WORKERS)
         updates.put("agent", ("agent", 0))
         updates.put("env", "env")
         self.collector = Collector(self.engine, updates, seed=0, order="index", version=0, capacity=capacity)
+        self.collector.clock = no_time
+        if slowness > 1:
+            for number in range(N_WORKERS):
+                self.collector.pace.add([1, 2], seconds_of(number, 3, slowness), number)
         self.plans = list(plans)
         self.deaths_left = deaths
         self.failures_left = failures
@@ -173,8 +188,7 @@ class World:
         assert worker.told == (("agent", ticket.version), "env"), "on policy, whatever it missed in between"
         lengths = [length_of(ticket.version, index) for index in ticket.indices]
         rollouts = SimpleNamespace(observations=NOTHING_LARGE, lengths=np.array(lengths), made_under=worker.told[0][1])
-        # So long that the shortest ticket is of one trajectory.
-        seconds = (0.0, 0.0, 0.005 * len(lengths), 0.0, 0.0)
+        seconds = (0.0, 0.0, seconds_of(number, sum(lengths), self.slowness), 0.0, 0.0)
         report = Report(ticket, n_trajectories=len(lengths), n_timesteps=sum(lengths), seconds=seconds)
         self.answer(worker, report, (rollouts, None))
 
@@ -243,6 +257,17 @@ class World:
                 assert worker.side.state in (State.NEW, State.IDLE)
                 assert not self.collector.dispatcher.owes(number), "a lost ticket"
 
+    def n_copies(self):
+        """How many tickets two workers owe."""
+        return len(set(self.collector.dispatcher.owes(0)) & set(self.collector.dispatcher.owes(1)))
+
+    def check_books(self):
+        """What gathering takes to be under way is what the workers owe."""
+        dispatcher = self.collector.dispatcher
+        for number, queue in enumerate(self.call.gathering._holdings._queues if self.call else ()):
+            owed = [ticket.indices for ticket in dispatcher.owes(number) if ticket.version == dispatcher.version]
+            assert queue == owed
+
     def key(self):
         dispatcher, call = self.collector.dispatcher, self.call
         gathering = call and call.gathering
@@ -275,20 +300,31 @@ class World:
                     gathering._handed_out,
                     gathering.arrived_trajectories,
                     gathering.pace.timesteps,
+                    round(gathering.pace.spread, 9),
+                    gathering._holdings._queues,
+                    sorted(gathering._holdings._holders.items(), key=str),
+                    sorted(gathering._holdings._done, key=str),
                 ),
             )
         )
 
 
-def explore(capacity, plans, deaths=0, failures=0):
-    """Visit every reachable state once; return how many there are, and the numbers of completed calls seen."""
-    first = pickle.dumps(World(capacity, plans, deaths, failures))
+def explore(capacity, plans, deaths=0, failures=0, slowness=1.0):
+    """Visit every reachable state once.
+
+    Returns:
+        How many there are, how many of them with a copy under way, and the numbers of completed and failed calls seen.
+    """
+    first = pickle.dumps(World(capacity, plans, deaths, failures, slowness))
     seen = {pickle.loads(first).key()}
     frontier = [first]
     endings = set()
+    n_with_copies = 0
     while frontier:
         state = frontier.pop()
         world = pickle.loads(state)
+        world.check_books()
+        n_with_copies += world.n_copies() > 0
         n_actions = sum(1 for _ in world.actions())
         if n_actions == 0:
             world.check_end()
@@ -301,7 +337,7 @@ def explore(capacity, plans, deaths=0, failures=0):
             if key not in seen:
                 seen.add(key)
                 frontier.append(pickle.dumps(world))
-    return len(seen), endings
+    return len(seen), n_with_copies, endings
 
 
 @pytest.mark.parametrize("capacity", [1, 2])
@@ -309,25 +345,47 @@ def explore(capacity, plans, deaths=0, failures=0):
     "plans", [(Exactly(6), AtLeast(5)), (AtLeast(7), ExactlyPerWorker(2, N_WORKERS))], ids=["exactly", "at-least"]
 )
 def test_two_calls_without_faults_always_complete(capacity, plans, capsys):
-    n_states, endings = explore(capacity, plans)
+    n_states, n_with_copies, endings = explore(capacity, plans)
     with capsys.disabled():
-        print(f" [{n_states:,} states]", end="")
+        print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
     assert endings == {(2, 0)}
     assert n_states > 100
 
 
 @pytest.mark.parametrize("capacity", [1, 2])
 def test_a_death_anywhere_fails_at_most_one_call(capacity, capsys):
-    n_states, endings = explore(capacity, (Exactly(5), AtLeast(4)), deaths=1)
+    n_states, n_with_copies, endings = explore(capacity, (Exactly(5), AtLeast(4)), deaths=1)
     with capsys.disabled():
-        print(f" [{n_states:,} states]", end="")
+        print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
     # It may come so late that no call notices, or be noticed by one.
     assert endings == {(2, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("capacity", [1, 2])
 def test_an_exception_anywhere_fails_at_most_one_call(capacity, capsys):
-    n_states, endings = explore(capacity, (Exactly(5), AtLeast(4)), failures=1)
+    n_states, n_with_copies, endings = explore(capacity, (Exactly(5), AtLeast(4)), failures=1)
     with capsys.disabled():
-        print(f" [{n_states:,} states]", end="")
+        print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
     assert endings == {(2, 0), (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("capacity", "plans"),
+    [(1, (Exactly(3), AtLeast(4))), (2, (AtLeast(3), ExactlyPerWorker(1, N_WORKERS)))],
+    ids=["exactly", "at-least"],
+)
+def test_copies_of_what_a_slow_worker_holds_change_nothing(capacity, plans, capsys):
+    n_states, n_with_copies, endings = explore(capacity, plans, slowness=4.0)
+    with capsys.disabled():
+        print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
+    assert endings == {(2, 0)}
+    assert n_with_copies > 100
+
+
+@pytest.mark.parametrize(("n_trajectories", "deaths"), [(1, 2), (3, 1)])
+def test_the_death_of_either_holder_or_of_both_loses_nothing(n_trajectories, deaths, capsys):
+    n_states, n_with_copies, endings = explore(2, (Exactly(n_trajectories),), deaths=deaths, slowness=4.0)
+    with capsys.disabled():
+        print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
+    assert endings == {(1, 0), (0, 1)}
+    assert n_with_copies > 10

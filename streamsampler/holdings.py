@@ -1,0 +1,145 @@
+"""Which worker holds which tickets, and what an idle one had better run a second time: pure.
+
+An idle worker may run a *copy* of a ticket that another worker still owes, the backup tasks of MapReduce (Dean and
+Ghemawat, 2004). A trajectory does not depend on who runs it, so whichever comes first counts. A copy costs CPU time
+that a learner or another worker could use; so there is one only where the holder is expected to need notably longer
+from now on than the copy would: it is slower, or the ticket waits behind another one.
+"""
+
+from __future__ import annotations
+
+from streamsampler.errors import ProtocolError
+from streamsampler.pacing import Pace
+
+__all__ = ["WORTH_A_COPY", "Holdings"]
+
+WORTH_A_COPY = 1.5
+"""How many times longer than a copy a ticket must be expected to take from now on. Workers of the same speed are within
+it, however unlucky the noise in their averages."""
+
+COPY_SECONDS = 0.001
+"""What a copy costs beside its rollouts: a message, a worker that wakes up, and a report."""
+
+
+class Holdings:
+    """The tickets of one call that are under way.
+
+    Times are in seconds, from any one clock that does not go back.
+
+    Args:
+        n_workers: How many workers there are.
+        pace: How fast they are.
+    """
+
+    def __init__(self, n_workers: int, pace: Pace) -> None:
+        self._pace = pace
+        self._queues: list[list[range]] = [[] for _ in range(n_workers)]
+        self._since = [0.0] * n_workers  # when a worker began what is first in its queue
+        self._holders: dict[range, int] = {}
+        self._done: set[range] = set()  # has arrived, and a copy is still under way
+        self._last: tuple[float, range] | None = None
+        self._fresh = False  # whether `_last` is up to date
+
+    def hold(self, worker: int, indices: range, now: float) -> None:
+        """Take note that `worker` was given a ticket, or a copy of one."""
+        queue = self._queues[worker]
+        if not queue:
+            self._since[worker] = now
+        queue.append(indices)
+        self._holders[indices] = self._holders.get(indices, 0) + 1
+        self._fresh = False
+
+    def settle(self, worker: int, indices: range, now: float) -> bool:
+        """Take note that `worker` has run a ticket.
+
+        Returns:
+            Whether it is the first to come in of the ticket and its copy.
+
+        Raises:
+            ProtocolError: It does not hold the ticket.
+        """
+        others = self._remove(worker, indices, now)
+        first = indices not in self._done
+        if others:
+            self._done.add(indices)
+        else:
+            self._done.discard(indices)
+        return first
+
+    def lose(self, worker: int, indices: range, now: float) -> bool:
+        """Take note that `worker` will not run a ticket.
+
+        Returns:
+            Whether it is to be handed out again: it has not come in, and nobody else has it.
+        """
+        others = self._remove(worker, indices, now)
+        done = indices in self._done
+        if not others:
+            self._done.discard(indices)
+        return not others and not done
+
+    def _remove(self, worker: int, indices: range, now: float) -> int:
+        queue = self._queues[worker]
+        if indices not in queue:
+            raise ProtocolError(f"worker {worker} does not hold trajectories {indices}, or ran them twice")
+        if queue[0] == indices:
+            self._since[worker] = now
+        queue.remove(indices)
+        others = self._holders.pop(indices) - 1
+        if others:
+            self._holders[indices] = others
+        self._fresh = False
+        return others
+
+    def copy_for(self, worker: int, now: float) -> range | None:
+        """Return the ticket that `worker`, which is idle, had better run a second time; None if that does not pay."""
+        own = self._pace.seconds_with(worker)
+        if own is None or self._queues[worker]:
+            return None
+        if not self._fresh:
+            self._last, self._fresh = self._last_to_end(now), True
+        if self._last is None:
+            return None
+        end, indices = self._last
+        return indices if end - now > WORTH_A_COPY * (own * len(indices) + COPY_SECONDS) else None
+
+    def _last_to_end(self, now: float) -> tuple[float, range] | None:
+        """Of the tickets without a copy, the one that is expected to end last, and when that is."""
+        last: tuple[float, range] | None = None
+        for worker, queue in enumerate(self._queues):
+            each = self._pace.seconds_with(worker)
+            if not queue or each is None:
+                continue
+            end = max(now, self._since[worker] + each * len(queue[0]))
+            for position, indices in enumerate(queue):
+                end += each * len(indices) if position else 0.0
+                if self._holders[indices] == 1 and indices not in self._done and (last is None or end > last[0]):
+                    last = end, indices
+        return last
+
+    def end_of(self, worker: int, now: float) -> float:
+        """When `worker` is expected to be done with what it holds; now if nothing is known of it."""
+        queue, each = self._queues[worker], self._pace.seconds_with(worker)
+        if not queue or each is None:
+            return now
+        return max(now, self._since[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
+
+    def others_end(self, worker: int, spare: int, now: float) -> float | None:
+        """When the busy workers other than `worker` would have run `spare` more trajectories beside what they hold.
+
+        Returns:
+            None where nobody else is busy, or one of them is not known.
+        """
+        rate = owed = 0.0
+        fastest = float("inf")
+        for other, queue in enumerate(self._queues):
+            if other == worker or not queue:
+                continue
+            each = self._pace.seconds_with(other)
+            if not each:
+                return None
+            held = sum(map(len, queue)) - (now - self._since[other]) / each
+            rate += 1 / each
+            owed += max(0.0, held)
+            fastest = min(fastest, each)
+        return now + (owed + spare) / rate + fastest if rate else None

@@ -1,0 +1,99 @@
+"""How long trajectories are and how fast each worker is, as far as one can tell from what came in: pure.
+
+It decides how much work is handed out, when and to whom; never what is returned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_SECONDS", "Pace"]
+
+TICKET_SECONDS = 0.05
+"""What a ticket should take: long beside the cost of a report (some 0.5 ms of both sides, with caches that have gone
+cold since the last one), short beside a human's patience."""
+
+SHORTEST_TICKET_SECONDS = 0.003
+"""Below this the last tickets of a call cost more than what workers lose that end at different times."""
+
+
+class Pace:
+    """The lengths of trajectories, and the time they take: averages that forget.
+
+    Lengths are averaged over all workers, since a trajectory's length does not depend on who runs it. The time of a
+    timestep is averaged for each worker, too.
+    """
+
+    _MEMORY = 200.0  # trajectories: enough to be steady, few enough to follow a policy that learns
+    _KEPT = 0.9  # of a worker's own averages with each of its reports: its last ten count
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._mean = 0.0
+        self._squares = 0.0  # weighted squared deviations from the mean
+        self._seconds = 0.0
+        self._workers: dict[int, tuple[float, float]] = {}  # timesteps and seconds
+
+    def add(self, lengths: Sequence[int], seconds: float, worker: int | None = None) -> None:
+        """Take note of trajectories that one worker ran in a row.
+
+        Args:
+            lengths: Their timesteps.
+            seconds: What they took together.
+            worker: Who ran them; None where nobody asks for single workers.
+        """
+        if not lengths:
+            return
+        n, total = len(lengths), sum(lengths)
+        self._note_lengths(lengths, total / n)
+        keep = min(1.0, self._MEMORY / (self._weight + n))
+        self._weight = (self._weight + n) * keep
+        self._squares *= keep
+        self._seconds = (self._seconds + seconds) * keep
+        if worker is not None:
+            old_timesteps, old_seconds = self._workers.get(worker, (0.0, 0.0))
+            self._workers[worker] = (self._KEPT * old_timesteps + total, self._KEPT * old_seconds + seconds)
+
+    def _note_lengths(self, lengths: Sequence[int], mean: float) -> None:
+        # Means and squared deviations of two groups are joined as in Chan, Golub and LeVeque (1979): where all are of
+        # one length the mean stays exact and the spread exactly 0, so that nothing is rounded up to a surplus rollout.
+        weight, n = self._weight, len(lengths)
+        delta = mean - self._mean
+        self._mean += delta * n / (weight + n)
+        self._squares += sum((length - mean) ** 2 for length in lengths) + delta * delta * weight * n / (weight + n)
+
+    @property
+    def timesteps(self) -> float | None:
+        """Timesteps of a trajectory, at least 1; None before the first one."""
+        return max(1.0, self._mean) if self._weight else None
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the timesteps of a trajectory; 0 before the second one."""
+        return math.sqrt(self._squares / self._weight) if self._weight else 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of a trajectory; None before the first one."""
+        return self._seconds / self._weight if self._weight else None
+
+    def seconds_with(self, worker: int) -> float | None:
+        """Seconds that a trajectory is expected to take with `worker`; None before its first one."""
+        if worker not in self._workers:
+            return None
+        timesteps, seconds = self._workers[worker]
+        return max(1.0, self._mean) * seconds / max(1.0, timesteps)
+
+    def trajectories_in(self, seconds: float, worker: int | None = None) -> int:
+        """How many trajectories `worker`, or an average one, runs in so many seconds; at least 1, and 1 if unknown."""
+        each = self.seconds_with(worker) if worker is not None else None
+        if each is None:
+            each = self.seconds
+        if each is None:
+            return 1
+        return max(1, int(seconds / max(each, 1e-9)))
+
+    def trajectories_per_ticket(self, worker: int | None = None) -> int:
+        """How many trajectories fill `TICKET_SECONDS`."""
+        return self.trajectories_in(TICKET_SECONDS, worker)

@@ -1,0 +1,112 @@
+"""How well calls are scheduled, by simulation: what workers wait, and what they run in vain."""
+
+import functools
+import random
+
+import pytest
+
+from streamsampler import gathering, holdings
+from streamsampler.gathering import AtLeast, Exactly
+from tests.simulation import Simulation
+
+STEP = 80e-6
+
+
+@functools.cache
+def varied(call, index):
+    return random.Random(100_003 * call + index).randint(200, 1000)
+
+
+def fixed(call, index):
+    return 1000
+
+
+def twenty(call, index):
+    return 20
+
+
+@functools.cache
+def heavy_tailed(call, index):
+    """Twenty timesteps of log-normal times, 1 on average."""
+    rng = random.Random(100_003 * call + index)
+    return sum(rng.lognormvariate(-0.5, 1) for _ in range(20)) / 20
+
+
+def share(outcome, speeds):
+    """What is left of the timesteps that the workers could have run in that time."""
+    return outcome.timesteps / outcome.seconds / sum(1 / speed for speed in speeds)
+
+
+def bound(batch, n_calls):
+    """The same without knowing anything but what is needed, and without any cost: see benchmarks/on_policy.py."""
+    delivered = spent = 0
+    for call in range(2, 2 + n_calls):
+        free, length, index = [0, 0], 0, 0
+        while length < batch:
+            trajectory, index = varied(call, index), index + 1
+            free[free.index(min(free))] += trajectory
+            length += trajectory
+        delivered, spent = delivered + length, spent + max(free)
+    return delivered / (2 * spent)
+
+
+@pytest.mark.parametrize(("batch", "most_waste"), [(2_000, 0.07), (4_000, 0.045)])
+def test_lengths_that_vary_cost_hardly_more_than_they_must(monkeypatch, batch, most_waste):
+    n_calls, speeds = 400, [STEP, STEP]
+    found, right = {}, gathering.PRUDENCE
+    for prudence in (0.0, right, 1.0, 2.0):
+        monkeypatch.setattr(gathering, "PRUDENCE", prudence)
+        outcome = Simulation(speeds, varied).calls_of(AtLeast(batch), n_calls)
+        found[prudence] = share(outcome, speeds), outcome.waste
+    chosen, waste = found[right]
+    assert chosen > 0.99 * max(other for other, _ in found.values())
+    assert chosen > found[0.0][0]
+    assert chosen > 0.975 * bound(batch, n_calls)
+    assert waste < most_waste
+    assert found[2.0][1] > 1.8 * waste, "more prudence would waste more"
+
+
+@pytest.mark.parametrize("n_workers", [2, 4])
+def test_lengths_that_never_vary_waste_nothing(n_workers):
+    speeds = [STEP] * n_workers
+    outcome = Simulation(speeds, fixed).calls_of(AtLeast(2_000), 50)
+    assert outcome.waste == pytest.approx(0, abs=1e-9)
+    assert outcome.copies == 0
+    assert outcome.timesteps == 50 * 2_000
+
+
+@pytest.mark.parametrize("order", ["index", "arrival"])
+def test_a_worker_four_times_slower_is_not_waited_for(monkeypatch, order):
+    speeds = [8e-3] + [2e-3] * 7
+    plan = AtLeast(4_000)
+    chosen = Simulation(speeds, twenty, heavy_tailed, order=order).calls_of(plan, 30)
+    assert share(chosen, speeds) > 0.96
+    assert chosen.waste < 0.01
+    monkeypatch.setattr(holdings, "WORTH_A_COPY", float("inf"))
+    monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
+    plain = Simulation(speeds, twenty, heavy_tailed, order=order).calls_of(plan, 30)
+    assert share(plain, speeds) < 0.92
+
+
+def test_copies_alone_nearly_do(monkeypatch):
+    speeds = [8e-3] + [2e-3] * 7
+    monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
+    outcome = Simulation(speeds, twenty, heavy_tailed).calls_of(AtLeast(4_000), 30)
+    assert outcome.copies >= 10
+    assert share(outcome, speeds) > 0.955
+    assert outcome.waste < 0.02
+
+
+def test_one_trajectory_for_each_of_many_workers_takes_two_turns_of_a_fast_one():
+    speeds = [2e-2] + [2e-3] * 7
+    outcome = Simulation(speeds, twenty).calls_of(Exactly(8), 20)
+    assert outcome.seconds < 20 * 0.083
+    assert outcome.copies == 20
+
+
+@pytest.mark.parametrize("plan", [AtLeast(4_000), Exactly(40)], ids=["at-least", "exactly"])
+@pytest.mark.parametrize("length", [twenty, varied])
+def test_equal_workers_run_nothing_twice(plan, length):
+    speeds = [1e-3 * (1 + 0.1 * (worker % 3)) for worker in range(8)]
+    outcome = Simulation(speeds, length, heavy_tailed).calls_of(plan, 30)
+    assert outcome.copies <= 3
