@@ -343,7 +343,7 @@ def assemble(
         episode_infos=infos("episode_infos", [(start, stop) for _, start, stop in runs]),
         lengths=per_trajectory("lengths", np.int64),
         indices=np.array(indices, dtype=np.int64),
-        seeds=tuple(int(trajectory_seed) for trajectory_seed in seeds),
+        seeds=tuple(map(int, seeds)),
         agent_versions=np.array(np.broadcast_to(np.asarray(agent_versions, dtype=np.int64), (n_trajectories,))),
         seed=seed,
         stats=stats,

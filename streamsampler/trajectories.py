@@ -113,7 +113,7 @@ class TrajectoryBatch:
         return len(self.lengths), int(self.lengths.sum())
 
     def _check_ends_and_seeds(self, n_trajectories: int) -> None:
-        if not isinstance(self.seeds, tuple) or not all(type(seed) is int for seed in self.seeds):
+        if not isinstance(self.seeds, tuple) or not set(map(type, self.seeds)) <= {int}:
             raise DataError(f"seeds should be a tuple of Python ints, and is {self.seeds!r}")
         if len(self.seeds) != n_trajectories:
             raise DataError(f"seeds has {len(self.seeds)} entries, and there are {n_trajectories} trajectories")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 
@@ -27,6 +27,11 @@ _PROGRESS_SECONDS = 1e-3
 first of the last window did. Who needs it to the timestep asks for it: see `Board.watch`."""
 _WINDOW = (True,) + (False,) * 63
 _NOTHING: tuple[bool, ...] = ()
+
+
+class _NoClass:
+    """The class of nothing."""
+
 
 _RESET, _AGENT_RESET, _RECORDING = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING
 _ACTION, _STEP = Phase.ACTION, Phase.STEP
@@ -124,8 +129,10 @@ class DefaultWorker(Worker):
         in_recording, in_action, in_step = _RECORDING, _ACTION, _STEP
         reset, step, get_action, clock = env.reset, env.step, agent.get_action, perf_counter
         record_observation, record_action = recorder.record_observation, recorder.record_action
-        observations, dtype = recorder.encoded_observations, recorder.observation_dtype
-        actions, rewards = recorder.integer_actions, recorder.float_rewards
+        # Where a list may not be appended to, no dtype and no class is the right one.
+        observations, dtype = cast("list[bytes]", recorder.encoded_observations), recorder.observation_dtype
+        actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
+        plain_action = _NoClass if actions is None else int
         window = iter(_NOTHING)
         row, version, max_length = self.row, ticket.version, self.max_episode_length
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
@@ -171,7 +178,7 @@ class DefaultWorker(Worker):
                         else:
                             # The way of few words: a right dtype, and a look at the size when the ticket is done.
                             try:
-                                if observation.dtype is dtype and observations is not None:
+                                if observation.dtype is dtype:
                                     observations.append(observation.tobytes())
                                 else:
                                     record_observation(observation)
@@ -180,7 +187,7 @@ class DefaultWorker(Worker):
                             phase = in_action
                             action, agent_info = get_action(observation)
                         # `list.append` written like this is an instruction of its own: half the time of any call.
-                        if actions is not None and action.__class__ is int:
+                        if action.__class__ is plain_action:
                             actions.append(action)
                         else:
                             record_action(action)
