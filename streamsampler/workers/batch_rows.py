@@ -31,6 +31,7 @@ class BatchRows:
     Attributes:
         record: Copies a single value behind the rows so far.
         encoded: See `buffers.Recorder`.
+        shape: The shape of such rows.
         dtype: See `buffers.Recorder`.
     """
 
@@ -41,6 +42,7 @@ class BatchRows:
         self._take = _taker(space, path, error)
         self.record: Callable[[Any], None] = self._singles.record
         self.encoded, self.dtype = self._singles.encoded, self._singles.dtype
+        self.shape = row_spec(space)[0]
 
     def take(self, batch: Any, n_rows: int) -> tuple[Tree, list[Any]]:
         """Check a batch and copy it behind the rows so far.

@@ -168,7 +168,7 @@ class _Run:
             recorder.record_env_info,
             recorder.observations.record,
         )
-        encoded, dtype, ndarray = recorder.observations.encoded, recorder.observations.dtype, np.ndarray
+        encoded, dtype, shape = recorder.observations.encoded, recorder.observations.dtype, recorder.observations.shape
         limit = self._limit
         at_limit = self._step + 1 - min(self._begun) >= limit
         silent: list[int] = []
@@ -184,7 +184,11 @@ class _Run:
                     if terminated or truncated or cut:
                         self._end(row, observation, bool(terminated), bool(truncated) or cut, silent)
                         continue
-                if encoded is not None and observation.__class__ is ndarray and observation.dtype is dtype:
+                try:
+                    fits = observation.dtype is dtype and observation.shape == shape
+                except AttributeError:
+                    fits = False
+                if fits and encoded is not None:
                     encoded.append(observation.tobytes())
                 else:
                     record(observation)

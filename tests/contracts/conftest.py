@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.samplers import Sampler
 
 from .scripted import Steps, always_zero
@@ -24,7 +24,12 @@ PROCESSES = ["forkserver", FORK, SPAWN]
 # The default start method with everything through shared memory, however small, and with nothing, however large.
 INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 40}
 TRANSPORTS = [pytest.param(name, marks=pytest.mark.slow) for name in INLINE_LIMITS]
-ENGINES = ["local", *PROCESSES, *TRANSPORTS]
+# Workers of several environments, which are handed whole blocks: the core of C1 each time, all else in the slow tier.
+SIDE_BY_SIDE = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
+VEC = {"vec": "local", "vec forkserver": "forkserver"}
+SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in VEC]
+ENGINES = ["local", *PROCESSES, *TRANSPORTS, *SLOW_VEC]
+CORE_ENGINES = ["local", "vec", *PROCESSES, *TRANSPORTS, SLOW_VEC[1]]
 
 
 def descendants() -> frozenset[int]:
@@ -81,10 +86,18 @@ class Maker:
         self.engine = engine
         self.made: list[Sampler] = []
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether a worker runs several trajectories at a time."""
+        return self.engine in VEC
+
     def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Sampler:
-        if self.engine == "local":
+        if self.side_by_side:
+            options = {**SIDE_BY_SIDE, **options}
+        engine = VEC.get(self.engine, self.engine)
+        if engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
-        start_method = "forkserver" if self.engine in INLINE_LIMITS else self.engine
+        start_method = "forkserver" if engine in INLINE_LIMITS else engine
         return self.adopt(
             MultiprocessingSampler(agents, envs, n_workers=n_workers, start_method=start_method, **options)
         )
