@@ -132,6 +132,7 @@ class Call:
             pace=collector.pace,
             own_lanes=collector.updates.differ,
             block=collector.block,
+            concurrent=self._engine.concurrent,
         )
         self.stats = stats
         self._hungry = set(range(self._engine.n_workers))

@@ -146,17 +146,19 @@ class Gathering(Generic[Part]):
         pace: Average lengths seen so far; this call's are added to it.
         own_lanes: Whether each worker may run only its own indices.
         block: How many consecutive indices of a lane are to be run together. Every ticket is whole blocks.
+        concurrent: Whether workers run at the same time. Where they take turns none can do another's work earlier.
     """
 
     def __init__(
         self, plan: GatherPlan, *, n_workers: int, order: Order = "index", pace: Pace | None = None,
-        own_lanes: bool = False, block: int = 1,
+        own_lanes: bool = False, block: int = 1, concurrent: bool = True,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.pace = pace if pace is not None else Pace()
         self._order = order
         self._n_workers = n_workers
         self._block = block
+        self._may_help = concurrent and not own_lanes
         n_lanes = n_workers if own_lanes else 1
         self._lanes = [plan.lane(number, n_lanes) for number in range(n_lanes)]
         self._cursors = [0] * n_lanes
@@ -230,14 +232,14 @@ class Gathering(Generic[Part]):
 
     def _copy(self, worker: int, now: float) -> range:
         # What the consumer of a stream has not taken yet makes nobody wait.
-        if len(self._lanes) > 1 or (self._is_endless and self._runs):
+        if not self._may_help or (self._is_endless and self._runs):
             return range(0)
         return self._holdings.copy_for(worker, now) or range(0)
 
     def _is_better_left(self, worker: int, size: int, spare: int, now: float) -> bool:
         """Whether the others would be done with everything before `worker` with `size` more trajectories."""
         each, mean = self.pace.seconds_with(worker), self.pace.seconds
-        if len(self._lanes) > 1 or self._is_endless or each is None or mean is None or each < NOTABLY_SLOWER * mean:
+        if not self._may_help or self._is_endless or each is None or mean is None or each < NOTABLY_SLOWER * mean:
             return False
         others = self._holdings.others_end(worker, spare, now)
         return others is not None and self._holdings.end_of(worker, now) + each * size > others

@@ -57,9 +57,11 @@ class Engine(ABC):
 
     Attributes:
         n_workers: How many workers there are.
+        concurrent: Whether workers run at the same time; otherwise they take turns.
     """
 
     n_workers: int
+    concurrent = True
 
     @abstractmethod
     def publish(self, payload: Payload) -> Any:

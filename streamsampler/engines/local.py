@@ -53,6 +53,8 @@ class LocalEngine(Engine):
         seed: The sampler's seed.
     """
 
+    concurrent = False
+
     def __init__(self, n_workers: int, make_worker: Callable[[WorkerRow, int], Worker], seed: int) -> None:
         self.n_workers = n_workers
         self._make_worker = make_worker
