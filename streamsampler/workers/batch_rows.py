@@ -30,9 +30,9 @@ class BatchRows:
 
     Attributes:
         record: Copies a single value behind the rows so far.
-        encoded: See `buffers.Recorder`.
-        shape: The shape of such rows.
-        dtype: See `buffers.Recorder`.
+        append: A faster `record`, for the bytes of a value of just this shape and dtype.
+        shape: The shape of such values.
+        dtype: Their dtype; None where there is no faster way.
     """
 
     def __init__(self, space: AnySpace, path: str, error: type[DataError]) -> None:
@@ -41,7 +41,9 @@ class BatchRows:
         self._singles = make_recorder(space, path, error)
         self._take = _taker(space, path, error)
         self.record: Callable[[Any], None] = self._singles.record
-        self.encoded, self.dtype = self._singles.encoded, self._singles.dtype
+        encoded = self._singles.encoded
+        self.append: Callable[[bytes], None] = self.record if encoded is None else encoded.append
+        self.dtype = None if encoded is None else self._singles.dtype
         self.shape = row_spec(space)[0]
 
     def take(self, batch: Any, n_rows: int) -> tuple[Tree, list[Any]]:
@@ -72,7 +74,8 @@ class BatchRows:
 
     def rows(self, start: int, stop: int) -> Tree:
         """The single values from start to stop, in arrays of their own."""
-        return map_tree(_own, self._singles.view(start, stop))
+        rows = self._singles.view(start, stop)
+        return _own(rows) if rows.__class__ is np.ndarray else map_tree(_own, rows)
 
     def all_rows(self, n_rows: int) -> Tree:
         """All rows, which must be this many."""

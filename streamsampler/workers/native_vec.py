@@ -194,8 +194,9 @@ class _Run:
         self._resetting[slot] = False
         worker.trajectory = block.indices[number]
         worker.row.begin_trajectory(block.indices[number])
-        worker.phase = Phase.AGENT_RESET
-        self._agent.begin_trajectory(slot, derived_seed(block.seeds[number], Stream.AGENT))
+        if self._agent.by_slot:
+            worker.phase = Phase.AGENT_RESET
+            self._agent.begin_trajectory(slot, derived_seed(block.seeds[number], Stream.AGENT))
         worker.phase = Phase.RECORDING
         self._recorder.begin(info_of(_without_final(infos), slot))
 

@@ -33,7 +33,7 @@ from streamsampler.workers.slots import Block, Seconds, SlotRunner
 __all__ = ["VecWorker"]
 
 _N_ENVS = 8
-_ROUNDS = 4
+_ROUNDS = 8
 """Trajectories of a block for each slot. At a block's end slots fall silent and the batch shrinks, so blocks should be
 long; but blocks are what is handed out, and what a batch has to spare, so they should be short."""
 
@@ -63,7 +63,7 @@ class VecWorker(Worker):
         worker_number: 0 to n-1.
         max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
         n_envs: How many environments; None for 8, or for as many as a vector environment has.
-        block_size: How many trajectories make a block; None for four times `n_envs`, or 32 if that is None.
+        block_size: How many trajectories make a block; None for eight times `n_envs`, or 64 if that is None.
 
     Raises:
         UsageError: An argument cannot work.
