@@ -172,6 +172,8 @@ class Call:
     def _feed(self) -> None:
         """Give tickets to those who have room: first one for everybody, then the next."""
         for ahead in (False, True):
+            if ahead and not self.gathering.has_plenty:
+                return
             for worker in sorted(self._hungry):
                 if ahead == bool(self._dispatcher.owes(worker)):
                     self._hand(worker, ahead=ahead)

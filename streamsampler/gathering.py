@@ -22,7 +22,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from streamsampler.errors import ProtocolError
 from streamsampler.holdings import Holdings
-from streamsampler.pacing import SHORTEST_TICKET_SECONDS, Pace
+from streamsampler.pacing import SHORTEST_TICKET_SECONDS, TICKET_SECONDS, Pace
 
 __all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "Gathering", "Order", "Run"]
 
@@ -187,16 +187,18 @@ class Gathering(Generic[Part]):
                 than enough for all: near the end a ticket that queues behind another is late, and may be surplus.
             now: The time in seconds, from any one clock.
         """
-        spare = self._spare(PRUDENCE)
-        if ahead and self._spare(-PRUDENCE) <= self._n_workers * self._block:
+        if ahead and not self.has_plenty:
             return None
         lane = worker % len(self._lanes)
-        size = self._ticket_size(worker, spare)
+        horizon = self._horizon(PRUDENCE)
+        spare = max(0, horizon - self._handed_out)
+        slowness = self._slowness(worker)
+        size = self._ticket_size(slowness, spare)
         # Without a spare one there may still be a lost one, without which the prefix has a gap.
-        if spare and self._is_better_left(worker, size, spare, now):
+        if spare and slowness > 1 and self._is_better_left(worker, size, spare, now):
             indices = range(0)
         else:
-            indices = self._lost(lane, size) or self._fresh(lane, size)
+            indices = self._lost(lane, size) or self._fresh(lane, size, horizon)
         self._handed_out += len(indices)
         if not indices and not ahead:
             indices = self._copy(worker, now)
@@ -214,13 +216,17 @@ class Gathering(Generic[Part]):
         self._returned[lane].append(indices)
         self._returned[lane].sort(key=lambda lost: -lost[0])
 
-    def _spare(self, prudence: float) -> int:
-        """How many trajectories are still expected to be needed beyond those handed out.
+    @property
+    def has_plenty(self) -> bool:
+        """Whether there is more than enough for all, even if trajectories turn out rather long."""
+        return self._horizon(-PRUDENCE) - self._handed_out > self._n_workers * self._block
 
-        Args:
-            prudence: By how many standard deviations they may turn out too short; too long where it is negative.
-        """
-        return max(0, self._horizon(prudence) - self._handed_out)
+    def _slowness(self, worker: int) -> float:
+        """How many times as long as the average `worker` takes; 1 where it does not matter."""
+        if not self._may_help:
+            return 1.0
+        slowness = self.pace.slowness(worker)
+        return slowness if slowness > NOTABLY_SLOWER else 1.0
 
     def _lost(self, lane: int, size: int) -> range:
         if not self._returned[lane]:
@@ -238,8 +244,8 @@ class Gathering(Generic[Part]):
 
     def _is_better_left(self, worker: int, size: int, spare: int, now: float) -> bool:
         """Whether the others would be done with everything before `worker` with `size` more trajectories."""
-        each, mean = self.pace.seconds_with(worker), self.pace.seconds
-        if not self._may_help or self._is_endless or each is None or mean is None or each < NOTABLY_SLOWER * mean:
+        each = self.pace.seconds_with(worker)
+        if self._is_endless or each is None:
             return False
         others = self._holdings.others_end(worker, spare, now)
         return others is not None and self._holdings.end_of(worker, now) + each * size > others
@@ -248,27 +254,28 @@ class Gathering(Generic[Part]):
     def _is_endless(self) -> bool:
         return self.plan.limit is None and self.plan.timesteps is None
 
-    def _fresh(self, lane: int, size: int) -> range:
+    def _fresh(self, lane: int, size: int, horizon: int) -> range:
         own, cursor = self._lanes[lane], self._cursors[lane]
-        in_sight = len(range(own.start, min(own.stop, self._horizon(PRUDENCE)), own.step))
+        in_sight = len(range(own.start, min(own.stop, horizon), own.step))
         in_sight = math.ceil(in_sight / self._block) * self._block
         taken = own[cursor : max(cursor, min(cursor + size, in_sight))]
         self._cursors[lane] += len(taken)
         return taken
 
-    def _ticket_size(self, worker: int, spare: int) -> int:
+    def _ticket_size(self, slowness: float, spare: int) -> int:
         # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what is left, so that the last tickets
         # are small and all workers finish together. A slow worker's share is smaller, as in weighted factoring (Hummel,
         # Schmidt, Uma and Wein, 1996).
-        share = spare / (2 * self._n_workers)
-        each, mean = self.pace.seconds_with(worker), self.pace.seconds
-        if each and mean and each > NOTABLY_SLOWER * mean:
-            share *= mean / each
-        share = max(math.ceil(share), self.pace.trajectories_in(SHORTEST_TICKET_SECONDS, worker))
-        return max(1, min(self.pace.trajectories_per_ticket(worker), share) // self._block) * self._block
+        share = math.ceil(spare / (2 * self._n_workers * slowness))
+        share = max(share, self.pace.trajectories_in(SHORTEST_TICKET_SECONDS / slowness))
+        return max(1, min(self.pace.trajectories_in(TICKET_SECONDS / slowness), share) // self._block) * self._block
 
     def _horizon(self, prudence: float) -> int:
-        """How many trajectories will be needed in all, as far as one can tell."""
+        """How many trajectories will be needed in all, as far as one can tell.
+
+        Args:
+            prudence: By how many standard deviations they may turn out too short; too long where it is negative.
+        """
         if self.plan.limit is not None:
             return self.plan.limit
         if self.plan.timesteps is None:
@@ -294,7 +301,7 @@ class Gathering(Generic[Part]):
     def _window(self) -> int:
         # What workers may be ahead of a consumer: enough to keep them busy while it takes one, few enough to bound
         # memory.
-        return 4 * self._n_workers * max(self._block, self.pace.trajectories_per_ticket())
+        return 4 * self._n_workers * max(self._block, self.pace.trajectories_in(TICKET_SECONDS))
 
     # ------------------------------------------------------------------ taking in
 

@@ -61,7 +61,8 @@ class Pace:
         weight, n = self._weight, len(lengths)
         delta = mean - self._mean
         self._mean += delta * n / (weight + n)
-        self._squares += sum((length - mean) ** 2 for length in lengths) + delta * delta * weight * n / (weight + n)
+        within = sum([(length - mean) ** 2 for length in lengths]) if n > 1 else 0.0
+        self._squares += within + delta * delta * weight * n / (weight + n)
 
     @property
     def timesteps(self) -> float | None:
@@ -85,15 +86,13 @@ class Pace:
         timesteps, seconds = self._workers[worker]
         return max(1.0, self._mean) * seconds / max(1.0, timesteps)
 
-    def trajectories_in(self, seconds: float, worker: int | None = None) -> int:
-        """How many trajectories `worker`, or an average one, runs in so many seconds; at least 1, and 1 if unknown."""
-        each = self.seconds_with(worker) if worker is not None else None
-        if each is None:
-            each = self.seconds
-        if each is None:
-            return 1
-        return max(1, int(seconds / max(each, 1e-9)))
+    def slowness(self, worker: int) -> float:
+        """How many times as long as the average `worker` takes; 1 before its first trajectory."""
+        each, mean = self.seconds_with(worker), self.seconds
+        return each / mean if each and mean else 1.0
 
-    def trajectories_per_ticket(self, worker: int | None = None) -> int:
-        """How many trajectories fill `TICKET_SECONDS`."""
-        return self.trajectories_in(TICKET_SECONDS, worker)
+    def trajectories_in(self, seconds: float) -> int:
+        """How many trajectories one worker runs in so many seconds on average; at least 1, and 1 if unknown."""
+        if not self._weight:
+            return 1
+        return max(1, int(seconds * self._weight / max(self._seconds, 1e-9)))

@@ -11,7 +11,7 @@ def test_pace_follows_a_policy_that_learns():
     pace = Pace()
     assert pace.timesteps is None
     assert pace.seconds is None
-    assert pace.trajectories_per_ticket() == 1
+    assert pace.trajectories_in(0.05) == 1
     pace.add([20] * 1000, 1.0)
     assert pace.timesteps == pytest.approx(20)
     pace.add([500] * 1000, 25.0)
@@ -47,8 +47,8 @@ def test_each_worker_has_a_speed_of_its_own():
     mean = pace.timesteps
     assert pace.seconds_with(0) == pytest.approx(0.01 * mean)
     assert pace.seconds_with(1) == pytest.approx(0.04 * mean), "per timestep: its trajectory was longer, too"
-    assert pace.trajectories_in(10.0, 0) == pytest.approx(4 * pace.trajectories_in(10.0, 1), abs=3)
-    assert pace.trajectories_in(10.0, 2) == pace.trajectories_in(10.0), "unknown: like the average"
+    assert pace.slowness(1) == pytest.approx(4 * pace.slowness(0))
+    assert pace.slowness(2) == 1, "unknown: like the average"
 
 
 def test_a_worker_that_slows_down_is_believed_after_some_reports():
