@@ -5,10 +5,11 @@ fastest way, a batch being one process's environments. Its processes spin while 
 
 PufferLib resets an environment in the step after a trajectory's end, and gives the first observation in that step's
 place: such steps are not counted as timesteps. It resets at termination only, so the environment's wrapper here makes
-it reset at truncation too.
+it reset at truncation too. What comes back is copied into preallocated rows, as its own trainer does: observations, the
+actions they lead to, and the rewards of the actions before.
 
 Settings:
-    n_envs: Environments in all (default 32 for each process; one for each process where environments sleep).
+    n_envs: Environments in all (default 128 for each process; one for each process where environments sleep).
     workers: Processes (default: the number of processes).
     batch: Processes whose environments make a batch (default 1).
 """
@@ -28,6 +29,8 @@ import pufferlib.vector
 from harness.contender import Measure, Unsupported, serve
 from workloads import Workload, checksum
 
+_SIZE = 10_000
+
 
 class Env(pufferlib.emulation.GymnasiumPufferEnv):
     """PufferLib's environment, which is also reset where a trajectory is truncated."""
@@ -37,6 +40,17 @@ class Env(pufferlib.emulation.GymnasiumPufferEnv):
         result = super().step(action)
         self.done = result[2] or result[3]
         return result
+
+
+class Rows:
+    """Where a batch is stored; the next one overwrites it."""
+
+    def __init__(self, n_rows: int, envs: Any) -> None:
+        observation, action = envs.single_observation_space, envs.single_action_space
+        self.observations = np.empty((n_rows, *observation.shape), observation.dtype)
+        self.actions = np.empty((n_rows, *action.shape), action.dtype)
+        self.rewards = np.empty(n_rows, np.float32)
+        self.ended = np.empty(n_rows, bool)
 
 
 class Collector:
@@ -53,16 +67,16 @@ class Collector:
             batch_size=n_envs // workers * batch,
         )
         self.envs.async_reset(0)
-        self.dtype = self.envs.single_action_space.dtype
-        # Whether an environment's next step only resets it, and what was seen and done before this step.
-        self.ended = np.ones(n_envs, bool)
-        self.observations: dict[Any, Any] = {}
+        # Whether an environment's next step gives its first observation.
+        self.fresh = np.ones(n_envs, bool)
+        self.size = workload.batch if workload.parameters else _SIZE
+        # Trajectories have five timesteps at least, and each begins with a row without one.
+        self.rows = Rows(self.size + self.size // 5 + 2 * n_envs, self.envs)
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
         """Collect batches for a while."""
         seconds, enough = request.get("seconds", 1e9), request.get("timesteps", 2**62)
         parameters = self.workload.parameters
-        size = self.workload.batch if parameters else 10_000
         timesteps = trajectories = 0
         begin = time.perf_counter()
         end = begin + seconds
@@ -70,32 +84,28 @@ class Collector:
             if parameters:
                 self.iteration += 1
                 self.agent.set_param_values(parameters(self.iteration))
-            n, ended = self._collect(min(size, enough - timesteps), np.inf if parameters else end)
+            n, ended = self._collect(min(self.size, enough - timesteps), np.inf if parameters else end)
             timesteps, trajectories = timesteps + n, trajectories + ended
         return {"timesteps": timesteps, "trajectories": trajectories, "seconds": time.perf_counter() - begin}
 
     def _collect(self, size: int, deadline: float) -> tuple[int, int]:
         """A batch of `size` timesteps, or as many as there are until the deadline, as arrays."""
-        records: list[Any] = []
-        timesteps = trajectories = 0
+        rows, filled, timesteps, trajectories = self.rows, 0, 0, 0
         while timesteps < size and (time.perf_counter() < deadline or not timesteps):
             observations, rewards, terminated, truncated, _, ids, _ = self.envs.recv()
-            # These are views of shared memory, which the next step overwrites.
-            observations, rewards, ended = observations.copy(), rewards.copy(), terminated | truncated
-            stepped = ~self.ended[ids]
-            self.ended[ids] = ended
-            actions = np.asarray(self.agent.get_actions(observations)[0], self.dtype)
-            self.envs.send(actions)
-            key = int(ids[0])
-            before = self.observations.get(key)
-            self.observations[key] = (observations, actions)
-            if before is not None:
-                records.append((*before, rewards, ended, stepped))
-                timesteps += int(np.count_nonzero(stepped))
-                trajectories += int(np.count_nonzero(ended & stepped))
-        stored = [np.stack(column) for column in zip(*records, strict=True)]
+            here = slice(filled, filled + len(observations))
+            filled = here.stop
+            # The next step overwrites what came back.
+            rows.observations[here] = observations
+            rows.rewards[here] = rewards
+            ended = np.logical_or(terminated, truncated, out=rows.ended[here])
+            rows.actions[here] = self.agent.get_actions(rows.observations[here])[0]
+            self.envs.send(rows.actions[here])
+            timesteps += len(observations) - int(np.count_nonzero(self.fresh[ids]))
+            trajectories += int(np.count_nonzero(ended))
+            self.fresh[ids] = ended
         if self.workload.reads_batch:
-            checksum(stored[0])
+            checksum(rows.observations[:filled])
         return timesteps, trajectories
 
 
@@ -118,7 +128,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     if not isinstance(env.action_space, (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete)):
         raise Unsupported("this release has no continuous actions")
     workers = settings.get("workers", n_processes)
-    n_envs = settings.get("n_envs", workers if workload.ideal else 32 * workers)
+    n_envs = settings.get("n_envs", workers if workload.ideal else 128 * workers)
     collector = Collector(workload, n_envs, workers, settings.get("batch", 1))
     try:
         collector.measure({"seconds": 0.3})

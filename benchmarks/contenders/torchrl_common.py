@@ -4,7 +4,8 @@ Each worker process holds an environment and the policy, and gives back a batch 
 observations are not stored twice (`compact_obs`), which is faster.
 
 Settings:
-    n_envs: Environments in each process, stepped one after the other with batched actions (default 1).
+    n_envs: Environments in each process, stepped one after the other with batched actions (default 32; 1 where
+        environments sleep).
     frames: Timesteps of a batch (default: 1,000 for each process; 20 where environments sleep, so that no batch takes
         seconds; the workload's where there are new parameters for each batch).
 """
@@ -112,7 +113,7 @@ def collecting(
         share: Whether a batch is one process's share, rather than all processes'.
     """
     torch.set_num_threads(1)
-    n_envs = settings.get("n_envs", 1)
+    n_envs = settings.get("n_envs", 32 if workload.ideal is None else 1)
     frames = settings.get("frames", frames_of(workload, n_processes, n_envs))
     module = AgentModule(workload, batched=n_envs > 1)
     collector = kind(
