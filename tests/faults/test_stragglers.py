@@ -1,0 +1,59 @@
+"""A worker that is much slower than the others: what it holds is run a second time by an idle one."""
+
+import os
+import time
+
+import gymnasium
+import numpy as np
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+
+N_STEPS = 5
+SLOW_STEP = 0.2
+
+
+class SlowInOneProcess(gymnasium.Env):
+    """Random rewards; steps are slow in the process that stepped first."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, path):
+        self._path, self._pause, self._t = path, None, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        return self.np_random.normal(size=2), {}
+
+    def step(self, action):
+        if self._pause is None:
+            self._pause = SLOW_STEP if is_first(self._path) else 0.001
+        time.sleep(self._pause)
+        self._t += 1
+        return self.np_random.normal(size=2), self.np_random.normal(), False, self._t == N_STEPS, {}
+
+
+def is_first(path):
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def zero(observation):
+    return 0
+
+
+def test_nobody_waits_for_a_slow_worker(tmp_path):
+    def make_env():
+        return SlowInOneProcess(tmp_path / "slow")
+
+    with MultiprocessingSampler(zero, make_env, n_workers=2, seed=5) as sampler:
+        sampler.obtain_exact_trajectories(1, agent_update=[zero, zero])  # one for each: their speeds are known now
+        batch = sampler.obtain_trajectories(6, agent_update=zero)
+    assert batch.stats.seconds < N_STEPS * SLOW_STEP, "less than what the slow worker needs for one"
+    with LocalSampler(zero, make_env, seed=5) as local:
+        local.obtain_trajectories(2)
+        assert batch == local.obtain_trajectories(6)
