@@ -27,11 +27,13 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.tune.registry import register_env
 
+from contenders.memory import check_memory
 from harness.contender import Measure, Unsupported, repeated, serve
 from workloads import WORKLOADS, Workload, checksum
 
 _STORE_BYTES = 1 << 30
 _WAIT = 0.02
+_MEGABYTES = 250
 
 
 class AgentModule(TorchRLModule):
@@ -117,9 +119,10 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     """Start Ray and the env runners.
 
     Raises:
-        Unsupported: The agent cannot choose several actions at once.
+        Unsupported: The agent cannot choose several actions at once, or memory is short.
     """
     sleeps = workload.ideal is not None
+    check_memory(n_processes, _MEGABYTES)
     _check_agent(workload)
     n_envs, fragment = settings.get("n_envs", 1 if sleeps else 32), settings.get("fragment", 100 if sleeps else 1000)
     # A folder of its own, removed at the end: Ray leaves its logs behind. Its sockets allow a path of 107 bytes only.

@@ -23,12 +23,16 @@ from torch import nn
 from torchrl.envs import SerialEnv
 from torchrl.envs.libs.gym import GymWrapper
 
+from contenders.memory import check_memory
 from harness.contender import Measure, repeated
 from workloads import WORKLOADS, Workload, checksum
 
 __all__ = ["PACKAGES", "collecting"]
 
 PACKAGES = ["torchrl", "tensordict", "torch", "gymnasium", "numpy"]
+
+
+_MEGABYTES = 250
 
 
 class AgentModule(nn.Module):
@@ -111,7 +115,11 @@ def collecting(
         n_processes: How many processes.
         settings: See the module.
         share: Whether a batch is one process's share, rather than all processes'.
+
+    Raises:
+        Unsupported: There is not memory enough for so many processes.
     """
+    check_memory(n_processes, _MEGABYTES)
     torch.set_num_threads(1)
     n_envs = settings.get("n_envs", 32 if workload.ideal is None else 1)
     frames = settings.get("frames", frames_of(workload, n_processes, n_envs))

@@ -1,0 +1,26 @@
+"""Whether a peer's processes fit into memory, where each imports torch for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.contender import Unsupported
+
+__all__ = ["check_memory"]
+
+
+def check_memory(n_processes: int, megabytes: int) -> None:
+    """See that the processes take half of what is free at most, as others may be running.
+
+    Args:
+        n_processes: How many there will be.
+        megabytes: Private memory of each, as measured.
+
+    Raises:
+        Unsupported: They would take more.
+    """
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free, needed = int(line.split()[1]) // 1024, n_processes * megabytes
+            if needed > free // 2:
+                raise Unsupported(f"{n_processes} processes of {megabytes} MB each: too much for {free} MB of memory")
