@@ -45,7 +45,10 @@ class Agent(Protocol):
 
     - ``reset(seed=…)`` at each trajectory's start, with a seed that is the trajectory's alone. An agent that draws from
       a generator of its own seeds it here, and one with a memory clears it. ``reset()`` will do for the latter.
-    - ``get_actions(observations)``, for a batch of observations, gives a batch of actions and one dict of infos.
+    - ``get_actions(observations)``, for n observations side by side (leaves of shape (n, ...), the agent's to change),
+      gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so. It resets such
+      an agent once a block, not once a trajectory; one with a memory takes the keywords ``slots``, n integers (rows of
+      one slot follow each other), and ``starts``, n booleans (the row begins a trajectory), or one of them.
     - ``get_param_values()`` and ``set_param_values(values)``: an agent update that is a tuple, a dict or an array goes
       to the latter.
 

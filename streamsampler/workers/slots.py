@@ -109,7 +109,7 @@ class _Run:
         self._steps: list[Any] = []
         self._next = 0
         self._step = 0
-        self._row = 0  # the one that was stepped last
+        self._row = -1  # the one that was stepped last; -1 while it is about all of them
         self._actions: list[Any] = []
         self._resetting = 0.0
 
@@ -142,6 +142,7 @@ class _Run:
         """One action and one step of every environment whose slot is not silent."""
         worker, recorder, seconds = self._worker, self._recorder, self._seconds
         worker.phase = _RECORDING
+        self._row = -1
         observations = recorder.observations.rows(first, first + n_rows)
         began = perf_counter()
         rows = Rows(first, observations, self._slot_numbers, self._begun, self._step)
@@ -246,10 +247,10 @@ class _Run:
                 self._explain_step(error, self._actions[self._row])
         elif self._agent.row >= 0:
             worker.trajectory = running[self._agent.row]
-        elif worker.phase is Phase.ACTION or isinstance(error, ActionError):
+        elif self._row < 0 and (worker.phase is Phase.ACTION or isinstance(error, ActionError)):
             explain_batch(error, worker, running)
-        elif worker.phase is Phase.RECORDING and (row := getattr(error, "row", -1)) >= first:
-            worker.trajectory = running[row - first]
+        elif self._row < 0:
+            worker.trajectory = running[max(0, getattr(error, "row", first) - first)]
 
     def _explain_step(self, error: BaseException, action: Any) -> None:
         frames = error.__traceback__

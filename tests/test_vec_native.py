@@ -1,0 +1,234 @@
+"""Vector environments: their streams cut into whole trajectories, in all autoreset modes."""
+
+import re
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.errors import RolloutError, UsageError
+
+from .contracts.scripted import Nested, Steps, always_zero
+from .vec_scripted import Balancing, DrawnEndless, NestedBatches, OneSeed, Remembering, Sampling, vector
+
+SEED = 11
+MODES = ["NEXT_STEP", "SAME_STEP", "DISABLED"]
+
+
+def native(agent, env, *, n_workers=1, block_size=6, **options):
+    args = {"n_envs": 3, "block_size": block_size}
+    return LocalSampler(agent, env, seed=SEED, n_workers=n_workers, worker_class=VecWorker, worker_args=args, **options)
+
+
+def retold(seed, n):
+    """What an environment tells of n trajectories in a row, seeded once: by hand."""
+    env, told = DrawnEndless(), []
+    for number in range(n):
+        observation, info = env.reset(seed=seed if number == 0 else None)
+        steps = []
+        while not steps or not (steps[-1][2] or steps[-1][3]):
+            before = observation
+            observation, *rest = env.step(0)
+            steps.append((before, *rest))
+        told.append((steps, observation, info))
+    return told
+
+
+def assert_told(trajectory, told):
+    steps, last, reset_info = told
+    assert trajectory.n_timesteps == len(steps)
+    assert trajectory.observations.tolist() == [step[0].tolist() for step in steps]
+    assert trajectory.rewards.tolist() == [step[1] for step in steps]
+    assert [trajectory.terminated[0], trajectory.truncated[0]] == [steps[-1][2], steps[-1][3]]
+    assert trajectory.last_observations[0].tolist() == last.tolist()
+    assert trajectory.episode_infos["mark"].tolist() == [reset_info["mark"]]
+    assert trajectory.env_infos.keys() == {
+        key for key in ("t", "third", "last", "_last") if key in expected_keys(steps)
+    }
+    assert trajectory.env_infos["t"].tolist() == [step[4]["t"] for step in steps]
+    if "third" in trajectory.env_infos:
+        third = trajectory.env_infos["third"]
+        rows = third["of"] if "_of" not in third else third["of"][third["_of"]]
+        assert rows.tolist() == [step[4]["third"]["of"].tolist() for step in steps if "third" in step[4]]
+
+
+def expected_keys(steps):
+    keys = {key for step in steps for key in step[4]}
+    return keys | {"_last"} if "last" in keys and len(steps) > 1 else keys
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_stream_is_cut_into_what_each_slot_tells(mode):
+    """Each slot's trajectories are those of one environment that is seeded once a block, or once a trajectory."""
+    with native(always_zero, partial(vector, mode)) as sampler:
+        batch = sampler.obtain_trajectories(14)
+    trajectories = list(batch)
+    if mode == "DISABLED":
+        for trajectory, seed in zip(trajectories, batch.seeds, strict=True):
+            assert_told(trajectory, retold(seed, 1)[0])
+        return
+    for first in range(0, 14, 6):
+        block, seeds = trajectories[first : first + 6], batch.seeds[first : first + 6]
+        slots = [iter(retold(seed, 6)) for seed in seeds[:3]]
+        # Which slot ends when tells who runs what: replayed with lengths alone.
+        free = [(0, slot) for slot in range(min(3, len(block)))]
+        for trajectory in block:
+            step, slot = min(free)
+            free.remove((step, slot))
+            told = next(slots[slot])
+            assert_told(trajectory, told)
+            free.append((step + len(told[0]) + (mode == "NEXT_STEP"), slot))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_batches_for_any_number_of_workers(mode):
+    batches = []
+    for n_workers in (1, 2, 3):
+        with native(Sampling(), partial(cart_poles, mode), n_workers=n_workers) as sampler:
+            batches.append((sampler.obtain_samples(150), sampler.obtain_trajectories(13), sampler.obtain_samples(300)))
+    assert batches[0] == batches[1] == batches[2]
+
+
+def cart_poles(mode, n=3):
+    kwargs = {"autoreset_mode": AutoresetMode[mode]}
+    return gymnasium.make_vec("CartPole-v1", num_envs=n, vectorization_mode="sync", vector_kwargs=kwargs)
+
+
+def test_disabled_autoreset_gives_the_trajectories_of_the_default_worker():
+    env = partial(vector, "DISABLED", Nested)
+    with native(NestedBatches(), env) as many, LocalSampler(NestedBatches(), Nested, seed=SEED) as one:
+        assert many.obtain_samples(150) == one.obtain_samples(150)
+    with (
+        native(Balancing(), partial(cart_poles, "DISABLED"), max_episode_length=30) as many,
+        LocalSampler(Balancing(), "CartPole-v1", seed=SEED, max_episode_length=30) as one,
+    ):
+        batch = many.obtain_trajectories(13)
+        assert batch == one.obtain_trajectories(13)
+        assert (batch.lengths == 30).any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nested_observations_and_agents_of_one_action(mode):
+    batches = []
+    for agent in (NestedBatches(), NestedBatches().get_action):
+        function = agent if isinstance(agent, NestedBatches) else OneByOne()
+        with native(function, partial(vector, mode, Nested)) as sampler:
+            batches.append(sampler.obtain_samples(150))
+    assert batches[0] == batches[1]
+
+
+class OneByOne:
+    def get_action(self, observation):
+        return NestedBatches().get_action(observation)
+
+
+def test_a_native_environment_of_gymnasium_itself():
+    make = partial(gymnasium.make_vec, "CartPole-v1", num_envs=3)
+    with native(Balancing(), make) as sampler:
+        assert not isinstance(make().unwrapped, SyncVectorEnv)
+        batch = sampler.obtain_trajectories(13)
+        assert batch.terminated.any()
+        again = native(Balancing(), make, n_workers=2)
+        assert again.obtain_trajectories(13) == batch
+        again.close()
+    # Physics tells whether the pieces belong together: positions move by velocities.
+    for trajectory in batch:
+        following = np.concatenate([trajectory.observations[1:], trajectory.last_observations])
+        moved = trajectory.observations[:, 0] + 0.02 * trajectory.observations[:, 1]
+        np.testing.assert_allclose(following[:, 0], moved, atol=1e-5)
+
+
+def test_one_seed_for_all_slots():
+    with native(Remembering(), OneSeed) as sampler:
+        batch = sampler.obtain_trajectories(20)
+    for trajectory in batch:
+        n = trajectory.n_timesteps
+        assert trajectory.observations[:, 0].tolist() == list(range(n))
+        assert trajectory.rewards.tolist() == list(range(1, n + 1))
+        assert trajectory.last_observations.tolist() == [[n]]
+        assert set(trajectory.env_infos["length"].tolist()) == {n}
+        assert trajectory.agent_infos["memory"].tolist() == np.cumsum(np.arange(1, n + 1)).tolist()
+
+
+def test_in_processes_and_as_an_instance():
+    args = {"n_envs": 3, "block_size": 6}
+    with native(always_zero, vector("SAME_STEP")) as local:
+        expected = local.obtain_samples(60)
+    with MultiprocessingSampler(
+        always_zero, partial(vector, "SAME_STEP"), seed=SEED, n_workers=2, worker_class=VecWorker, worker_args=args
+    ) as sampler:
+        assert sampler.obtain_samples(60) == expected
+        sampler.obtain_samples(60, env_update=partial(vector, "DISABLED"))
+        assert set(sampler.obtain_samples(60, env_update=Steps).lengths.tolist()) == {3}
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([3, 4]), spaces.Discrete(4, start=2)])
+def test_all_slots_get_valid_actions(space):
+    """Silent slots, and those that reset, are stepped along."""
+
+    class Strict(Steps):
+        action_space = space
+
+        def step(self, action):
+            assert space.contains(np.asarray(action, space.dtype) if space.shape else int(action)), action
+            return super().step(0)
+
+    class First:
+        def get_action(self, observation):
+            raise AssertionError
+
+        def get_actions(self, observations):
+            return np.stack([np.asarray(space.sample())] * len(observations)), {}
+
+    for mode in MODES:
+        with native(First(), partial(SyncVectorEnv, [Strict] * 3, autoreset_mode=AutoresetMode[mode])) as sampler:
+            assert sampler.obtain_trajectories(8).lengths.tolist() == [3] * 8
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def test_the_default_worker_names_the_one_that_can():
+    for env in (vector("NEXT_STEP"), partial(vector, "NEXT_STEP")):
+        with LocalSampler(always_zero, env) as sampler, pytest.raises(RolloutError, match="worker_class=VecWorker"):
+            sampler.obtain_trajectories(1)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        (partial(vector, "NEXT_STEP", n=4), {}, "n_envs is 3, but the vector environment has 4"),
+        (partial(vector, "SAME_STEP"), {"max_episode_length": 5}, "max_episode_length needs .*DISABLED"),
+    ],
+)
+def test_what_cannot_work(env, options, message):
+    with native(always_zero, env, **options) as sampler, pytest.raises(RolloutError, match=message) as caught:
+        sampler.obtain_trajectories(1)
+    assert isinstance(caught.value.original, UsageError)
+
+
+def test_a_block_must_fill_the_environment():
+    make = partial(vector, "NEXT_STEP", n=4)
+    sampler = LocalSampler(always_zero, make, worker_class=VecWorker, worker_args={"block_size": 3})
+    with sampler, pytest.raises(RolloutError, match=re.escape('pass worker_args={"n_envs": 4}')):
+        sampler.obtain_trajectories(1)
+
+
+class Broken(DrawnEndless):
+    def step(self, action):
+        if self.t == 1:
+            raise OSError("broken")
+        self.length = 9
+        return super().step(action)
+
+
+def test_errors_name_what_was_running():
+    with native(always_zero, partial(vector, "SAME_STEP", Broken)) as sampler, pytest.raises(RolloutError) as caught:
+        sampler.obtain_trajectories(8)
+    assert caught.value.phase == "stepping the environment"
+    assert caught.value.trajectory == 0
+    assert caught.value.__cause__.__notes__ == ["the vector environment was running trajectories 0, 1, 2"]
