@@ -24,7 +24,7 @@ from streamsampler.recording import Rollouts, assemble
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch
-from streamsampler.trees import Tree
+from streamsampler.trees import Tree, leaves
 from streamsampler.updates import Updates
 
 __all__ = ["Call", "Collector"]
@@ -218,7 +218,8 @@ class Call:
             if spaces is not None:
                 self._collector.spaces[worker] = copy.deepcopy(spaces)  # its bounds lie in the engine's memory
             lengths = rollouts.lengths.tolist()
-            self._collector.pace.add(lengths, sum(report.seconds[:3]), worker)
+            n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
+            self._collector.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)
             if current:
                 self._take_in_rollouts(event, report.ticket.indices, lengths, rollouts)
                 return

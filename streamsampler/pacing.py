@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_SECONDS", "Pace"]
+__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "Pace"]
 
-TICKET_SECONDS = 0.05
-"""What a ticket should take: long beside the cost of a report (some 0.5 ms of both sides, with caches that have gone
+TICKET_SECONDS = 0.1
+"""What a ticket should take: long beside the cost of a report (some 0.5 ms on either side, with caches that have gone
 cold since the last one), short beside a human's patience."""
+
+TICKET_BYTES = 1 << 24
+"""What a ticket's observations should have at most: they lie in memory twice for a while, and had better be in the
+processor's cache when they are copied."""
 
 SHORTEST_TICKET_SECONDS = 0.003
 """Below this the last tickets of a call cost more than what workers lose that end at different times."""
@@ -33,15 +37,17 @@ class Pace:
         self._mean = 0.0
         self._squares = 0.0  # weighted squared deviations from the mean
         self._seconds = 0.0
+        self._bytes = 0.0
         self._workers: dict[int, tuple[float, float]] = {}  # timesteps and seconds
 
-    def add(self, lengths: Sequence[int], seconds: float, worker: int | None = None) -> None:
+    def add(self, lengths: Sequence[int], seconds: float, worker: int | None = None, n_bytes: int = 0) -> None:
         """Take note of trajectories that one worker ran in a row.
 
         Args:
             lengths: Their timesteps.
             seconds: What they took together.
             worker: Who ran them; None where nobody asks for single workers.
+            n_bytes: The size of their observations.
         """
         if not lengths:
             return
@@ -51,6 +57,7 @@ class Pace:
         self._weight = (self._weight + n) * keep
         self._squares *= keep
         self._seconds = (self._seconds + seconds) * keep
+        self._bytes = (self._bytes + n_bytes) * keep
         if worker is not None:
             old_timesteps, old_seconds = self._workers.get(worker, (0.0, 0.0))
             self._workers[worker] = (self._KEPT * old_timesteps + total, self._KEPT * old_seconds + seconds)
@@ -92,7 +99,12 @@ class Pace:
         return each / mean if each and mean else 1.0
 
     def trajectories_in(self, seconds: float) -> int:
-        """How many trajectories one worker runs in so many seconds on average; at least 1, and 1 if unknown."""
+        """How many trajectories one worker runs in so many seconds on average; at least 1, and 1 if unknown.
+
+        No more than `TICKET_BYTES` hold.
+        """
         if not self._weight:
             return 1
-        return max(1, int(seconds * self._weight / max(self._seconds, 1e-9)))
+        in_time = seconds * self._weight / max(self._seconds, 1e-9)
+        in_room = TICKET_BYTES * self._weight / max(self._bytes, 1e-9)
+        return max(1, int(min(in_time, in_room)))

@@ -34,8 +34,9 @@ def decode_answer(data: memoryview) -> Answer:
     if data[:1] == _PICKLED:
         answer: Answer = pickle.loads(data[1:])
         return answer
-    ticket, given_up, finished, abandoned, seconds = marshal.loads(data[1:])  # noqa: S302 - our own worker wrote it
-    return Report(_ticket(ticket), given_up, *finished, *abandoned, seconds)
+    values: Any = marshal.loads(data[1:])  # noqa: S302 - our own worker wrote it
+    ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, abandoned_timesteps), seconds = values
+    return Report(_ticket(ticket), given_up, n_trajectories, n_timesteps, n_abandoned, abandoned_timesteps, seconds)
 
 
 def encode_command(message: Message, released: Sequence[Region]) -> bytes:
