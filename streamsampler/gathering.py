@@ -36,7 +36,7 @@ PRUDENCE = 0.5
 """How many standard deviations trajectories are taken to fall short of their mean, together, when it is decided whether
 another one is begun: one that is begun late makes everybody wait, one that is begun in vain wastes a core. With two
 workers, batches of 2,000 and 4,000 timesteps and lengths of 200 to 1,000, equally likely, the simulation in
-`tests/test_schedules.py` finds a wall time 1 % shorter than with 0 and 6 and 3 % of work in vain; 2 gains another 0.6 %
+`tests/test_schedules.py` finds a wall time 1 % shorter than with 0 and 6 and 3 % of work in vain; 2 gains another 0.7 %
 at most and wastes 14 and 7 %."""
 
 
