@@ -93,7 +93,7 @@ def test_copies_alone_nearly_do(monkeypatch):
     monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
     outcome = Simulation(speeds, twenty, heavy_tailed).calls_of(AtLeast(4_000), 15)
     assert outcome.copies >= 5
-    assert share(outcome, speeds) > 0.955
+    assert share(outcome, speeds) > 0.945
     assert outcome.waste < 0.02
 
 
