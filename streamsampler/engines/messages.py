@@ -9,6 +9,7 @@ from __future__ import annotations
 import marshal
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 from streamsampler.engines.shared_memory import Region
 from streamsampler.protocol import Answer, Continue, Message, Report, Ticket
