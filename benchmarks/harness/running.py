@@ -61,7 +61,11 @@ class Contender:
             return sys.executable
         words = self.module.split("_")
         for n_words in range(len(words), 0, -1):
-            python = BENCHMARKS / ".venvs" / "_".join(words[:n_words]) / "bin" / "python"
+            venv = BENCHMARKS / ".venvs" / "_".join(words[:n_words])
+            # Left by peers.py, beside what is there of the environment.
+            failed, python = venv.with_suffix(".failed"), venv / "bin" / "python"
+            if failed.exists():
+                raise Broken(f"not installed: {failed.read_text().strip()}")
             if python.exists():
                 return str(python)
         raise Broken("not installed: run python benchmarks/peers.py")
