@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,10 @@ _MARK = struct.Struct("=qqd")
 _descriptors: dict[int, int] = {}
 
 
+@cache
 def scratch() -> Path:
-    """The contender's own folder, made by the harness; its processes leave marks there."""
-    return Path(os.environ.get(SCRATCH, "."))
+    """The contender's own folder, made by the harness; its processes leave marks there. Without one, a new folder."""
+    return Path(os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="benchmark-"))
 
 
 def mark(number: int) -> None:
