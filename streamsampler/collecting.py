@@ -288,13 +288,19 @@ class Call:
         raise death_error(worker, event.exitcode, seen, self.version if begun else None)
 
     def so_far(self) -> tuple[int, int]:
-        """Timesteps, those of rollouts under way included, and finished trajectories."""
-        under_way = 0
+        """Timesteps, those of rollouts under way included, and finished trajectories; in the end, those of the batch.
+
+        No more timesteps than are wanted before that: some of them may turn out to be surplus.
+        """
+        gathering, under_way = self.gathering, 0
+        if gathering.complete:
+            return gathering.n_timesteps, gathering.n_trajectories
         for worker in range(self._engine.n_workers):
             seen = self._engine.progress(worker)
             if seen.version == self.version and self._dispatcher.owes(worker):
                 under_way += seen.timesteps
-        return self.gathering.arrived_timesteps + under_way, self.gathering.arrived_trajectories
+        n_timesteps = gathering.arrived_timesteps + under_way
+        return min(n_timesteps, gathering.plan.timesteps or n_timesteps), gathering.arrived_trajectories
 
     # ------------------------------------------------------------------ the result
 

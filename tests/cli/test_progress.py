@@ -90,9 +90,12 @@ def test_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 
-def test_a_callable_gets_the_first_and_the_last_snapshot() -> None:
+@pytest.mark.parametrize("n_workers", [1, 2, 5])
+def test_a_callable_gets_the_first_and_the_last_snapshot(n_workers: int) -> None:
+    """Also where the last tickets bring more than is wanted."""
     seen: list[Snapshot] = []
-    with LocalSampler(lambda _: 0, "CartPole-v1", seed=1) as sampler:
+    with LocalSampler(lambda _: 0, "CartPole-v1", n_workers=n_workers, seed=1) as sampler:
+        sampler.obtain_samples(200)
         batch = sampler.obtain_samples(100, progress=seen.append)
     assert (seen[0].timesteps, seen[0].complete) == (0, False)
     assert (seen[-1].timesteps, seen[-1].trajectories, seen[-1].complete) == (batch.n_timesteps, len(batch), True)

@@ -106,7 +106,9 @@ def stream_overtaken(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
-@pytest.mark.parametrize("call", [samples, trajectories, stream_left, stream_overtaken])
+@pytest.mark.parametrize(
+    "call", [samples, trajectories, stream_left, pytest.param(stream_overtaken, marks=pytest.mark.slow)]
+)
 def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Callable[[Sampler], None]) -> None:
     others = memory_files().keys()
     sampler = make_sampler(Stamping(), jittery(Wide, 0.0005), n_workers=3, seed=SEED)

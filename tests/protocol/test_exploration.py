@@ -352,7 +352,10 @@ def test_two_calls_without_faults_always_complete(capacity, plans, capsys):
     assert n_states > 100
 
 
-@pytest.mark.parametrize("capacity", [1, 2])
+ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.slow), 2]
+
+
+@pytest.mark.parametrize("capacity", ONE_OR_TWO)
 def test_a_death_anywhere_fails_at_most_one_call(capacity, capsys):
     n_states, n_with_copies, endings = explore(capacity, (Exactly(5), AtLeast(4)), deaths=1)
     with capsys.disabled():
@@ -361,7 +364,7 @@ def test_a_death_anywhere_fails_at_most_one_call(capacity, capsys):
     assert endings == {(2, 0), (1, 1)}
 
 
-@pytest.mark.parametrize("capacity", [1, 2])
+@pytest.mark.parametrize("capacity", ONE_OR_TWO)
 def test_an_exception_anywhere_fails_at_most_one_call(capacity, capsys):
     n_states, n_with_copies, endings = explore(capacity, (Exactly(5), AtLeast(4)), failures=1)
     with capsys.disabled():
