@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.environments import EnvUpdate
+from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import Rollouts
 
@@ -97,6 +98,18 @@ class Worker(ABC):
 
         Whatever the agent or the environment raises is let through, with `phase` and `trajectory` telling where.
         """
+
+    def finished(self, finish: Callable[[], Rollouts], ticket: Ticket) -> Rollouts:
+        """Return what a recorder's `finish` gives; if it raises, `phase` and `trajectory` tell where."""
+        self.phase = Phase.RECORDING
+        try:
+            return finish()
+        except DataError as error:
+            if (position := getattr(error, "position", None)) is not None:
+                self.trajectory = ticket.indices[position]
+            if isinstance(error, ActionError):
+                self.phase = Phase.ACTION
+            raise
 
     @property
     @abstractmethod

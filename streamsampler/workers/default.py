@@ -11,7 +11,7 @@ import gymnasium
 from streamsampler.agents import Agent, apply_agent_update, as_agent, reset_agent_function
 from streamsampler.board import WorkerRow, phase_number
 from streamsampler.environments import EnvCloseError, EnvUpdate, apply_env_update
-from streamsampler.errors import ActionError, DataError, UsageError
+from streamsampler.errors import ActionError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import RolloutRecorder
 from streamsampler.seeding import Stream, derived_seed, seed_generators
@@ -93,24 +93,13 @@ class DefaultWorker(Worker):
         n_trajectories, n_timesteps = recorder.n_trajectories, recorder.n_timesteps
         given_up = abandoned_timesteps >= 0
         return Outcome(
-            rollouts=None if given_up else self._finish(recorder, ticket),
+            rollouts=None if given_up else self.finished(recorder.finish, ticket),
             n_trajectories=n_trajectories,
             n_timesteps=n_timesteps,
             n_abandoned=int(given_up),
             abandoned_timesteps=max(0, abandoned_timesteps),
             seconds=seconds,
         )
-
-    def _finish(self, recorder: RolloutRecorder, ticket: Ticket) -> Any:
-        self.phase = Phase.RECORDING
-        try:
-            return recorder.finish()
-        except DataError as error:
-            if (position := getattr(error, "position", None)) is not None:
-                self.trajectory = ticket.indices[position]
-            if isinstance(error, ActionError):
-                self.phase = Phase.ACTION
-            raise
 
     def _run(  # noqa: C901 - see below
         self, ticket: Ticket, seeds: list[int], recorder: RolloutRecorder

@@ -19,9 +19,8 @@ from streamsampler.environments import (
     ExistingEnvUpdate,
     apply_any_env_update,
 )
-from streamsampler.errors import ActionError, DataError, UsageError
+from streamsampler.errors import DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
-from streamsampler.recording import Rollouts
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker
@@ -195,7 +194,7 @@ class VecWorker(Worker):
                 break
         given_up = abandoned >= 0
         return Outcome(
-            rollouts=None if given_up else self._finish(recorder, ticket),
+            rollouts=None if given_up else self.finished(recorder.finish, ticket),
             n_trajectories=recorder.n_ended,
             n_timesteps=recorder.n_timesteps,
             n_abandoned=max(0, abandoned),
@@ -214,17 +213,6 @@ class VecWorker(Worker):
         agent.row = -1
         agent.begin_block(derived_seed(block.seeds[0], Stream.AGENT))
         return runner.run(block, agent, recorder, seconds)
-
-    def _finish(self, recorder: BatchRecorder, ticket: Ticket) -> Rollouts:
-        self.phase = Phase.RECORDING
-        try:
-            return recorder.finish()
-        except DataError as error:
-            if (position := getattr(error, "position", None)) is not None:
-                self.trajectory = ticket.indices[position]
-            if isinstance(error, ActionError):
-                self.phase = Phase.ACTION
-            raise
 
     def shutdown(self) -> None:
         """Close the environments."""
