@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ import setproctitle
 from streamsampler.board import Board
 from streamsampler.buffers import Allocate
 from streamsampler.engines.child import ignore_interrupts
+from streamsampler.engines.fail_points import armed
 from streamsampler.engines.messages import decode_command, encode_answer
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
 from streamsampler.engines.wire import MessageReader, Stored, frame, pack, send, unpack
@@ -82,7 +83,7 @@ def main(number: int, fds: Sequence[int]) -> None:
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
     channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit)
     make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
-    run_worker(channel, make_worker, row, setup.seed)
+    run_worker(armed(channel, number), make_worker, row, setup.seed)
 
 
 def _make_worker(payload: Payload, row: Any, number: int, allocate: Allocate) -> Any:
@@ -129,6 +130,7 @@ class _ProcessChannel:
         self._poller = select.poll()
         self._poller.register(commands_fd, select.POLLIN)
         self._inline_limit = inline_limit
+        self.send: Callable[[int, bytes], None] = send
         # Rows recorded in the arena need no copy to get there.
         self.allocate: Allocate = self._arena.allocate if inline_limit < _LARGE else np.empty
 
@@ -160,7 +162,7 @@ class _ProcessChannel:
             head, buffers = dumps_report(contents)
             buffers = [head, *map(self._placed, buffers)]
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
-            send(
+            self.send(
                 self._answers_fd,
                 frame(pack(encode_answer(answer), buffers), self._arena.write, self._inline_limit),
             )

@@ -1,0 +1,152 @@
+"""Places in a worker process where a test can let it die; see `streamsampler.testing.FailPoint`.
+
+Off, there is nothing: one look at an environment variable when a worker starts, and the worker's loop has no trace of
+them. On, the worker talks to its sampler through a channel that counts what passes by. (FreeBSD's and TiKV's fail
+points stand in the code that they break, and are compiled away; Python's cannot be.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Protocol
+
+import gymnasium
+
+from streamsampler.environments import EnvUpdate
+from streamsampler.protocol import Answer, Continue, Exit, Message, Report, Start, Stop
+from streamsampler.worker_loop import Channel
+
+__all__ = ["POINTS", "VARIABLE", "armed", "encode"]
+
+VARIABLE = "STREAMSAMPLER_FAIL_POINT"
+POINTS = ("start", "continue", "stop", "exit", "rollout", "write", "send", "sent")
+
+_HEARD: dict[type[Message], str] = {Start: "start", Continue: "continue", Stop: "stop", Exit: "exit"}
+_STEP = 2  # of a trajectory, in which "rollout" is reached
+
+Send = Callable[[int, bytes], None]
+
+
+class SendingChannel(Channel, Protocol):
+    """A channel of a process.
+
+    Attributes:
+        send: Writes a message to a descriptor.
+    """
+
+    send: Send
+
+
+def encode(point: str, worker: int, occurrence: int, folder: Path) -> str:
+    """Return the environment variable's value: at which time which worker dies where, and the folder that counts."""
+    return json.dumps([point, worker, occurrence, str(folder)])
+
+
+def armed(channel: SendingChannel, number: int) -> Channel:
+    """Return the channel of worker `number`; one that counts, if that worker is to die somewhere."""
+    value = os.environ.get(VARIABLE)
+    if value is None:
+        return channel
+    point, worker, occurrence, folder = json.loads(value)
+    return _FailingChannel(channel, _Point(point, occurrence, Path(folder))) if worker == number else channel
+
+
+@dataclass(frozen=True)
+class _Point:
+    name: str
+    occurrence: int
+    folder: Path
+
+    def reached(self, name: str) -> bool:
+        """Whether this is the place and the time to die; counted over the processes that have this worker's number."""
+        if name != self.name:
+            return False
+        for count in range(1, self.occurrence + 1):
+            try:
+                os.close(os.open(self.folder / f"{name}.{count}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            return count == self.occurrence
+        return False
+
+    def reach(self, name: str) -> None:
+        if self.reached(name):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _FailingChannel:
+    """A channel that counts what passes by, and dies."""
+
+    def __init__(self, channel: SendingChannel, point: _Point) -> None:
+        self.interruptible = channel.interruptible
+        self._channel, self._point = channel, point
+        self._reports = False
+        self._send, channel.send = channel.send, self._send_or_die
+
+    def receive(self, *, wait: bool) -> Message | None:
+        message = self._channel.receive(wait=wait)
+        if message is not None:
+            self._point.reach(_HEARD[type(message)])
+        return message
+
+    def load(self, payload: Any) -> Any:
+        loaded = self._channel.load(payload)
+        return _MortalEnvUpdate(loaded, self._point) if isinstance(loaded, EnvUpdate) else loaded
+
+    def answer(self, answer: Answer, contents: Any = None) -> None:
+        self._reports = isinstance(answer, Report) and not answer.given_up
+        self._channel.answer(answer, contents)
+
+    def _send_or_die(self, fd: int, message: bytes) -> None:
+        if not self._reports:
+            self._send(fd, message)
+            return
+        self._point.reach("write")
+        if self._point.reached("send"):
+            self._send_half(fd, message)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._send(fd, message)
+        self._point.reach("sent")
+
+    def _send_half(self, fd: int, message: bytes) -> None:
+        with TemporaryFile() as file:
+            self._send(file.fileno(), message)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            os.write(fd, file.read(size // 2))
+
+
+class _MortalEnvUpdate(EnvUpdate):
+    """Another update, whose environment counts rollouts."""
+
+    def __init__(self, update: EnvUpdate, point: _Point) -> None:
+        self._update, self._point = update, point
+
+    def __call__(self, old_env: gymnasium.Env[Any, Any] | None) -> gymnasium.Env[Any, Any]:
+        env = self._update(old_env.env if isinstance(old_env, _MortalEnv) else old_env)
+        return _MortalEnv(env, self._point) if isinstance(env, gymnasium.Env) else env
+
+
+class _MortalEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that counts rollouts, and dies."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], point: _Point) -> None:
+        super().__init__(env)
+        self._point = point
+        self._steps = 0
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps == _STEP:
+            self._point.reach("rollout")
+        return self.env.step(action)

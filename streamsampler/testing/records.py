@@ -1,0 +1,99 @@
+"""What happened, counted over all processes and beyond their deaths: a file for each event."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from pathlib import Path
+from tempfile import mkstemp
+
+__all__ = ["Records"]
+
+_BELL = "bell"
+
+
+class Records:
+    """Events of several kinds, each kind counted from 1, in a folder.
+
+    A file is linked into place with its contents, so that of two processes only one can be the k-th, and whoever sees
+    it sees it whole. A named pipe wakes those who wait. All of it goes with the folder.
+
+    Args:
+        folder: Where; made if need be. What an earlier process counted there counts.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self.folder / _BELL)
+        self._seen: dict[str, int] = {}
+
+    def add(self, kind: str, most: int | None = None) -> int | None:
+        """Record an event.
+
+        Args:
+            kind: Its kind; no dots.
+            most: How many there may be; None for any number.
+
+        Returns:
+            How many of its kind there are now; None if there were as many as there may be.
+        """
+        number = self._seen.get(kind, 0)
+        if most is not None and number >= most:
+            return None  # without a look at the file system: this may be asked in each timestep
+        descriptor, mine = mkstemp(dir=self.folder, prefix=".")
+        try:
+            with open(descriptor, "w") as file:
+                file.write(str(os.getpid()))
+            while most is None or number < most:
+                number += 1
+                self._seen[kind] = number
+                with contextlib.suppress(FileExistsError):
+                    os.link(mine, self.folder / f"{kind}.{number}")
+                    return number
+            return None
+        finally:
+            os.unlink(mine)
+
+    def ring(self) -> None:
+        """Wake whoever waits."""
+        with contextlib.suppress(OSError):  # nobody waits
+            bell = os.open(self.folder / _BELL, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(bell, b".")
+            finally:
+                os.close(bell)
+
+    def count(self, kind: str | None = None) -> int:
+        """Return how many events there were, of one kind or in all."""
+        return len(self._files(kind))
+
+    def pids(self, kind: str | None = None) -> list[int]:
+        """Return the processes they happened in, in no particular order."""
+        return [int(path.read_text()) for path in self._files(kind)]
+
+    def _files(self, kind: str | None) -> list[Path]:
+        return [path for path in self.folder.glob("[!.]*.*") if kind in (None, path.name.partition(".")[0])]
+
+    def wait(self, n: int, timeout: float) -> None:
+        """Wait for the `n`-th event.
+
+        Raises:
+            TimeoutError: It has not come after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        # Open before the first look: what comes after it rings. For writing, too, or the last ringer's end would be
+        # the end of the file.
+        bell = os.open(self.folder / _BELL, os.O_RDWR | os.O_NONBLOCK)
+        try:
+            poller = select.poll()
+            poller.register(bell, select.POLLIN)
+            while (count := self.count()) < n:
+                if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    raise TimeoutError(f"{count} of {n} have happened after {timeout} seconds")
+                os.read(bell, 1 << 16)
+        finally:
+            os.close(bell)

@@ -1,0 +1,94 @@
+"""An environment and an agent that do what another one does, and fail where they are told to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from streamsampler.agents import Agent, reset_agent_function
+from streamsampler.environments import EnvUpdate, apply_env_update
+
+if TYPE_CHECKING:
+    from streamsampler.testing.faults import Faults
+
+__all__ = ["FaultyAgent", "FaultyEnv", "make_faulty_env"]
+
+
+def make_faulty_env(update: EnvUpdate, faults: Faults) -> FaultyEnv:
+    """Make an environment with faults; one in "construct" is due before there is an environment."""
+    faults.maybe("construct")
+    return FaultyEnv(apply_env_update(update, None), faults)
+
+
+class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment with faults; `Faults.env` makes it in the workers.
+
+    Args:
+        env: The environment.
+        faults: What is to go wrong, and where.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], faults: Faults) -> None:
+        super().__init__(env)
+        self._faults = faults
+        self._seed: int | None = None
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a trajectory, unless a fault is due."""
+        self._seed, self._step = seed, 0
+        self._faults.maybe("reset", seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step, unless a fault is due."""
+        self._step += 1
+        self._faults.maybe("step", self._seed, self._step)
+        return self.env.step(action)
+
+    def close(self) -> None:
+        """Close the environment, unless a fault is due."""
+        self._faults.maybe("close")
+        self.env.close()
+
+
+class FaultyAgent:
+    """An agent with faults; see `Faults.agent`. It acts on one observation at a time.
+
+    Args:
+        agent: The agent.
+        faults: What is to go wrong, and where.
+    """
+
+    def __init__(self, agent: Agent, faults: Faults) -> None:
+        self._agent = agent
+        self._faults = faults
+        self._seed: int | None = None
+        self._step = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._faults.maybe("agent_construct")
+
+    def reset(self, seed: int) -> None:
+        """Begin a trajectory, unless a fault is due."""
+        self._seed, self._step = seed, 0
+        self._faults.maybe("agent_reset", seed)
+        if (reset := reset_agent_function(self._agent)) is not None:
+            reset(seed)
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Choose an action, unless a fault is due."""
+        self._step += 1
+        self._faults.maybe("action", self._seed, self._step)
+        return self._agent.get_action(observation)
+
+    def get_param_values(self) -> Any:
+        """Return the agent's parameters."""
+        return self._agent.get_param_values()  # type: ignore[attr-defined]
+
+    def set_param_values(self, values: Any) -> None:
+        """Take new parameters, unless a fault is due."""
+        self._faults.maybe("agent_update")
+        self._agent.set_param_values(values)  # type: ignore[attr-defined]
