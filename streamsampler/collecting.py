@@ -362,12 +362,12 @@ class Call:
         self._copy_early()  # an interrupt may have cut it short
         return self.batch(runs, self._early.tree() if self._early is not None else None)
 
-    def yielded(self, trajectory: TrajectoryBatch) -> None:
-        """Take note that a stream's consumer gets to see a trajectory."""
-        self.stats.kept_trajectories += 1
-        self.stats.kept_timesteps += trajectory.n_timesteps
-        self._yielded[0] += 1
-        self._yielded[1] += trajectory.n_timesteps
+    def yielded(self, batch: TrajectoryBatch) -> None:
+        """Take note that a stream's consumer gets to see these trajectories."""
+        self.stats.kept_trajectories += batch.n_trajectories
+        self.stats.kept_timesteps += batch.n_timesteps
+        self._yielded[0] += batch.n_trajectories
+        self._yielded[1] += batch.n_timesteps
 
     def account_for_unseen(self) -> None:
         """Count as surplus what arrived and was never seen by a stream's consumer."""

@@ -107,14 +107,15 @@ class ExactlyPerWorker:
 
 @dataclass(frozen=True)
 class Endless:
-    """Trajectories 0, 1, 2, … without end, for a consumer that takes them in order."""
+    """Trajectories `first`, `first + 1`, … without end, for a consumer that takes them in order."""
 
+    first: int = 0
     limit: None = None
     timesteps: None = None
 
     def lane(self, number: int, n_lanes: int) -> range:
         """Every `n_lanes`-th index."""
-        return range(number, _FOREVER, n_lanes)
+        return range(self.first + (number - self.first) % n_lanes, _FOREVER, n_lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ class Gathering(Generic[Part]):
         self._may_help = concurrent and not own_lanes
         n_lanes = n_workers if own_lanes else 1
         self._lanes = [plan.lane(number, n_lanes) for number in range(n_lanes)]
+        self._first = min(lane.start for lane in self._lanes)
         self._cursors = [0] * n_lanes
         self._returned: list[list[range]] = [[] for _ in range(n_lanes)]
         self._holdings = Holdings(n_workers, self.pace)
@@ -256,7 +258,7 @@ class Gathering(Generic[Part]):
 
     def _fresh(self, lane: int, size: int, horizon: int) -> range:
         own, cursor = self._lanes[lane], self._cursors[lane]
-        in_sight = len(range(own.start, min(own.stop, horizon), own.step))
+        in_sight = len(range(own.start, min(own.stop, self._first + horizon), own.step))
         in_sight = math.ceil(in_sight / self._block) * self._block
         taken = own[cursor : max(cursor, min(cursor + size, in_sight))]
         self._cursors[lane] += len(taken)
@@ -322,7 +324,7 @@ class Gathering(Generic[Part]):
         self.arrived_timesteps += sum(lengths)
         self._waiting[indices[0]] = _Arrived(part, indices, lengths)
         if self._order == "index":
-            while not self.complete and (entry := self._waiting.pop(self.n_trajectories, None)) is not None:
+            while not self.complete and (entry := self._waiting.pop(self._next, None)) is not None:
                 self._accept(entry)
         elif not self.complete:
             self._accept(self._waiting.pop(indices[0]))
@@ -343,6 +345,11 @@ class Gathering(Generic[Part]):
         entry.position = stop
         if stop < len(entry.indices):
             self._waiting[entry.indices[stop]] = entry
+
+    @property
+    def _next(self) -> int:
+        """The index that comes next in the result, in index order."""
+        return self._first + self.n_trajectories
 
     @property
     def complete(self) -> bool:

@@ -220,20 +220,33 @@ class Sampler(ABC):
             raise
         return batch
 
-    def stream(self, agent_update: Any = None, env_update: Any = None) -> Iterator[TrajectoryBatch]:
+    def stream(
+        self, agent_update: Any = None, env_update: Any = None, *, first_trajectory: int = 0
+    ) -> Iterator[TrajectoryBatch]:
         """Return an endless iterator over trajectories 0, 1, 2, …, each a batch of one.
 
         Workers run ahead of the consumer by a bounded number of trajectories. Leaving the loop stops them; so does
-        another obtaining call, after which the iterator raises `SamplerError`. See `obtain_samples` for the updates
-        and errors.
+        another obtaining call, after which the iterator raises `SamplerError`.
+
+        Args:
+            agent_update: See `obtain_samples`.
+            env_update: See `obtain_samples`.
+            first_trajectory: Begin with this one; what comes is the same as without, from there on.
+
+        Raises:
+            UsageError: `first_trajectory` is no integer of at least 0, or not 0 with workers that run blocks of
+                trajectories together. For the others see `obtain_samples`.
         """
         self._check_usable()
+        first = positive("first_trajectory", first_trajectory, least=0)
+        if first and self._factory.block_size != 1:
+            raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
         updates = pickled_updates(agent_update, env_update, self.n_workers)
-        return self._stream(updates)
+        return self._stream(updates, first)
 
-    def _stream(self, updates: dict[Kind, Any]) -> Iterator[TrajectoryBatch]:
+    def _stream(self, updates: dict[Kind, Any], first: int) -> Iterator[TrajectoryBatch]:
         with self._watched(), self._exclusive():
-            call = self._begin(Endless(), updates, self.stats)
+            call = self._begin(Endless(first), updates, self.stats)
             self._streaming = call
         try:
             while True:

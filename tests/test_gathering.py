@@ -220,6 +220,26 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     assert gathering.take(0) is not None
 
 
+@settings(deadline=None, max_examples=200)
+@given(data=st.data(), first=st.integers(0, 20), wanted=st.integers(1, 40), own_lanes=st.booleans())
+def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_lanes):
+    gathering = Gathering(Endless(first), n_workers=3, own_lanes=own_lanes)
+    popped, outstanding, losses = [], [], 3
+    while len(popped) < wanted:
+        for worker in range(3):
+            if (indices := gathering.take(worker)) is not None:
+                assert not own_lanes or all(index % 3 == worker for index in indices)
+                outstanding.append((worker, indices))
+        worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
+        if losses and data.draw(st.integers(0, 4)) == 0:
+            losses -= 1
+            gathering.give_back(worker, indices)
+        else:
+            gathering.add(worker, indices, [length_of(index) for index in indices], indices)
+        popped += [index for run in gathering.pop_runs() for index in run.indices]
+    assert popped == list(range(first, first + len(popped)))
+
+
 def test_what_comes_twice_is_refused():
     gathering = Gathering(Exactly(5), n_workers=1)
     indices = gathering.take(0)

@@ -162,6 +162,25 @@ def test_a_stream_is_ended_by_a_later_call(make):
         next(stream)
 
 
+@pytest.mark.parametrize("first", [-1, 1.5, None, True])
+def test_a_stream_begins_with_an_index(make, first):
+    with pytest.raises(ValueError, match=f"first_trajectory must be .*{first}"):
+        make(Agent(), Env).stream(first_trajectory=first)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_stream_goes_on_where_another_one_ended(make, lists):
+    agent = RandomAgent(gymnasium.spaces.Discrete(2))
+    agents = [agent, agent] if lists else agent
+    with make(agents, "CartPole-v1", n_workers=2, seed=3) as whole:
+        expected = whole.obtain_trajectories(30)
+    for first in (0, 1, 17):
+        sampler = make(agents, "CartPole-v1", n_workers=2, seed=3)
+        rest = [batch for _, batch in zip(range(first, 30), sampler.stream(first_trajectory=first), strict=False)]
+        assert type(expected).concatenate(rest) == expected[first:]
+        assert sampler.stats.kept_trajectories == 30 - first
+
+
 def test_leaving_a_stream_stops_it_and_the_sampler_goes_on(make):
     sampler = make(Agent(), Env)
     for number, trajectory in enumerate(sampler.stream()):

@@ -108,6 +108,11 @@ def test_the_same_batches_for_any_number_of_workers(call):
     assert batches[0] == batches[1] == batches[2]
 
 
+def test_a_stream_does_not_begin_within_a_block():
+    with vec(Sampling(), "CartPole-v1") as sampler, pytest.raises(UsageError, match="first_trajectory must be 0"):
+        sampler.stream(first_trajectory=1)
+
+
 def test_the_same_batches_in_processes():
     args = {"n_envs": 3, "block_size": 6}
     with vec(Sampling(), "CartPole-v1") as local:
