@@ -19,7 +19,7 @@ _ROW = 8  # words: one cache line each, so that workers do not slow each other d
 _PHASES = tuple(Phase)
 
 # Words of a worker's row.
-_VERSION, _TIMESTEPS, _TRAJECTORY, _PHASE, _FLAG = range(5)
+_VERSION, _TIMESTEPS, _TRAJECTORY, _PHASE, _MEMORY, _FLAG = range(6)
 
 
 def board_bytes(n_workers: int) -> int:
@@ -58,7 +58,6 @@ class Board:
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("B").cast("q")
-        self._watching = False
         n_workers = len(self._words) // _ROW - 1
         self._flags = range(_ROW + _FLAG, (1 + n_workers) * _ROW, _ROW)
 
@@ -75,15 +74,11 @@ class Board:
 
     def heed(self, worker: int) -> None:
         """Lower the flag of a worker that is idle, and about to be told of the version that is wanted now."""
-        if not self._watching:
-            self._words[self._flags[worker]] = 0
+        self._words[self._flags[worker]] = 0
 
-    def watch(self, watching: bool) -> None:
-        """Ask the workers to write their progress in each timestep; or no longer, from their next start on."""
-        self._watching = watching
-        if watching:
-            for flag in self._flags:
-                self._words[flag] = 1
+    def watch(self, worker: int) -> None:
+        """Ask a worker to write its progress in each timestep and each action, until its next start."""
+        self._words[self._flags[worker]] = 1
 
     def clear(self, worker: int) -> None:
         """Forget the progress of a worker that is gone."""
@@ -96,6 +91,11 @@ class Board:
         row = (1 + worker) * _ROW
         version, timesteps, trajectory, phase = self._words[row : row + 4].tolist()
         return Progress(version, timesteps, trajectory - 1 if trajectory else None, _PHASES[phase])
+
+    def memory(self, worker: int) -> int:
+        """Return the bytes of private memory that `worker` had when it last wrote them; 0 before."""
+        memory: int = self._words[(1 + worker) * _ROW + _MEMORY]
+        return memory
 
     def row(self, worker: int) -> WorkerRow:
         """Return the view of one worker."""
@@ -145,6 +145,10 @@ class WorkerRow:
         """Write that no trajectory is in hand, and no timestep that a report does not tell of."""
         self.words[self.timesteps_word] = 0
         self.words[self.trajectory_word] = 0
+
+    def memory(self, n_bytes: int) -> None:
+        """Write how much private memory the worker has."""
+        self.words[self._row + _MEMORY] = n_bytes
 
     def phase(self, phase: Phase) -> None:
         """Write what the worker is doing."""

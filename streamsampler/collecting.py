@@ -4,109 +4,26 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import gymnasium
-
 from streamsampler.assembly import EarlyObservations, without_observations
-from streamsampler.dispatch import CAPACITY, Dispatcher
-from streamsampler.engines.base import Answered, Died, Engine, Event
+from streamsampler.collector import Collector, Part, Spaces
+from streamsampler.crew import logger
+from streamsampler.engines.base import Answered, Died, Event
 from streamsampler.errors import ClosedError, DataError
-from streamsampler.failures import death_error, failure_error
-from streamsampler.gathering import Endless, Gathering, GatherPlan, Order, Run
-from streamsampler.leases import Pool
-from streamsampler.pacing import Pace
+from streamsampler.failures import failure_error
+from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
 from streamsampler.protocol import Failure, Phase, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.trees import Tree, leaves
-from streamsampler.updates import Updates
 
-__all__ = ["Call", "Collector"]
-
-Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+__all__ = ["Call"]
 
 _UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
-
-
-@dataclass(slots=True)
-class Part:
-    """What one report brought.
-
-    Attributes:
-        worker: The worker it came from.
-        rollouts: The trajectories; arrays in memory that belongs to the engine.
-        release: Gives that memory back.
-    """
-
-    worker: int
-    rollouts: Rollouts
-    release: Callable[[], None]
-
-
-class Collector:
-    """What outlives a call: the engine, who owes what, and what each worker has been told.
-
-    Args:
-        engine: Where the workers live.
-        updates: The agent and the environment in force, as payloads that the engine published.
-        seed: The sampler's seed.
-        order: How batches are ordered.
-        version: The last agent version that was used up.
-        capacity: How many unanswered tickets a worker may have.
-        block: How many trajectories workers run together; see `Worker.block_size`.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        updates: Updates[Any],
-        *,
-        seed: int,
-        order: Order,
-        version: int,
-        capacity: int = CAPACITY,
-        block: int = 1,
-    ) -> None:
-        self.engine = engine
-        self.updates = updates
-        self.seed = seed
-        self.order: Order = order
-        self.block = block
-        self.dispatcher = Dispatcher(engine.n_workers, capacity)
-        self.dispatcher.version = version
-        self.pace = Pace()
-        self.clock: Callable[[], float] = perf_counter
-        self.pool = Pool()
-        self.spaces: list[Spaces | None] = [None] * engine.n_workers
-        self.dead: set[int] = set()
-        self.cancelled = False
-        self.suspect = False  # whether an interrupt may have hit between two steps of the bookkeeping
-        self.fruitless = [0] * engine.n_workers  # deaths in a row without an answer in between
-        self.published: dict[int, Any] = updates.payloads()
-        self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
-
-    def cancel(self) -> None:
-        """Let the call that is under way in another thread fail at once; nothing is to be called afterwards."""
-        self.cancelled = True
-        self.engine.kill()
-
-    def publish(self, payload: Any) -> Any:
-        """Publish a payload, and keep account of it."""
-        handle = self.engine.publish(payload)
-        self.published[id(handle)] = handle
-        return handle
-
-    def retract_old(self) -> None:
-        """Let go of what is neither in force nor in a message that is unanswered."""
-        needed = self.updates.payloads().keys() | {id(handle) for handles in self.reading for handle in handles}
-        for key in self.published.keys() - needed:
-            self.engine.retract(self.published.pop(key))
 
 
 class Call:
@@ -154,19 +71,24 @@ class Call:
 
         Raises:
             RolloutError: User code raised in a worker.
-            WorkerDiedError: A worker ended.
+            WorkerDiedError: A worker ended, and there were too many losses.
+            WorkerHungError: A worker made no progress, and there were too many losses.
             ClosedError: Another thread closed the sampler.
         """
         self._feed()  # what was taken out since may have made room
+        crew, clock = self._collector.crew, self._collector.clock
+        planned, began = crew.planned(timeout), clock()
         try:
-            events = self._engine.wait(timeout)
+            events = self._engine.wait(planned)
         except (OSError, ValueError):
             if not self._collector.cancelled:
                 raise
+        elapsed = clock() - began
         if self._collector.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
         for event in events:
             self._take_in(event)
+        crew.waited(planned, elapsed, self._dispatcher.oldest)
         self._feed()
 
     def _feed(self) -> None:
@@ -179,16 +101,19 @@ class Call:
                     self._hand(worker, ahead=ahead)
 
     def _hand(self, worker: int, *, ahead: bool) -> None:
-        if self._dispatcher.room(worker) <= 0:
-            self._hungry.discard(worker)  # it asks again with its next answer
+        crew = self._collector.crew
+        if not self._dispatcher.owes(worker):
+            crew.may_go(worker)
+        if self._dispatcher.room(worker) <= 0 or not crew.works(worker):
+            self._hungry.discard(worker)  # it asks again with its next answer, or when its successor comes
             return
         indices = self.gathering.take(worker, ahead=ahead, now=self._collector.clock())
         if indices is None:
             return
-        if worker in self._collector.dead:
-            self._engine.restart(worker)
-            self._collector.dead.discard(worker)
+        if crew.revive(worker):
             self.stats.restarts += 1
+        if not self._dispatcher.owes(worker):
+            crew.moved(worker)
         message = self._dispatcher.hand(worker, indices)
         if isinstance(message, Start):
             lacking = self._collector.updates.lacking(worker)
@@ -198,15 +123,19 @@ class Call:
 
     def _take_in(self, event: Event) -> None:
         self._hungry.add(event.worker)
-        if isinstance(event, Answered):
-            self._collector.fruitless[event.worker] = 0
+        crew = self._collector.crew
         match event:
             case Died():
                 self._take_in_death(event)
+                return
             case Answered(answer=Report() as report):
                 self._take_in_report(event, report)
             case Answered(answer=Failure() as failure):
                 self._take_in_failure(event, failure)
+        crew.moved(event.worker)
+        if crew.is_too_large(event.worker):
+            crew.replace(event.worker)
+            self.stats.replaced += 1
 
     def _take_in_report(self, event: Answered, report: Report) -> None:
         worker = event.worker
@@ -224,6 +153,9 @@ class Call:
                 self._take_in_rollouts(event, report.ticket.indices, lengths, rollouts)
                 return
             event.release()
+        elif current:
+            # It failed in another ticket, and runs no more of this version before it is told afresh.
+            self.gathering.give_back(worker, report.ticket.indices, self._collector.clock())
         self.stats.stale_trajectories += report.n_trajectories
         self.stats.stale_timesteps += report.n_timesteps
 
@@ -256,6 +188,9 @@ class Call:
 
     def _take_in_failure(self, event: Answered, failure: Failure) -> None:
         collector = self._collector
+        if failure.ticket is None:
+            logger.warning("worker %d, which is being replaced, failed to close: %s", event.worker, failure.summary)
+            return
         current = self._dispatcher.settle(event.worker, failure)
         collector.reading[event.worker] = []
         # Whatever it was doing, its environment or its agent may be half of something: it gets new ones.
@@ -263,9 +198,16 @@ class Call:
         self.stats.failed_trajectories += 1
         if not current:
             return
+        if collector.crew.policy.restarts_on(failure.kinds):
+            error = collector.crew.raised(event.worker, failure, event.contents)
+        else:
+            error = failure_error(event.worker, failure, event.contents)
+        if error is None:
+            self.gathering.give_back(event.worker, failure.ticket.indices, collector.clock())
+            return
         if failure.phase in _UPDATE_PHASES:
             collector.updates.restore(self._snapshot)
-        raise failure_error(event.worker, failure, event.contents)
+        raise error
 
     def _take_in_death(self, event: Died) -> None:
         collector, worker = self._collector, event.worker
@@ -275,17 +217,17 @@ class Call:
             self.gathering.give_back(worker, indices, collector.clock())
         collector.updates.forget(worker)
         collector.reading[worker] = []
-        collector.dead.add(worker)
-        collector.fruitless[worker] += 1
         begun = seen.version == self.version
-        if not held or (not begun and collector.fruitless[worker] == 1):
-            # It died before it began anything of this call: another process runs its tickets. Only once in a row, or
-            # one that cannot start would be started for ever.
+        incident = collector.crew.buried(event, seen, self.version if begun else None)
+        if incident is None:
             return
-        self.stats.failed_trajectories += 1
-        if begun and seen.phase in _UPDATE_PHASES:
-            collector.updates.restore(self._snapshot)
-        raise death_error(worker, event.exitcode, seen, self.version if begun else None)
+        self.stats.hangs += incident.hung
+        self.stats.failed_trajectories += bool(held)
+        error = collector.crew.lost(incident)
+        if error is not None:
+            if begun and incident.phase in _UPDATE_PHASES:
+                collector.updates.restore(self._snapshot)
+            raise error
 
     def so_far(self) -> tuple[int, int]:
         """Timesteps, those of rollouts under way included, and finished trajectories; in the end, those of the batch.
@@ -393,6 +335,6 @@ class Call:
     def _stop_workers(self) -> None:
         self._engine.want(self.version + 1)
         for worker in self._dispatcher.owing():
-            if worker not in self._collector.dead and worker not in self._stopped:
+            if self._collector.crew.is_alive(worker) and worker not in self._stopped:
                 self._engine.send(worker, Stop())
                 self._stopped.add(worker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from streamsampler.errors import ProtocolError
-from streamsampler.protocol import Answer, Continue, Start, Ticket
+from streamsampler.protocol import Answer, Continue, Failure, Start, Ticket
 
 __all__ = ["CAPACITY", "Dispatcher"]
 
@@ -38,15 +38,22 @@ class Dispatcher:
         self.version = version
 
     def room(self, worker: int) -> int:
-        """How many more tickets `worker` may be given now: none while it owes an answer for an older version."""
+        """How many more tickets `worker` may be given now.
+
+        None while it owes an answer for an older version, or from before it failed: it is to be started afresh first.
+        """
         owed = self._owed[worker]
-        if owed and owed[0].version != self.version:
+        if owed and self._started[worker] != self.version:
             return 0
         return self._capacity - len(owed)
 
     def owes(self, worker: int) -> tuple[Ticket, ...]:
         """The tickets that `worker` has not answered."""
         return tuple(self._owed[worker])
+
+    def oldest(self) -> dict[int, Ticket]:
+        """The oldest ticket that each worker has not answered, of those that owe one."""
+        return {worker: owed[0] for worker, owed in enumerate(self._owed) if owed}
 
     def hand(self, worker: int, indices: range) -> Start | Continue:
         """Give `worker` a ticket.
@@ -79,6 +86,8 @@ class Dispatcher:
         if answer.ticket is None or answer.ticket not in owed:
             raise ProtocolError(f"worker {worker} answered {answer.ticket}, which it did not owe")
         owed.remove(answer.ticket)
+        if isinstance(answer, Failure):
+            self._started[worker] = -1
         return answer.ticket.version == self.version
 
     def lost(self, worker: int) -> list[range]:

@@ -15,7 +15,8 @@
     ├── ConcurrentCallError            a call while another is under way
     ├── WorkerError                    what a worker was asked to do failed
     │   ├── RolloutError               user code raised in a worker; its traceback is the cause
-    │   └── WorkerDiedError            a worker process ended without being asked to
+    │   ├── WorkerDiedError            a worker process ended without being asked to
+    │   └── WorkerHungError            a worker made no progress, and was killed
     └── ProtocolError                  a message that the state machine does not allow: a bug in this package
 """
 
@@ -39,6 +40,7 @@ __all__ = [
     "UsageError",
     "WorkerDiedError",
     "WorkerError",
+    "WorkerHungError",
 ]
 
 
@@ -114,13 +116,24 @@ class WorkerError(SamplerError):
         worker_number: The worker, 0 to n-1.
         phase: What it was doing, a word of `streamsampler.protocol.Phase`.
         trajectory: Index of the trajectory in hand, or None outside trajectories.
+        incidents: What was lost before and made good (`streamsampler.supervision.Incident`), this loss included if it
+            was one; oldest first, and empty for an exception that is raised at once.
     """
 
-    def __init__(self, message: str, *, worker_number: int, phase: str, trajectory: int | None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker_number: int,
+        phase: str,
+        trajectory: int | None,
+        incidents: tuple[Any, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.worker_number = worker_number
         self.phase = phase
         self.trajectory = trajectory
+        self.incidents = incidents
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default would call the class with the message alone.
@@ -142,8 +155,9 @@ class RolloutError(WorkerError):
         phase: str,
         trajectory: int | None,
         original: BaseException | None = None,
+        incidents: tuple[Any, ...] = (),
     ) -> None:
-        super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory)
+        super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory, incidents=incidents)
         self.original = original
 
 
@@ -155,7 +169,35 @@ class WorkerDiedError(WorkerError):
     """
 
     def __init__(
-        self, message: str, *, worker_number: int, phase: str, trajectory: int | None, exitcode: int | None
+        self,
+        message: str,
+        *,
+        worker_number: int,
+        phase: str,
+        trajectory: int | None,
+        exitcode: int | None,
+        incidents: tuple[Any, ...] = (),
     ) -> None:
-        super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory)
+        super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory, incidents=incidents)
         self.exitcode = exitcode
+
+
+class WorkerHungError(WorkerError):
+    """A worker made no progress for too long, and was killed; its Python stacks are `__cause__`.
+
+    Attributes:
+        stack: The stacks of its threads as text; empty where they could not be had.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker_number: int,
+        phase: str,
+        trajectory: int | None,
+        stack: str,
+        incidents: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory, incidents=incidents)
+        self.stack = stack

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import pickle
-import signal
 import traceback
 from typing import Any
 
-from streamsampler.board import Progress
-from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError
+from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol import Failure, Phase, Ticket
+from streamsampler.supervision import Incident
 
-__all__ = ["death_error", "failure_error", "unreadable"]
+__all__ = ["failure_error", "loss_error", "told", "unreadable"]
+
+_SHOWN = 20
 
 
-def failure_error(worker: int, failure: Failure, exception: Any = None) -> RolloutError:
+def failure_error(
+    worker: int, failure: Failure, exception: Any = None, *, verdict: str = "", history: tuple[Incident, ...] = ()
+) -> RolloutError:
     """Return the error that tells the caller of a worker's failure, with its cause attached.
 
     Args:
         worker: The worker number.
         failure: What it said.
         exception: The exception itself, where it did not leave this process.
+        verdict: Why it is not made good, where it might have been.
+        history: All losses since the last error, this one included if it is one.
     """
     where = "" if failure.trajectory is None else f" in trajectory {failure.trajectory}"
     if failure.ticket is not None:
         where += f" of agent version {failure.ticket.version}"
     original = exception if isinstance(exception, BaseException) else _unpickled(failure.exception)
     error = RolloutError(
-        f"worker {worker} failed while {failure.phase}{where}: {failure.summary}",
+        f"worker {worker} failed while {failure.phase}{where}: {failure.summary}{verdict and f'; {verdict}'}"
+        f"{told(history)}",
         worker_number=worker,
         phase=failure.phase,
         trajectory=failure.trajectory,
         original=original,
+        incidents=history,
     )
     # In this process the exception has its frames, which a debugger can look into; elsewhere there is only text.
     error.__cause__ = exception if isinstance(exception, BaseException) else RemoteTraceback(failure.traceback)
@@ -55,40 +62,43 @@ def _unpickled(exception: bytes | None) -> BaseException | None:
     return loaded if isinstance(loaded, BaseException) else None
 
 
-def death_error(worker: int, exitcode: int | None, seen: Progress, version: int | None) -> WorkerDiedError:
-    """Return the error that tells the caller of a worker's death.
+def loss_error(incident: Incident, verdict: str, history: tuple[Incident, ...]) -> WorkerError:
+    """Return the error that tells the caller of a loss which is not made good.
 
     Args:
-        worker: The worker number.
-        exitcode: Negative for a signal; None if unknown.
-        seen: What the worker was last seen doing.
-        version: The agent version that it had begun; None if it died before it began the one in hand.
+        incident: The loss: a death or a hang.
+        verdict: Which quota is spent.
+        history: All losses since the last error, this one included.
     """
-    trajectory = None if version is None else seen.trajectory
-    where = "" if trajectory is None else f" in trajectory {trajectory} of agent version {version}"
+    message = f"{incident}; {verdict}; the next call starts a new one in its place{told(history)}"
+    if incident.hung:
+        hung = WorkerHungError(
+            message,
+            worker_number=incident.worker,
+            phase=incident.phase,
+            trajectory=incident.trajectory,
+            stack=incident.stack,
+            incidents=history,
+        )
+        if incident.stack:
+            hung.__cause__ = RemoteTraceback(incident.stack)
+        return hung
     return WorkerDiedError(
-        f"worker {worker} {_cause_of_death(exitcode)} while {seen.phase}{where}; "
-        "the next call starts a new one in its place",
-        worker_number=worker,
-        phase=seen.phase,
-        trajectory=trajectory,
-        exitcode=exitcode,
+        message,
+        worker_number=incident.worker,
+        phase=incident.phase,
+        trajectory=incident.trajectory,
+        exitcode=incident.exitcode,
+        incidents=history,
     )
 
 
-def _cause_of_death(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "ended, and nobody knows its exit code,"
-    if exitcode >= 0:
-        return f"ended with exit code {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    hints = {
-        "SIGKILL": " (often the kernel, when memory is short)",
-        "SIGSEGV": " (a fault in native code)",
-        "SIGABRT": " (native code gave up)",
-        "SIGBUS": " (often a full file system or shared memory)",
-    }
-    return f"was killed by {name}{hints.get(name, '')}"
+def told(history: tuple[Incident, ...]) -> str:
+    """Return a history of losses as an error message's last lines; nothing where there was but one."""
+    if len(history) < 2:
+        return ""
+    shown = history[-_SHOWN:]
+    lines = [f"  {incident.seconds:9.2f} s: {incident}" for incident in shown]
+    if len(history) > len(shown):
+        lines.insert(0, f"  … {len(history) - len(shown)} before")
+    return "\nWhat was lost, in seconds since the sampler was made:\n" + "\n".join(lines)

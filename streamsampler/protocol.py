@@ -172,6 +172,7 @@ class Failure:
         summary: The exception in one line.
         traceback: The worker's traceback, as text.
         exception: The pickled exception, or None where it cannot be pickled.
+        kinds: The names (module and qualified name) of its class and of that class's bases.
     """
 
     ticket: Ticket | None
@@ -180,6 +181,7 @@ class Failure:
     summary: str
     traceback: str
     exception: bytes | None = None
+    kinds: tuple[str, ...] = ()
 
 
 Answer = Report | Failure

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from streamsampler.agents import as_agent
-from streamsampler.collecting import Call, Collector
+from streamsampler.collecting import Call
+from streamsampler.collector import Collector
 from streamsampler.engines.base import Answered, Engine
 from streamsampler.environments import as_env_update
 from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError
@@ -23,6 +24,7 @@ from streamsampler.progress import ProgressArgument, display
 from streamsampler.protocol import NEVER_AGAIN, Phase, Report
 from streamsampler.serialization import Payload
 from streamsampler.statistics import Stats
+from streamsampler.supervision import OnFailure, Policy
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
 from streamsampler.workers.base import Worker
@@ -51,6 +53,15 @@ class Sampler(ABC):
         worker_args: Further keyword arguments for it.
         order: "index" returns trajectories 0, 1, 2, …, as one process would have sampled them. "arrival" returns
             whatever finishes first, which over-represents short trajectories.
+        on_failure: "raise" ends the call when user code raises in a worker. "drop" leaves that trajectory out, notes
+            it in the accounts with its error, and completes the batch with the next indices. Where failures depend
+            on the state, what is left is biased.
+        max_restarts: How many losses are made good within any `restart_window` seconds; None for any number. A worker
+            that died or hung is a loss: another one takes its place and its trajectories are run again, so that the
+            batch is the same. One loss more ends the call with an error that tells them all.
+        restart_window: Seconds; None for the sampler's whole life.
+        max_lifetime_restarts: How many losses are made good in the sampler's whole life; None for any number.
+        restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
@@ -75,7 +86,21 @@ class Sampler(ABC):
         worker_class: type[Worker] = DefaultWorker,
         worker_args: Mapping[str, Any] | None = None,
         order: Order = "index",
+        on_failure: OnFailure = "raise",
+        max_restarts: int | None = 10,
+        restart_window: float | None = 60.0,
+        max_lifetime_restarts: int | None = 100,
+        restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        **limits: Any,
     ) -> None:
+        self._policy = Policy(
+            on_failure=on_failure,
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            max_lifetime_restarts=max_lifetime_restarts,
+            restart_on=(restart_on,) if isinstance(restart_on, type) else restart_on,
+            **limits,
+        )
         factory = WorkerFactory(
             n_workers=self._how_many(n_workers, agents, envs),
             seed=seed,
@@ -138,6 +163,7 @@ class Sampler(ABC):
                 order=self._order,
                 version=version,
                 block=self._factory.block_size,
+                policy=self._policy,
             )
         except BaseException:
             engine.close()
@@ -171,7 +197,8 @@ class Sampler(ABC):
             TypeError: `env_update` is no environment.
             SerializationError: An update cannot be pickled.
             RolloutError: User code raised in a worker.
-            WorkerDiedError: A worker ended.
+            WorkerDiedError: A worker ended, and there were too many losses.
+            WorkerHungError: A worker made no progress, and there were too many losses.
             ClosedError: The sampler is closed.
             ConcurrentCallError: Another call is under way.
         """
@@ -443,6 +470,7 @@ class Sampler(ABC):
         return {
             "factory": self._factory,
             "order": self._order,
+            "policy": self._policy,
             "version": self.agent_version,
             "updates": self._collector.updates.mapped(engine.recall),
         }
@@ -450,6 +478,7 @@ class Sampler(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._factory = state["factory"]
         self._order = state["order"]
+        self._policy = state["policy"]
         self._begin_life(state["updates"], state["version"])
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from streamsampler.engines.processes import ProcessEngine
 from streamsampler.gathering import Order
 from streamsampler.sampler import Sampler
 from streamsampler.serialization import dumps
+from streamsampler.supervision import OnFailure
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 
@@ -40,6 +41,13 @@ class MultiprocessingSampler(Sampler):
         n_workers: How many processes; None for as many as this process may use cores.
         start_method: "forkserver" (the default; on macOS "spawn"), "spawn" or "fork". None of them runs the main
             script again, so no main guard is needed. "fork" is unsafe beside threads.
+        step_timeout: Seconds that a reset, an action or a timestep may take. A worker that makes no progress for so
+            long, while this process waits for it, is killed and counts as a loss (see `max_restarts`), with its
+            Python stacks in the log or the error. It is noticed within half as much again. None for no limit.
+        construction_timeout: Seconds that a worker may take from its start to its first reset, and for an update.
+            None for 60 or `step_timeout`, whichever is longer; for no limit where there is no `step_timeout`.
+        max_worker_memory: Bytes of private memory above which a worker is replaced between two tickets; see
+            `stats.replaced`. It does not count as a loss. None for no limit.
 
     Raises:
         OSError: There are no processes or descriptors left; whatever was started is gone again.
@@ -56,6 +64,14 @@ class MultiprocessingSampler(Sampler):
         worker_class: type[Worker] = DefaultWorker,
         worker_args: Mapping[str, Any] | None = None,
         order: Order = "index",
+        on_failure: OnFailure = "raise",
+        max_restarts: int | None = 10,
+        restart_window: float | None = 60.0,
+        max_lifetime_restarts: int | None = 100,
+        restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        step_timeout: float | None = None,
+        construction_timeout: float | None = None,
+        max_worker_memory: int | None = None,
         start_method: str | None = None,
     ) -> None:
         self._start_method = check_start_method(start_method)
@@ -68,11 +84,25 @@ class MultiprocessingSampler(Sampler):
             worker_class=worker_class,
             worker_args=worker_args,
             order=order,
+            on_failure=on_failure,
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            max_lifetime_restarts=max_lifetime_restarts,
+            restart_on=restart_on,
+            step_timeout=step_timeout,
+            construction_timeout=construction_timeout,
+            max_worker_memory=max_worker_memory,
         )
 
     def _make_engine(self) -> Engine:
         make_worker = dumps(self._factory, "the worker class or its arguments")
-        return ProcessEngine(self._factory.n_workers, make_worker, self._factory.seed, self._start_method)
+        return ProcessEngine(
+            self._factory.n_workers,
+            make_worker,
+            self._factory.seed,
+            self._start_method,
+            report_memory=self._policy.max_worker_memory is not None,
+        )
 
     def worker_pids(self) -> list[int]:
         """Return the workers' process ids, by worker number."""

@@ -52,7 +52,9 @@ class Stats:
         abandoned_trajectories: Rollouts that were cut short because nobody wanted them any more.
         abandoned_timesteps: Their timesteps.
         failed_trajectories: Trajectories whose worker raised or died.
-        restarts: Worker processes that were started in place of dead ones.
+        restarts: Workers that were started in place of others: dead ones, hung ones, too large ones.
+        hangs: Workers that made no progress and were killed.
+        replaced: Workers that had more memory than they may, and ended.
         reports: Answers of workers.
         seconds: Wall time inside obtaining calls.
         workers: Where each worker's time went.
@@ -68,6 +70,8 @@ class Stats:
     abandoned_timesteps: int = 0
     failed_trajectories: int = 0
     restarts: int = 0
+    hangs: int = 0
+    replaced: int = 0
     reports: int = 0
     seconds: float = 0.0
     workers: list[WorkerTimes] = field(default_factory=list)

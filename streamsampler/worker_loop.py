@@ -234,4 +234,5 @@ def _failure(ticket: Ticket | None, phase: Phase, trajectory: int | None, error:
     if len(summary) > _SUMMARY_LENGTH:
         summary = f"{summary[:_SUMMARY_LENGTH]} … ({len(summary):,} characters in all)"
     text = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(ticket, phase, trajectory, summary, text, exception)
+    kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    return Failure(ticket, phase, trajectory, summary, text, exception, kinds)

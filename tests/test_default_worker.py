@@ -156,7 +156,7 @@ def test_progress_is_exact_for_who_watches():
     def on_step(total):
         seen.append(board.progress(0).timesteps)
         if total == 120:
-            board.watch(True)
+            board.watch(0)
 
     worker, board = worker_of(Env(length=200, on_step=on_step))
     worker.rollout(Ticket(1, range(1)), [0])
@@ -164,7 +164,7 @@ def test_progress_is_exact_for_who_watches():
     assert watched == list(range(121, 200))
     # Without a watcher, a window of timesteps behind.
     assert all(total - 64 <= timesteps <= total for total, timesteps in enumerate(seen, 1))
-    board.watch(False)
+    board.heed(0)
     assert worker.rollout(Ticket(1, range(1)), [0]).n_timesteps == 200
 
 

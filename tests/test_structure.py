@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 LAYERS = [
     ["version", "errors", "compact", "checks"],
     ["trees", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
-    ["pacing", "holdings", "gathering"],
+    ["pacing", "holdings", "gathering", "supervision"],
     ["board", "failures", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "env_ids", "environments"],
     ["trajectories"],
     ["adapters", "adapters.heads", "adapters.mlp", "adapters.parameters", "adapters.torch", "adapters.sb3"],
@@ -35,6 +35,7 @@ LAYERS = [
         "engines.base",
         "engines.shared_memory",
         "engines.messages",
+        "engines.stacks",
         "engines.wire",
         "engines.child",
         "engines.fork_server",
@@ -44,7 +45,7 @@ LAYERS = [
         "engines.local",
         "engines.processes",
     ],
-    ["collecting"],
+    ["crew", "collector", "collecting"],
     ["progress"],
     ["payloads", "sampler", "samplers"],
     [

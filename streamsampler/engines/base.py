@@ -92,6 +92,30 @@ class Engine(ABC):
         """Return what a worker was last seen doing."""
 
     @abstractmethod
+    def watch(self, worker: int) -> None:
+        """Ask a worker to show each timestep and each action in its progress, until its next start."""
+
+    @abstractmethod
+    def memory(self, worker: int) -> int:
+        """Return the bytes of private memory that a worker had at its last answer; 0 where nobody knows."""
+
+    @abstractmethod
+    def stacks(self, worker: int) -> str:
+        """Return the Python stacks of a worker that is about to be killed, or the reason why there are none."""
+
+    @abstractmethod
+    def kill_worker(self, worker: int) -> None:
+        """Kill a worker; `wait` tells of its death."""
+
+    @abstractmethod
+    def retire(self, worker: int) -> bool:
+        """Let a worker that owes nothing close its environment and end; `wait` tells of its death.
+
+        Returns:
+            Whether it will end: not where workers are no processes of their own.
+        """
+
+    @abstractmethod
     def restart(self, worker: int) -> None:
         """Start a new worker in the place of one that died."""
 

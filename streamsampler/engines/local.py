@@ -108,6 +108,27 @@ class LocalEngine(Engine):
         """Return what a worker was last seen doing."""
         return self._board.progress(worker)
 
+    def watch(self, worker: int) -> None:
+        """Do nothing: who would watch is in the same thread."""
+
+    def memory(self, worker: int) -> int:
+        """Return 0: the memory is this process's."""
+        del worker
+        return 0
+
+    def stacks(self, worker: int) -> str:
+        """Return nothing: the worker is not at work while anybody asks."""
+        del worker
+        return ""
+
+    def kill_worker(self, worker: int) -> None:
+        """Do nothing: these workers do not die alone."""
+
+    def retire(self, worker: int) -> bool:
+        """Return False: it gets a new agent and a new environment with its next start, which must do."""
+        del worker
+        return False
+
     def restart(self, worker: int) -> None:
         """Start a new life: never needed, since these workers do not die alone."""
         self._channels[worker].messages.clear()

@@ -37,6 +37,7 @@ from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.engines.launch import Child, StartMethod, close_fd, launch, own_fd
 from streamsampler.engines.messages import decode_answer, encode_command
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
+from streamsampler.engines.stacks import stacks_of
 from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, Stored, pack, send, unframe, unpack
 from streamsampler.engines.worker_process import Setup, main
 from streamsampler.failures import unreadable
@@ -77,12 +78,21 @@ class ProcessEngine(Engine):
         make_worker: A pickled callable that makes a worker from its row of the board and its number.
         seed: The sampler's seed.
         start_method: How processes are started.
+        report_memory: Whether workers tell how much memory they have.
 
     Raises:
         OSError: There are no processes or descriptors left; whatever was started is gone again.
     """
 
-    def __init__(self, n_workers: int, make_worker: Payload, seed: int, start_method: StartMethod) -> None:
+    def __init__(
+        self,
+        n_workers: int,
+        make_worker: Payload,
+        seed: int,
+        start_method: StartMethod,
+        *,
+        report_memory: bool = False,
+    ) -> None:
         self.n_workers = n_workers
         self._owner = os.getpid()
         self._start_method = start_method
@@ -90,13 +100,15 @@ class ProcessEngine(Engine):
         self._links: list[_Link] = []
         self._wanted = 0
         self._closed = False
-        self._setup_fd = own_fd(_setup_file(n_workers, make_worker, seed))
+        self._setup_fd = own_fd(_setup_file(n_workers, make_worker, seed, report_memory=report_memory))
         self._board_fd = own_fd(anonymous_file("streamsampler-board", board_bytes(n_workers)))
         self._updates_fd = own_fd(anonymous_file("streamsampler-updates"))
         self._board_map = mmap(self._board_fd, 0)
         self._board = Board(memoryview(self._board_map))
         self._updates_writer = ArenaWriter(self._updates_fd)
         self._updates_reader = ArenaReader(self._updates_fd)
+        self._stacks_fds = tuple(map(own_fd, os.pipe()))
+        os.set_blocking(self._stacks_fds[0], False)
         try:
             for number in range(n_workers):
                 self._links.append(self._link(number))
@@ -113,7 +125,7 @@ class ProcessEngine(Engine):
             alive_read, alive_write = _pipe(theirs, ours, ours_is=1)
             arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
             ours.callback(close_fd, arena_fd)
-            shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd]
+            shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd, self._stacks_fds[1]]
             child = launch(self._start_method, main, number, [commands_read, answers_write, alive_read, *shared])
             link = _Link(
                 child,
@@ -131,6 +143,7 @@ class ProcessEngine(Engine):
 
     def restart(self, worker: int) -> None:
         """Start a new process in the place of a dead one, with pipes and memory of its own."""
+        self._board.clear(worker)
         # The new one first: if it cannot be started, the old one is still what it was, and can be tried again.
         new, old = self._link(worker), self._links[worker]
         self._links[worker] = new
@@ -245,6 +258,27 @@ class ProcessEngine(Engine):
         """Return what a worker was last seen doing."""
         return self._board.progress(worker)
 
+    def watch(self, worker: int) -> None:
+        """Ask for each timestep and each action."""
+        self._board.watch(worker)
+
+    def memory(self, worker: int) -> int:
+        """Return the bytes of private memory at the last answer."""
+        return self._board.memory(worker)
+
+    def stacks(self, worker: int) -> str:
+        """Return the Python stacks."""
+        return stacks_of(self._links[worker].child.pid, self._stacks_fds[0])
+
+    def kill_worker(self, worker: int) -> None:
+        """Kill a worker."""
+        self._links[worker].child.kill()
+
+    def retire(self, worker: int) -> bool:
+        """Ask a worker to end."""
+        self.send(worker, Exit())
+        return True
+
     def pids(self) -> list[int]:
         """The workers' process ids."""
         return [link.child.pid for link in self._links]
@@ -280,7 +314,7 @@ class ProcessEngine(Engine):
         self._board.release()
         self._board_map.close()
         self._updates_reader.close()
-        for fd in (self._setup_fd, self._board_fd, self._updates_fd):
+        for fd in (self._setup_fd, self._board_fd, self._updates_fd, *self._stacks_fds):
             close_fd(fd)
         return last_words
 
@@ -305,10 +339,18 @@ class ProcessEngine(Engine):
             link.child.ended(deadline - time.monotonic())
 
 
-def _setup_file(n_workers: int, make_worker: Payload, seed: int) -> int:
+def _setup_file(n_workers: int, make_worker: Payload, seed: int, *, report_memory: bool) -> int:
     make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
     setup = Setup(
-        n_workers, seed, make_worker, list(sys.path), os.getcwd(), dict(os.environ), getproctitle(), INLINE_LIMIT
+        n_workers,
+        seed,
+        make_worker,
+        list(sys.path),
+        os.getcwd(),
+        dict(os.environ),
+        getproctitle(),
+        INLINE_LIMIT,
+        report_memory,
     )
     fd = anonymous_file("streamsampler-setup")
     ArenaWriter(fd).write([memoryview(pickle.dumps(setup, protocol=5))])

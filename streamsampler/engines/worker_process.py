@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import pickle
+import resource
 import select
 import signal
 import sys
@@ -20,12 +21,13 @@ from typing import Any
 import numpy as np
 import setproctitle
 
-from streamsampler.board import Board
+from streamsampler.board import Board, WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.engines.child import ignore_interrupts
 from streamsampler.engines.fail_points import armed
 from streamsampler.engines.messages import decode_command, encode_answer
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
+from streamsampler.engines.stacks import answer_with_stacks
 from streamsampler.engines.wire import MessageReader, Stored, frame, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message
 from streamsampler.serialization import Payload, dumps_report, loads
@@ -34,6 +36,7 @@ from streamsampler.worker_loop import run_worker
 __all__ = ["Setup", "main"]
 
 _LARGE = 1 << 30
+_HAS_PROC = os.path.exists("/proc/self/statm")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Setup:
         environ: Its environment variables, as they were when the sampler was made.
         title: Its process title.
         inline_limit: Bytes up to which a report travels in the message itself.
+        report_memory: Whether to tell how much memory the process has.
     """
 
     n_workers: int
@@ -59,6 +63,7 @@ class Setup:
     environ: dict[str, str]
     title: str
     inline_limit: int
+    report_memory: bool
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -67,11 +72,12 @@ def main(number: int, fds: Sequence[int]) -> None:
     Args:
         number: The worker number.
         fds: Descriptors of: commands, answers, the pipe whose end is the parent's, the setup, the board, the worker's
-            own arena, the arena of updates.
+            own arena, the arena of updates, the pipe for stacks.
     """
     ignore_interrupts()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by fork, a handler of the user's program would have come along
-    commands_fd, answers_fd, parent_fd, setup_fd, board_fd, arena_fd, updates_fd = fds
+    commands_fd, answers_fd, parent_fd, setup_fd, board_fd, arena_fd, updates_fd, stacks_fd = fds
+    answer_with_stacks(stacks_fd)
     _die_with_parent(parent_fd)
     setup: Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
     # Before the environment variables change: the title is written over their first place in memory.
@@ -82,8 +88,23 @@ def main(number: int, fds: Sequence[int]) -> None:
         os.chdir(setup.cwd)
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
     channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit)
+    if setup.report_memory:
+        channel.before_answer = partial(_tell_memory, row)
     make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
     run_worker(armed(channel, number), make_worker, row, setup.seed)
+
+
+def _tell_memory(row: WorkerRow) -> None:
+    """Write to the board what the process has of memory that it shares with nobody; pages of files do not count.
+
+    Where there is no /proc it is the most that it ever had.
+    """
+    if not _HAS_PROC:
+        row.memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        resident, shared = file.read().split()[1:3]
+    row.memory((int(resident) - int(shared)) * mmap.PAGESIZE)
 
 
 def _make_worker(payload: Payload, row: Any, number: int, allocate: Allocate) -> Any:
@@ -111,6 +132,10 @@ def _die_with_parent(parent_fd: int) -> None:
         threading.Thread(target=_watch_parent, args=(parent_fd,), daemon=True).start()
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 def _watch_parent(parent_fd: int) -> None:
     os.read(parent_fd, 1)
     os._exit(1)
@@ -131,6 +156,7 @@ class _ProcessChannel:
         self._poller.register(commands_fd, select.POLLIN)
         self._inline_limit = inline_limit
         self.send: Callable[[int, bytes], None] = send
+        self.before_answer: Callable[[], None] = _nothing
         # Rows recorded in the arena need no copy to get there.
         self.allocate: Allocate = self._arena.allocate if inline_limit < _LARGE else np.empty
 
@@ -161,6 +187,7 @@ class _ProcessChannel:
         if contents is not None:
             head, buffers = dumps_report(contents)
             buffers = [head, *map(self._placed, buffers)]
+        self.before_answer()
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
             self.send(
                 self._answers_fd,

@@ -35,7 +35,8 @@ class _NoClass:
 
 _RESET, _AGENT_RESET, _RECORDING = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING
 _ACTION, _STEP = Phase.ACTION, Phase.STEP
-_RESET_NUMBER, _STEP_NUMBER = phase_number(Phase.RESET), phase_number(Phase.STEP)
+_RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Phase.AGENT_RESET)
+_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
 
 class DefaultWorker(Worker):
@@ -146,6 +147,7 @@ class DefaultWorker(Worker):
                 observation, info = result if result.__class__ is tuple else _reset_result(result)
                 phase = _AGENT_RESET
                 if reset_agent is not None:
+                    words[phase_word] = _AGENT_RESET_NUMBER
                     reset_agent(derived_seed(seed, Stream.AGENT))
                 reset_seconds += clock() - begin
                 phase = in_recording
@@ -161,9 +163,11 @@ class DefaultWorker(Worker):
                         if timed:
                             record_observation(observation)
                             phase = in_action
+                            words[phase_word] = _ACTION_NUMBER
                             before = clock()
                             action, agent_info = get_action(observation)
                             between = clock()
+                            words[phase_word] = _STEP_NUMBER
                         else:
                             # The way of few words: a right dtype, and a look at the size when the ticket is done.
                             try:
@@ -204,6 +208,9 @@ class DefaultWorker(Worker):
                                 n_abandoned = len(rewards) - start
                                 recorder.abandon()
                                 return n_abandoned, (reset_seconds, agent_seconds, step_seconds)
+                            stride = 1  # somebody watches: each timestep is a window of its own
+                            for _ in window:
+                                pass
                     else:
                         t = len(rewards)
                         if t < limit:

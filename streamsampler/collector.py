@@ -1,0 +1,102 @@
+"""What outlives an obtaining call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import gymnasium
+
+from streamsampler.crew import Crew
+from streamsampler.dispatch import CAPACITY, Dispatcher
+from streamsampler.engines.base import Engine
+from streamsampler.gathering import Order
+from streamsampler.leases import Pool
+from streamsampler.pacing import Pace
+from streamsampler.recording import Rollouts
+from streamsampler.supervision import Policy
+from streamsampler.updates import Updates
+
+__all__ = ["Collector", "Part", "Spaces"]
+
+Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+
+
+@dataclass(slots=True)
+class Part:
+    """What one report brought.
+
+    Attributes:
+        worker: The worker it came from.
+        rollouts: The trajectories; arrays in memory that belongs to the engine.
+        release: Gives that memory back.
+    """
+
+    worker: int
+    rollouts: Rollouts
+    release: Callable[[], None]
+
+
+class Collector:
+    """The engine, who owes what, who is alive, and what each worker has been told.
+
+    Args:
+        engine: Where the workers live.
+        updates: The agent and the environment in force, as payloads that the engine published.
+        seed: The sampler's seed.
+        order: How batches are ordered.
+        version: The last agent version that was used up.
+        capacity: How many unanswered tickets a worker may have.
+        block: How many trajectories workers run together; see `Worker.block_size`.
+        policy: What is done about losses; None for what is done by default.
+        clock: Seconds, from any beginning.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        updates: Updates[Any],
+        *,
+        seed: int,
+        order: Order,
+        version: int,
+        capacity: int = CAPACITY,
+        block: int = 1,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.engine = engine
+        self.updates = updates
+        self.seed = seed
+        self.order: Order = order
+        self.block = block
+        self.dispatcher = Dispatcher(engine.n_workers, capacity)
+        self.dispatcher.version = version
+        self.pace = Pace()
+        self.clock = clock
+        self.pool = Pool()
+        self.spaces: list[Spaces | None] = [None] * engine.n_workers
+        self.crew = Crew(engine, policy or Policy(), clock)
+        self.cancelled = False
+        self.suspect = False  # whether an interrupt may have hit between two steps of the bookkeeping
+        self.published: dict[int, Any] = updates.payloads()
+        self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
+
+    def cancel(self) -> None:
+        """Let the call that is under way in another thread fail at once; nothing is to be called afterwards."""
+        self.cancelled = True
+        self.engine.kill()
+
+    def publish(self, payload: Any) -> Any:
+        """Publish a payload, and keep account of it."""
+        handle = self.engine.publish(payload)
+        self.published[id(handle)] = handle
+        return handle
+
+    def retract_old(self) -> None:
+        """Let go of what is neither in force nor in a message that is unanswered."""
+        needed = self.updates.payloads().keys() | {id(handle) for handles in self.reading for handle in handles}
+        for key in self.published.keys() - needed:
+            self.engine.retract(self.published.pop(key))

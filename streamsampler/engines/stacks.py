@@ -1,0 +1,71 @@
+"""The Python stacks of a worker that hangs, whatever it is doing.
+
+`faulthandler` writes them in the signal handler itself, so that it works also while native code holds the interpreter's
+lock. All workers of a sampler share one pipe for it: whoever is asked is about to be killed, and nobody else writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+from time import monotonic
+
+__all__ = ["answer_with_stacks", "stacks_of"]
+
+_FIRST_SECONDS = 1.0
+_SILENCE_SECONDS = 0.1  # handlers write without a pause, and do not say when they are done
+_MOST_BYTES = 1 << 18
+_OURS = ("/streamsampler/worker_loop.py", "/streamsampler/engines/", '"<string>"')  # frames that tell nobody anything
+
+
+def answer_with_stacks(fd: int) -> None:
+    """Write the stacks of all threads to `fd` at every SIGUSR1, in a worker."""
+    os.set_blocking(fd, False)
+    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True, chain=False)
+
+
+def stacks_of(pid: int, fd: int) -> str:
+    """Return the stacks of a worker, which may not survive it; the reason why there are none, in parentheses.
+
+    Args:
+        pid: Its process id.
+        fd: Where it writes them; never blocking.
+    """
+    _read(fd)  # whatever somebody else's signal has left there
+    state = _state(pid)
+    if state in ("T", "t"):
+        return "(it is stopped, by SIGSTOP or by a debugger)"
+    try:
+        os.kill(pid, signal.SIGUSR1)
+    except ProcessLookupError:
+        return "(it is gone)"
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    written = bytearray()
+    deadline = monotonic() + 2 * _FIRST_SECONDS
+    wait = _FIRST_SECONDS
+    while poller.poll(1000 * wait) and monotonic() < deadline and len(written) < _MOST_BYTES:
+        written += _read(fd)
+        wait = _SILENCE_SECONDS
+    text = written.decode(errors="replace").strip()
+    if text:
+        return "\n".join(line for line in text.splitlines() if not any(frame in line for frame in _OURS))
+    return "(it waits in the kernel and takes no signal)" if state == "D" else "(it did not answer)"
+
+
+def _read(fd: int) -> bytes:
+    with contextlib.suppress(BlockingIOError):
+        return os.read(fd, _MOST_BYTES)
+    return b""
+
+
+def _state(pid: int) -> str:
+    """Return the kernel's letter for what a process is doing; nothing where it does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,284 @@
+"""Whether what was lost is run again, and whether a silent worker counts as lost: pure.
+
+Every decision follows from what is handed in, times included. So a test needs neither processes nor clocks.
+
+*Losses.* A worker that died or hung, or that raised what `Policy.restart_on` names, is a loss. Its tickets are run
+again by whoever is free, from the same seeds, so that nothing shows in the batch. `Losses` counts them against two
+quotas; over either, the call ends with one error that tells the whole history, and the counting begins afresh.
+
+*Hangs.* A worker hangs when it has work and its row of the board does not change for too long. Only time counts that
+the sampler spent waiting for workers: while it is busy itself, suspended or starved, it cannot tell. A worker writes
+its row at least once a millisecond, or once in a timestep that takes longer, as far as it can foresee that; so a row
+that stands still is only a suspicion. A suspect is asked, by a flag, to write each timestep and each action; it hangs
+when its row stands still for the whole limit from then on.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streamsampler.checks import positive, positive_seconds
+from streamsampler.errors import UsageError
+from streamsampler.protocol import Phase
+
+__all__ = ["Incident", "Losses", "OnFailure", "Policy", "Watch", "cause_of_death"]
+
+OnFailure = Literal["raise", "drop"]
+
+_LOOKS = 8
+"""Looks at the board within one time limit: a hang is noticed after the limit and at most three eighths of it more."""
+
+_LATE = 2.0
+_LATE_SECONDS = 1.0
+"""A wait that took more than `_LATE` times as long as planned, and `_LATE_SECONDS` more, was no wait: the machine was
+suspended, or so short of processors that no worker had a chance either."""
+
+_REMEMBERED = 100
+
+_LEAST_CONSTRUCTION_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is done about losses.
+
+    Attributes:
+        max_restarts: Losses that are made good within any `restart_window` seconds; None for any number.
+        restart_window: Seconds; None for the sampler's whole life.
+        max_lifetime_restarts: Losses that are made good in the sampler's whole life; None for any number.
+        restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
+        on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
+        step_timeout: Seconds that a reset, an action or a timestep may take; None for any.
+        construction_timeout: Seconds that a worker may take from its start to its first reset, and an update;
+            None for 60 or `step_timeout`, whichever is longer, where there is a `step_timeout`.
+        max_worker_memory: Bytes of private memory above which a worker is replaced; None for any.
+
+    Raises:
+        UsageError: A value cannot work.
+    """
+
+    max_restarts: int | None = 10
+    restart_window: float | None = 60.0
+    max_lifetime_restarts: int | None = 100
+    restart_on: tuple[type[BaseException], ...] = ()
+    on_failure: OnFailure = "raise"
+    step_timeout: float | None = None
+    construction_timeout: float | None = None
+    max_worker_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_restarts", "max_lifetime_restarts"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise UsageError(f"{name} must be an integer of at least 0, or None for any number, got {value!r}")
+        for name in ("restart_window", "step_timeout", "construction_timeout"):
+            if getattr(self, name) is not None:
+                positive_seconds(name, getattr(self, name))
+        if self.max_worker_memory is not None:
+            positive("max_worker_memory", self.max_worker_memory)
+        if self.on_failure not in ("raise", "drop"):
+            raise UsageError(f'on_failure must be "raise" or "drop", got {self.on_failure!r}')
+        types = self.restart_on
+        if not isinstance(types, tuple) or not all(isinstance(t, type) and issubclass(t, BaseException) for t in types):
+            raise UsageError(f"restart_on must be a tuple of exception types, got {types!r}")
+
+    def restarts_on(self, kinds: tuple[str, ...]) -> bool:
+        """Whether an exception is to be made good.
+
+        Args:
+            kinds: The names of its class and of that class's bases (see `protocol.Failure`): the class itself need not
+                exist in this process.
+        """
+        return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
+
+    def watch(self, n_workers: int) -> Watch | None:
+        """Return the watch over hangs; None if there is nothing to watch for."""
+        if self.step_timeout is None and self.construction_timeout is None:
+            return None
+        construction = self.construction_timeout
+        if construction is None:
+            construction = max(_LEAST_CONSTRUCTION_SECONDS, self.step_timeout or 0.0)
+        return Watch(self.step_timeout or float("inf"), construction, n_workers)
+
+
+# ---------------------------------------------------------------------- losses
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One loss.
+
+    Attributes:
+        worker: The worker number.
+        what: What happened to it, as the end of a sentence: "was killed by SIGKILL".
+        phase: What it was last seen doing.
+        trajectory: Index of the trajectory in hand; None outside trajectories.
+        version: The agent version in hand; None if it had not begun any work of the call.
+        seconds: When, in seconds since the sampler was made.
+        exitcode: Negative for a signal; None if unknown, and for what is no death.
+        stack: The Python stacks of a hung worker, as far as they could be had.
+        hung: Whether it was killed because it made no progress.
+    """
+
+    worker: int
+    what: str
+    phase: Phase
+    trajectory: int | None
+    version: int | None
+    seconds: float
+    exitcode: int | None = None
+    stack: str = ""
+    hung: bool = False
+
+    def __str__(self) -> str:
+        where = "" if self.trajectory is None else f" in trajectory {self.trajectory}"
+        if self.version is not None and where:
+            where += f" of agent version {self.version}"
+        return f"worker {self.worker} {self.what} while {self.phase}{where}"
+
+
+@dataclass
+class Losses:
+    """A sampler's losses, counted against the quotas.
+
+    Args:
+        policy: The quotas.
+
+    Attributes:
+        incidents: The latest ones since the last error, oldest first.
+    """
+
+    policy: Policy
+    incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _recent: deque[float] = field(default_factory=deque)
+    _n: int = 0
+
+    def add(self, incident: Incident) -> str | None:
+        """Take note of a loss.
+
+        Returns:
+            None if it is to be made good; otherwise which quota is spent, as the end of a sentence. Then the counting
+            has begun afresh: a caller who goes on after the error has decided to.
+        """
+        self.incidents.append(incident)
+        self._n += 1
+        policy, window = self.policy, self.policy.restart_window
+        if window is not None:
+            self._recent.append(incident.seconds)
+            while self._recent[0] <= incident.seconds - window:
+                self._recent.popleft()
+        recent = self._n if window is None else len(self._recent)
+        if policy.max_restarts is not None and recent > policy.max_restarts:
+            within = "" if window is None else f" within {window:g} s"
+            return self._spent(f"{_losses(recent)}{within}, and max_restarts is {policy.max_restarts}")
+        if policy.max_lifetime_restarts is not None and self._n > policy.max_lifetime_restarts:
+            return self._spent(
+                f"{_losses(self._n)} in all, and max_lifetime_restarts is {policy.max_lifetime_restarts}"
+            )
+        return None
+
+    def _spent(self, verdict: str) -> str:
+        self._recent.clear()
+        self._n = 0
+        return verdict
+
+    def history(self) -> tuple[Incident, ...]:
+        """Return the incidents since the last error, and forget them."""
+        history = tuple(self.incidents)
+        self.incidents.clear()
+        return history
+
+
+def _losses(number: int) -> str:
+    return f"that is {number} loss{'es' if number > 1 else ''}"
+
+
+def cause_of_death(exitcode: int | None) -> str:
+    """Return what an exit code says, as the end of a sentence."""
+    if exitcode is None:
+        return "ended, and nobody knows its exit code,"
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    hints = {
+        "SIGKILL": " (often the kernel, when memory is short)",
+        "SIGSEGV": " (a fault in native code)",
+        "SIGABRT": " (native code gave up)",
+        "SIGBUS": " (often a full file system or shared memory)",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"
+
+
+# ---------------------------------------------------------------------- hangs
+
+
+class Watch:
+    """Who makes no progress.
+
+    Args:
+        step_timeout: Seconds without progress after which a worker hangs that runs trajectories.
+        construction_timeout: The same for one that has not begun yet, or is being updated.
+        n_workers: How many workers there are.
+
+    Attributes:
+        interval: Seconds between two looks at the board; no wait for workers is to be longer.
+    """
+
+    def __init__(self, step_timeout: float, construction_timeout: float, n_workers: int) -> None:
+        self.interval = min(step_timeout, construction_timeout) / _LOOKS
+        self._limits = {False: step_timeout, True: construction_timeout}
+        self._awake = 0.0  # since the last look
+        self._seen: list[Hashable] = [None] * n_workers
+        self._still: list[float | None] = [None] * n_workers  # None: above suspicion
+
+    def moved(self, worker: int) -> None:
+        """Take note of progress that the board does not tell: an answer, or the beginning of work."""
+        self._seen[worker] = None
+        self._still[worker] = None
+
+    def waited(self, planned: float, elapsed: float) -> bool:
+        """Take note that the sampler waited for workers.
+
+        Args:
+            planned: Seconds that it would have waited at most.
+            elapsed: Seconds that it did wait.
+
+        Returns:
+            Whether it is time for a look at the board.
+        """
+        if elapsed <= _LATE * planned + _LATE_SECONDS:
+            self._awake += elapsed
+        return self._awake >= self.interval
+
+    def look(self, seen: Mapping[int, tuple[Hashable, bool]]) -> tuple[list[int], dict[int, float]]:
+        """Compare the board with what it was at the last look.
+
+        Args:
+            seen: For each worker that has work: what its row says, and whether it is under construction.
+
+        Returns:
+            The new suspects; and those that hang, with the seconds for which their rows stood still.
+        """
+        awake, self._awake = self._awake, 0.0
+        suspects: list[int] = []
+        hung: dict[int, float] = {}
+        for worker, (row, constructing) in seen.items():
+            still = self._still[worker]
+            if row != self._seen[worker]:
+                self.moved(worker)
+                self._seen[worker] = row
+            elif still is None:
+                self._still[worker] = 0.0
+                suspects.append(worker)
+            else:
+                self._still[worker] = still = still + awake
+                if still >= self._limits[constructing]:
+                    hung[worker] = still
+        return suspects, hung
