@@ -1,6 +1,8 @@
 import itertools
 import os
+import pickle
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from streamsampler.board import Board, board_bytes
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
 from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
 from streamsampler.protocol import Phase
+from streamsampler.serialization import dumps_report
 
 
 @pytest.fixture
@@ -71,6 +74,20 @@ def test_a_view_of_an_outgrown_mapping_stays_valid(arena):
     large = writer.write([memoryview(bytes(10_000_000))])
     assert reader.view(large).nbytes == 10_000_000
     assert bytes(view) == b"first"
+
+
+def test_arrays_of_a_report_outlive_their_reader(arena):
+    """A worker dies, and its arena is closed, while its last report waits for the batch to be joined."""
+    writer, reader = arena
+    data = np.arange(10_000.0)
+    head, buffers = dumps_report(data)
+    array = pickle.loads(head, buffers=[reader.view(writer.write([buffer.raw() for buffer in buffers]))])
+    mapping = weakref.ref(reader._map)
+    reader.close()
+    assert not mapping().closed, "or reading the array is a segmentation fault"
+    np.testing.assert_array_equal(array, data)
+    del array
+    assert mapping() is None
 
 
 def test_a_full_memory_is_an_error_and_takes_nothing(tmp_path):

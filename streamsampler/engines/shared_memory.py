@@ -7,7 +7,6 @@ there is nothing to lock, and nothing that a process killed in the middle could 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
@@ -225,10 +224,8 @@ class ArenaReader:
 
     def close(self) -> None:
         """Unmap the memory, now or when the last array that looks into it is gone."""
-        mapping, self._map = self._map, None
-        if mapping is not None:
-            with contextlib.suppress(BufferError):
-                mapping.close()
+        # Not its own `close`: an array made with `np.ndarray(…, buffer)` keeps the mapping, and does not forbid that.
+        self._map = None
 
     def read(self, region: Region) -> memoryview:
         """Return a private copy of the bytes of `region`.
