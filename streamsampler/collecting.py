@@ -48,7 +48,7 @@ class Call:
             order=collector.order,
             pace=collector.pace,
             own_lanes=collector.updates.differ,
-            block=collector.block,
+            blocks=collector.blocks,
             concurrent=self._engine.concurrent,
         )
         self.stats = stats
@@ -114,7 +114,7 @@ class Call:
             self.stats.restarts += 1
         if not self._dispatcher.owes(worker):
             crew.moved(worker)
-        message = self._dispatcher.hand(worker, indices)
+        message = self._dispatcher.hand(worker, indices, *self.gathering.terms(indices))
         if isinstance(message, Start):
             lacking = self._collector.updates.lacking(worker)
             self._collector.reading[worker] = list(lacking.values())

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 
+from streamsampler.blocks import Blocks
 from streamsampler.crew import Crew
 from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Engine
@@ -49,7 +50,7 @@ class Collector:
         order: How batches are ordered.
         version: The last agent version that was used up.
         capacity: How many unanswered tickets a worker may have.
-        block: How many trajectories workers run together; see `Worker.block_size`.
+        blocks: Which trajectories workers run together; see `Worker.blocks`.
         policy: What is done about losses; None for what is done by default.
         clock: Seconds, from any beginning.
     """
@@ -63,7 +64,7 @@ class Collector:
         order: Order,
         version: int,
         capacity: int = CAPACITY,
-        block: int = 1,
+        blocks: Blocks | None = None,
         policy: Policy | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -71,7 +72,7 @@ class Collector:
         self.updates = updates
         self.seed = seed
         self.order: Order = order
-        self.block = block
+        self.blocks = blocks
         self.dispatcher = Dispatcher(engine.n_workers, capacity)
         self.dispatcher.version = version
         self.pace = Pace()

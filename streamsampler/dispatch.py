@@ -55,8 +55,8 @@ class Dispatcher:
         """The oldest ticket that each worker has not answered, of those that owe one."""
         return {worker: owed[0] for worker, owed in enumerate(self._owed) if owed}
 
-    def hand(self, worker: int, indices: range) -> Start | Continue:
-        """Give `worker` a ticket.
+    def hand(self, worker: int, indices: range, block: int = 1, enough: int = 0) -> Start | Continue:
+        """Give `worker` a ticket; see `protocol.Ticket`.
 
         Returns:
             The message that carries it; a `Start` is without updates, which the caller adds.
@@ -66,7 +66,7 @@ class Dispatcher:
         """
         if self.room(worker) <= 0:
             raise ProtocolError(f"worker {worker} has no room for another ticket")
-        ticket = Ticket(self.version, indices)
+        ticket = Ticket(self.version, indices, block, enough)
         self._owed[worker].append(ticket)
         if self._started[worker] == self.version:
             return Continue((ticket,))

@@ -34,7 +34,7 @@ class WorkerFactory:
         worker_args: Further keyword arguments for it.
 
     Attributes:
-        block_size: How many trajectories its workers run together; see `Worker.block_size`.
+        blocks: Which trajectories its workers run together; see `Worker.blocks`.
 
     Raises:
         UsageError: An argument cannot work.
@@ -58,7 +58,7 @@ class WorkerFactory:
             raise UsageError(f"worker_class must be a subclass of streamsampler.Worker, got {worker_class!r}")
         self.worker_class = worker_class
         self.worker_args = dict(worker_args or {})
-        self.block_size = positive("the worker's block_size", worker_class.block_size(self.worker_args))
+        self.blocks = worker_class.blocks(self.worker_args)
 
     def __call__(self, row: WorkerRow, worker_number: int) -> Worker:
         """Make a worker, where it is to run.

@@ -10,6 +10,10 @@ Where a worker runs trajectories side by side, what is run together may show in 
 the unit of such work: every lane is cut into blocks from its start, the last one as long as the plan leaves it, and a
 ticket is whole blocks. Which trajectories share a block is then fixed by the plan and the lanes alone, never by sizes,
 timing or losses.
+
+Where timesteps count, the first trajectories of a block may be enough. What became of them does not depend on how far
+the others got; so a ticket says how many timesteps suffice, and a worker may end it when those of a finished prefix are
+that many. The block that was cut short counts as not handed out, and is run again, whole, if it turns out to be needed.
 """
 
 from __future__ import annotations
@@ -18,11 +22,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from streamsampler.blocks import Blocks, Lane
+from streamsampler.cutting import Cuts
 from streamsampler.errors import ProtocolError
 from streamsampler.holdings import Holdings
-from streamsampler.pacing import SHORTEST_TICKET_SECONDS, TICKET_SECONDS, Pace
+from streamsampler.pacing import TICKET_SECONDS, Pace, needed_for
+from streamsampler.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan
 
 __all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "Gathering", "Order", "Run"]
 
@@ -38,84 +45,6 @@ another one is begun: one that is begun late makes everybody wait, one that is b
 workers, batches of 2,000 and 4,000 timesteps and lengths of 200 to 1,000, equally likely, the simulation in
 `tests/test_schedules.py` finds a wall time 1 % shorter than with 0 and 6 and 3 % of work in vain; 2 gains another 0.7 %
 at most and wastes 14 and 7 %."""
-
-
-class GatherPlan(Protocol):
-    """How much is wanted, and who may run what."""
-
-    @property
-    def limit(self) -> int | None:
-        """How many trajectories there are in all; None if that is not known before."""
-
-    @property
-    def timesteps(self) -> int | None:
-        """How many timesteps suffice; None if only trajectories count."""
-
-    def lane(self, number: int, n_lanes: int) -> range:
-        """The indices that worker `number` runs where each worker has its own agent or environment."""
-
-
-_FOREVER = 2**62
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """The shortest prefix of trajectories 0, 1, 2, … with at least `timesteps` timesteps."""
-
-    timesteps: int
-    limit: None = None
-
-    def lane(self, number: int, n_lanes: int) -> range:
-        """Every `n_lanes`-th index."""
-        return range(number, _FOREVER, n_lanes)
-
-
-@dataclass(frozen=True)
-class Exactly:
-    """Trajectories 0 to `limit - 1`."""
-
-    limit: int
-    timesteps: None = None
-
-    def lane(self, number: int, n_lanes: int) -> range:
-        """Every `n_lanes`-th index."""
-        return range(number, self.limit, n_lanes)
-
-
-@dataclass(frozen=True)
-class ExactlyPerWorker:
-    """`n_traj_per_worker` trajectories of each worker, in worker order.
-
-    Worker w's k-th has index `w * n_traj_per_worker + k`. Only where workers differ does it matter who runs it.
-    """
-
-    n_traj_per_worker: int
-    n_workers: int
-    timesteps: None = None
-
-    @property
-    def limit(self) -> int:
-        """All workers' trajectories."""
-        return self.n_traj_per_worker * self.n_workers
-
-    def lane(self, number: int, n_lanes: int) -> range:
-        """One block of indices for each worker; all of them for the only lane."""
-        if n_lanes == 1:
-            return range(self.limit)
-        return range(number * self.n_traj_per_worker, (number + 1) * self.n_traj_per_worker)
-
-
-@dataclass(frozen=True)
-class Endless:
-    """Trajectories `first`, `first + 1`, … without end, for a consumer that takes them in order."""
-
-    first: int = 0
-    limit: None = None
-    timesteps: None = None
-
-    def lane(self, number: int, n_lanes: int) -> range:
-        """Every `n_lanes`-th index."""
-        return range(self.first + (number - self.first) % n_lanes, _FOREVER, n_lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +75,26 @@ class Gathering(Generic[Part]):
         order: "index", or "arrival" for whatever finishes first.
         pace: Average lengths seen so far; this call's are added to it.
         own_lanes: Whether each worker may run only its own indices.
-        block: How many consecutive indices of a lane are to be run together. Every ticket is whole blocks.
+        blocks: Which consecutive indices of a lane are to be run together. Every ticket is whole blocks.
         concurrent: Whether workers run at the same time. Where they take turns none can do another's work earlier.
     """
 
     def __init__(
         self, plan: GatherPlan, *, n_workers: int, order: Order = "index", pace: Pace | None = None,
-        own_lanes: bool = False, block: int = 1, concurrent: bool = True,
+        own_lanes: bool = False, blocks: Blocks | None = None, concurrent: bool = True,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.pace = pace if pace is not None else Pace()
         self._order = order
         self._n_workers = n_workers
-        self._block = block
+        blocks = Blocks() if blocks is None else blocks
         self._may_help = concurrent and not own_lanes
         n_lanes = n_workers if own_lanes else 1
-        self._lanes = [plan.lane(number, n_lanes) for number in range(n_lanes)]
-        self._first = min(lane.start for lane in self._lanes)
-        self._cursors = [0] * n_lanes
-        self._returned: list[list[range]] = [[] for _ in range(n_lanes)]
+        self._lanes = [Lane(plan.lane(number, n_lanes), blocks) for number in range(n_lanes)]
+        self._first = min(lane.own.start for lane in self._lanes)
+        # Who takes turns with others' indices cannot tell how many timesteps of its own suffice.
+        self._cuts = Cuts(None if own_lanes or blocks == Blocks() else plan.timesteps)
+        self._repeated: list[tuple[Part, int, int]] = []
         self._holdings = Holdings(n_workers, self.pace)
         self._waiting: dict[int, _Arrived[Part]] = {}
         self._runs: list[Run[Part]] = []
@@ -191,17 +121,16 @@ class Gathering(Generic[Part]):
         """
         if ahead and not self.has_plenty:
             return None
-        lane = worker % len(self._lanes)
+        lane = self._lanes[worker % len(self._lanes)]
         horizon = self._horizon(PRUDENCE)
         spare = max(0, horizon - self._handed_out)
         slowness = self._slowness(worker)
-        size = self._ticket_size(slowness, spare)
+        size = self._ticket_size(slowness, spare, lane.next_size)
         # Without a spare one there may still be a lost one, without which the prefix has a gap.
         if spare and slowness > 1 and self._is_better_left(worker, size, spare, now):
             indices = range(0)
         else:
-            indices = self._lost(lane, size) or self._fresh(lane, size, horizon)
-        self._handed_out += len(indices)
+            indices = self._lost(lane, size) or self._fresh(lane, size, horizon, spare)
         if not indices and not ahead:
             indices = self._copy(worker, now)
         if not indices:
@@ -209,19 +138,26 @@ class Gathering(Generic[Part]):
         self._holdings.hold(worker, indices, now)
         return indices
 
+    def terms(self, indices: range) -> tuple[int, int]:
+        """Of a ticket under way: the size of its blocks, and how many timesteps of its first trajectories suffice.
+
+        The latter is 0 where all are wanted.
+        """
+        return self._lane_of(indices).size_of(indices), self._cuts.enough(indices)
+
     def give_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Take back a ticket whose worker was lost: it is handed out again, before anything new, if nobody has it."""
-        if not self._holdings.lose(worker, indices, now):
-            return
-        lane = next(n for n, own in enumerate(self._lanes) if indices[0] in own)
-        self._handed_out -= len(indices)
-        self._returned[lane].append(indices)
-        self._returned[lane].sort(key=lambda lost: -lost[0])
+        if self._holdings.lose(worker, indices, now):
+            self._handed_out -= self._cuts.forget(indices)
+            self._lane_of(indices).give_back(indices)
+
+    def _lane_of(self, indices: range) -> Lane:
+        return next(lane for lane in self._lanes if indices[0] in lane.own)
 
     @property
     def has_plenty(self) -> bool:
         """Whether there is more than enough for all, even if trajectories turn out rather long."""
-        return self._horizon(-PRUDENCE) - self._handed_out > self._n_workers * self._block
+        return self._horizon(-PRUDENCE) - self._handed_out > self._n_workers * self._lanes[0].next_size
 
     def _slowness(self, worker: int) -> float:
         """How many times as long as the average `worker` takes; 1 where it does not matter."""
@@ -230,19 +166,43 @@ class Gathering(Generic[Part]):
         slowness = self.pace.slowness(worker)
         return slowness if slowness > NOTABLY_SLOWER else 1.0
 
-    def _lost(self, lane: int, size: int) -> range:
-        if not self._returned[lane]:
+    def _lost(self, lane: Lane, size: int) -> range:
+        first = lane.first_lost()
+        # A copy of what was cut short may be under way still, and the same ticket twice could not be told apart.
+        if first is None or self._holdings.holds(first):
             return range(0)
-        indices = self._returned[lane].pop()
-        if len(indices) > size:
-            self._returned[lane].append(indices[size:])
-        return indices[:size]
+        indices = lane.lost(size)
+        enough = self._cuts.enough_alone(indices, self.n_timesteps)
+        self._handed_out += self._cuts.hand(indices, enough, len(indices))
+        return indices
+
+    def _fresh(self, lane: Lane, size: int, horizon: int, spare: int) -> range:
+        if not self._cuts.allowed:
+            indices = lane.fresh(size, self._first + horizon)
+            if indices:
+                self._handed_out += self._cuts.hand(indices, 0, len(indices))
+            return indices
+        # What comes behind a ticket that is to be cut short is of no use without the rest of that one.
+        if not spare or self._cuts.open is not None or lane.first_lost() is not None:
+            return range(0)
+        there = self._cuts.there(lane.position)[0]
+        indices = lane.fresh(size, lane.position + there + spare)
+        if self._holdings.holds(indices):  # as in `_lost`
+            lane.give_back_rest(indices, 0)
+            return range(0)
+        n_others = self._handed_out - self.arrived_trajectories
+        enough = self._cuts.enough_after(indices, self.arrived_timesteps, n_others, self.pace)
+        self._handed_out += self._cuts.hand(indices, enough, spare)
+        return indices
 
     def _copy(self, worker: int, now: float) -> range:
         # What the consumer of a stream has not taken yet makes nobody wait.
         if not self._may_help or (self._is_endless and self._runs):
             return range(0)
-        return self._holdings.copy_for(worker, now) or range(0)
+        indices = self._holdings.copy_for(worker, now) or range(0)
+        if indices:
+            self._cuts.copy(indices, self.n_timesteps)
+        return indices
 
     def _is_better_left(self, worker: int, size: int, spare: int, now: float) -> bool:
         """Whether the others would be done with everything before `worker` with `size` more trajectories."""
@@ -256,21 +216,12 @@ class Gathering(Generic[Part]):
     def _is_endless(self) -> bool:
         return self.plan.limit is None and self.plan.timesteps is None
 
-    def _fresh(self, lane: int, size: int, horizon: int) -> range:
-        own, cursor = self._lanes[lane], self._cursors[lane]
-        in_sight = len(range(own.start, min(own.stop, self._first + horizon), own.step))
-        in_sight = math.ceil(in_sight / self._block) * self._block
-        taken = own[cursor : max(cursor, min(cursor + size, in_sight))]
-        self._cursors[lane] += len(taken)
-        return taken
-
-    def _ticket_size(self, slowness: float, spare: int) -> int:
+    def _ticket_size(self, slowness: float, spare: int, block: int) -> int:
         # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what is left, so that the last tickets
         # are small and all workers finish together. A slow worker's share is smaller, as in weighted factoring (Hummel,
         # Schmidt, Uma and Wein, 1996).
         share = math.ceil(spare / (2 * self._n_workers * slowness))
-        share = max(share, self.pace.trajectories_in(SHORTEST_TICKET_SECONDS / slowness))
-        return max(1, min(self.pace.trajectories_in(TICKET_SECONDS / slowness), share) // self._block) * self._block
+        return max(1, self.pace.ticket_size(share, slowness) // block) * block
 
     def _horizon(self, prudence: float) -> int:
         """How many trajectories will be needed in all, as far as one can tell.
@@ -288,47 +239,53 @@ class Gathering(Generic[Part]):
             mean = self.arrived_timesteps / self.arrived_trajectories
         if mean is None:
             # Nothing is known: one block for each worker shows how long they are; each has at least one timestep.
-            return min(self._n_workers * self._block, self.plan.timesteps)
+            return min(self._n_workers * self._lanes[0].next_size, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
-        return self._handed_out + max(0, self._needed_for(missing, mean, prudence) - outstanding)
-
-    def _needed_for(self, timesteps: int, mean: float, prudence: float) -> int:
-        # The least n with n * mean - prudence * spread * sqrt(n) >= timesteps: a quadratic equation for sqrt(n).
-        if timesteps <= 0:
-            return 0
-        margin = prudence * self.pace.spread
-        root = (margin + math.sqrt(margin * margin + 4 * mean * timesteps)) / (2 * mean)
-        return math.ceil(root * root - 1e-6)
+        return self._handed_out + max(0, needed_for(missing, mean, prudence * self.pace.spread) - outstanding)
 
     def _window(self) -> int:
         # What workers may be ahead of a consumer: enough to keep them busy while it takes one, few enough to bound
         # memory.
-        return 4 * self._n_workers * max(self._block, self.pace.trajectories_in(TICKET_SECONDS))
+        return 4 * self._n_workers * max(self._lanes[0].next_size, self.pace.trajectories_in(TICKET_SECONDS))
 
     # ------------------------------------------------------------------ taking in
 
     def add(self, worker: int, indices: range, lengths: Sequence[int], part: Part, now: float = 0.0) -> bool:
-        """Take in the trajectories of one ticket.
+        """Take in the trajectories of one ticket, or its first ones, if they have the timesteps that suffice.
 
         Returns:
-            Whether they are new; otherwise a copy of theirs came in before, and the part is not kept.
+            Whether there are new ones; otherwise a copy of theirs came in before, and the part is not kept.
 
         Raises:
-            ProtocolError: They are in already, or were never handed out.
+            ProtocolError: They are in already, or were never handed out, or are not as many as asked for.
         """
-        if len(lengths) != len(indices):
-            raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths")
+        n, n_timesteps = len(lengths), sum(lengths)
+        if n != len(indices) and not (self._cuts.allowed and 0 < n < len(indices)):
+            raise ProtocolError(f"trajectories {indices} came with {n} lengths")
         if not self._holdings.settle(worker, indices, now):
             return False
-        self.arrived_trajectories += len(indices)
-        self.arrived_timesteps += sum(lengths)
-        self._waiting[indices[0]] = _Arrived(part, indices, lengths)
-        if self._order == "index":
-            while not self.complete and (entry := self._waiting.pop(self._next, None)) is not None:
-                self._accept(entry)
-        elif not self.complete:
-            self._accept(self._waiting.pop(indices[0]))
+        there, timesteps_there = self._cuts.made_up(indices[0])
+        if n <= there:
+            raise ProtocolError(f"trajectories {indices} came with {n} lengths, and {there} of them were there before")
+        self._handed_out += n - there - self._cuts.forget(indices)
+        self.arrived_trajectories += n - there
+        self.arrived_timesteps += n_timesteps - timesteps_there
+        if there:
+            self._repeated.append((part, there, timesteps_there))
+        if n < len(indices):
+            begun = self._lanes[0].give_back_rest(indices, n)
+            self._cuts.cut_short(indices[n - begun], begun, sum(lengths[n - begun :]))
+        self._take_in(_Arrived(part, indices[:n], lengths, there))
         return True
+
+    def _take_in(self, entry: _Arrived[Part]) -> None:
+        first = entry.indices[entry.position]
+        self._waiting[first] = entry
+        if self._order == "index":
+            while not self.complete and (following := self._waiting.pop(self._next, None)) is not None:
+                self._accept(following)
+        elif not self.complete:
+            self._accept(self._waiting.pop(first))
 
     def _accept(self, entry: _Arrived[Part]) -> None:
         """Move as much of `entry` into the result as is in order and wanted; what is left waits on."""
@@ -370,6 +327,7 @@ class Gathering(Generic[Part]):
 
     def surplus(self) -> Iterator[tuple[Part, int, int]]:
         """What has arrived and is not part of the result: parts with their trajectories and timesteps."""
+        yield from self._repeated
         for entry in self._waiting.values():
             lengths = entry.lengths[entry.position :]
             yield entry.part, len(lengths), sum(lengths)

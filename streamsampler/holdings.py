@@ -49,6 +49,10 @@ class Holdings:
         self._holders[indices] = self._holders.get(indices, 0) + 1
         self._fresh = False
 
+    def holds(self, indices: range) -> bool:
+        """Whether anybody holds just this ticket."""
+        return indices in self._holders
+
     def settle(self, worker: int, indices: range, now: float) -> bool:
         """Take note that `worker` has run a ticket.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "Pace"]
+__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "Pace", "needed_for"]
 
 TICKET_SECONDS = 0.1
 """What a ticket should take: long beside the cost of a report (some 0.5 ms on either side, with caches that have gone
@@ -108,3 +108,28 @@ class Pace:
         in_time = seconds * self._weight / max(self._seconds, 1e-9)
         in_room = TICKET_BYTES * self._weight / max(self._bytes, 1e-9)
         return max(1, int(min(in_time, in_room)))
+
+    def ticket_size(self, share: int, slowness: float) -> int:
+        """How many trajectories make a ticket.
+
+        Args:
+            share: How many are to be had; no fewer than are worth a report are taken.
+            slowness: How many times as long as the average their worker takes.
+        """
+        share = max(share, self.trajectories_in(SHORTEST_TICKET_SECONDS / slowness))
+        return min(self.trajectories_in(TICKET_SECONDS / slowness), share)
+
+
+def needed_for(timesteps: int, mean: float, spread: float) -> int:
+    """How many trajectories have that many timesteps together, if they fall short of their mean.
+
+    Args:
+        timesteps: Timesteps.
+        mean: Timesteps of a trajectory.
+        spread: By how much a trajectory falls short; n of them do by sqrt(n) times as much.
+    """
+    # The least n with n * mean - spread * sqrt(n) >= timesteps: a quadratic equation for sqrt(n).
+    if timesteps <= 0:
+        return 0
+    root = (spread + math.sqrt(spread * spread + 4 * mean * timesteps)) / (2 * mean)
+    return math.ceil(root * root - 1e-6)

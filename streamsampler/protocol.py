@@ -84,10 +84,15 @@ class Ticket:
     Attributes:
         version: The agent version.
         indices: The trajectory indices; never empty.
+        block: How many of them are run together; the last ones may be fewer.
+        enough: How many timesteps suffice: a worker may leave out what comes behind the first trajectories that have
+            so many. 0 where all are wanted.
     """
 
     version: int
     indices: range
+    block: int = 1
+    enough: int = 0
 
 
 @by_position
@@ -144,7 +149,7 @@ class Report:
     Attributes:
         ticket: The ticket this answers.
         given_up: Whether the version was no longer wanted; then there are no rollouts.
-        n_trajectories: Trajectories that were finished, delivered or not.
+        n_trajectories: Trajectories that were finished, delivered or not; those behind a cut are abandoned ones.
         n_timesteps: Their timesteps.
         n_abandoned: Rollouts that were cut short, 0 or 1 per environment.
         abandoned_timesteps: Their timesteps.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from streamsampler.agents import as_agent
+from streamsampler.blocks import Blocks
 from streamsampler.collecting import Call
 from streamsampler.collector import Collector
 from streamsampler.engines.base import Answered, Engine
@@ -162,7 +163,7 @@ class Sampler(ABC):
                 seed=self.seed,
                 order=self._order,
                 version=version,
-                block=self._factory.block_size,
+                blocks=self._factory.blocks,
                 policy=self._policy,
             )
         except BaseException:
@@ -266,7 +267,7 @@ class Sampler(ABC):
         """
         self._check_usable()
         first = positive("first_trajectory", first_trajectory, least=0)
-        if first and self._factory.block_size != 1:
+        if first and self._factory.blocks != Blocks():
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
         updates = pickled_updates(agent_update, env_update, self.n_workers)
         return self._stream(updates, first)

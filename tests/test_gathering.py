@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamsampler.blocks import Blocks
 from streamsampler.errors import ProtocolError
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, Gathering
 from streamsampler.pacing import Pace
@@ -39,12 +40,24 @@ plans = st.one_of(
     st.builds(ExactlyPerWorker, st.integers(1, 5), st.just(3)),
 )
 
+some_blocks = st.sampled_from([Blocks(), Blocks(2), Blocks(7), Blocks(2, 3), Blocks(1, 2)])
 
-def is_whole_blocks(indices, plan, lane, n_lanes, block):
-    """Lanes are cut into blocks from their start; only the last one may be shorter."""
+
+def is_whole_blocks(indices, plan, lane, n_lanes, blocks):
+    """Lanes are cut into blocks from their start; only the last one may be shorter; a ticket's are of one size."""
     own = plan.lane(lane, n_lanes)
-    begins = own.index(indices[0]) % block == 0
-    return begins and (len(indices) % block == 0 or indices[-1] == own[-1])
+    first, last = own.index(indices[0]), own.index(indices[-1])
+    same_size = len(blocks.at(first)) == len(blocks.at(last))
+    return same_size and blocks.at(first)[0] == first and (blocks.at(last)[-1] == last or indices[-1] == own[-1])
+
+
+def delivered(data, indices, enough):
+    """The lengths of what a worker brings that may leave out what comes behind those that suffice."""
+    lengths = [length_of(index) for index in indices]
+    if not enough:
+        return lengths
+    suffice = next((n for n in range(1, len(lengths)) if sum(lengths[:n]) >= enough), len(lengths))
+    return lengths[: data.draw(st.integers(suffice, len(lengths)))]
 
 
 def some_pace(data):
@@ -56,40 +69,46 @@ def some_pace(data):
     return pace
 
 
-def gather(data, plan, *, order="index", own_lanes=False, known=True, block=1):
+def gather(data, plan, *, order="index", own_lanes=False, known=True, blocks=None, brought=None):
     """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost, when."""
+    blocks = blocks or Blocks()
     pace = some_pace(data) if known else Pace()
-    gathering = Gathering(plan, n_workers=3, order=order, pace=pace, own_lanes=own_lanes, block=block)
+    gathering = Gathering(plan, n_workers=3, order=order, pace=pace, own_lanes=own_lanes, blocks=blocks)
     n_lanes = 3 if own_lanes else 1
     outstanding = []
     losses, now = 5, 0.0
     while not gathering.complete:
         workers = data.draw(st.permutations(range(3)))
         for worker in workers:
-            ahead = any(owner == worker for owner, _ in outstanding)
+            ahead = any(owner == worker for owner, *_ in outstanding)
             indices = gathering.take(worker, ahead=ahead, now=now)
             if indices is not None:
-                assert is_whole_blocks(indices, plan, worker % n_lanes, n_lanes, block)
-                assert (worker, indices) not in outstanding, "no worker gets a copy of its own"
-                assert not (own_lanes and indices in [held for _, held in outstanding])
-                outstanding.append((worker, indices))
+                assert is_whole_blocks(indices, plan, worker % n_lanes, n_lanes, blocks)
+                held = [(owner, ticket) for owner, ticket, _ in outstanding]
+                assert (worker, indices) not in held, "no worker gets a copy of its own"
+                assert not (own_lanes and indices in [ticket for _, ticket in held])
+                size, enough = gathering.terms(indices)
+                assert size == len(blocks.at(plan.lane(worker % n_lanes, n_lanes).index(indices[0])))
+                outstanding.append((worker, indices, enough))
         assert outstanding, "somebody always has something to do"
-        assert all(sum(held == indices for _, held in outstanding) <= 2 for _, indices in outstanding)
-        worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
+        tickets = [indices for _, indices, _ in outstanding]
+        assert all(tickets.count(indices) <= 2 for indices in tickets)
+        worker, indices, enough = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
         now += data.draw(st.sampled_from([0.0, 0.01, 1.0]))
         if losses and data.draw(st.integers(0, 4)) == 0:
             losses -= 1
             gathering.give_back(worker, indices, now)
         else:
-            lengths = [length_of(index) for index in indices]
-            gathering.add(worker, indices, lengths, indices, now)
+            lengths = delivered(data, indices, enough)
+            if gathering.add(worker, indices, lengths, indices, now) and brought is not None:
+                brought.append(len(lengths))
     return gathering
 
 
 @settings(deadline=None, max_examples=300)
-@given(data=st.data(), plan=plans, own_lanes=st.booleans(), known=st.booleans(), block=st.sampled_from([1, 2, 7]))
-def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_lanes, known, block):
-    gathering = gather(data, plan, own_lanes=own_lanes, known=known, block=block)
+@given(data=st.data(), plan=plans, own_lanes=st.booleans(), known=st.booleans(), blocks=some_blocks)
+def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_lanes, known, blocks):
+    gathering = gather(data, plan, own_lanes=own_lanes, known=known, blocks=blocks)
     expected = sequential(plan)
     assert indices_of(gathering) == expected
     assert gathering.n_trajectories == len(expected)
@@ -97,9 +116,9 @@ def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, ow
 
 
 @settings(deadline=None)
-@given(data=st.data(), plan=plans)
-def test_arrival_order_returns_as_much_without_repeating_anything(data, plan):
-    gathering = gather(data, plan, order="arrival")
+@given(data=st.data(), plan=plans, blocks=some_blocks)
+def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, blocks):
+    gathering = gather(data, plan, order="arrival", blocks=blocks)
     indices = indices_of(gathering)
     assert len(set(indices)) == len(indices)
     if plan.timesteps is None:
@@ -110,11 +129,12 @@ def test_arrival_order_returns_as_much_without_repeating_anything(data, plan):
 
 
 @settings(deadline=None)
-@given(data=st.data(), plan=plans)
-def test_what_was_not_needed_is_accounted_for(data, plan):
-    gathering = gather(data, plan)
+@given(data=st.data(), plan=plans, blocks=some_blocks)
+def test_what_was_not_needed_is_accounted_for(data, plan, blocks):
+    brought = []
+    gathering = gather(data, plan, blocks=blocks, brought=brought)
     surplus = sum(n for _, n, _ in gathering.surplus())
-    assert gathering.arrived_trajectories == gathering.n_trajectories + surplus
+    assert sum(brought) == gathering.n_trajectories + surplus
 
 
 @settings(deadline=None)
@@ -129,22 +149,22 @@ def test_own_lanes_run_only_their_own_indices(data):
 
 
 def test_each_worker_begins_with_one_block_and_the_last_block_is_what_is_left():
-    gathering = Gathering(AtLeast(1000), n_workers=2, block=8)
+    gathering = Gathering(AtLeast(1000), n_workers=2, blocks=Blocks(8))
     assert [gathering.take(worker) for worker in (0, 1, 0)] == [range(8), range(8, 16), None]
-    gathering = Gathering(Exactly(19), n_workers=2, block=8)
+    gathering = Gathering(Exactly(19), n_workers=2, blocks=Blocks(8))
     taken = [gathering.take(0) for _ in range(4)]
     assert taken == [range(8), range(8, 16), range(16, 19), None]
 
 
 def test_few_timesteps_take_one_block():
-    gathering = Gathering(AtLeast(5), n_workers=4, block=8)
+    gathering = Gathering(AtLeast(5), n_workers=4, blocks=Blocks(8))
     assert [gathering.take(worker) for worker in range(2)] == [range(8), None]
 
 
 def test_a_lost_ticket_is_cut_between_blocks_only():
     pace = Pace()
     pace.add([1] * 1000, 0.1)
-    gathering = Gathering(Exactly(100), n_workers=1, pace=pace, block=8)
+    gathering = Gathering(Exactly(100), n_workers=1, pace=pace, blocks=Blocks(8))
     first = gathering.take(0)
     assert len(first) == 48
     while gathering.take(0) is not None:

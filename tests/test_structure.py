@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 LAYERS = [
     ["version", "errors", "compact", "checks"],
     ["trees", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
-    ["pacing", "holdings", "gathering", "supervision"],
+    ["plans", "pacing", "blocks", "cutting", "holdings", "gathering", "supervision"],
     ["board", "failures", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "env_ids", "environments"],
     ["trajectories"],
     ["adapters", "adapters.heads", "adapters.mlp", "adapters.parameters", "adapters.torch", "adapters.sb3"],

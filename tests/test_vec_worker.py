@@ -14,6 +14,7 @@ from streamsampler import (
     VecWorker,
     WorkerFactory,
 )
+from streamsampler.blocks import Blocks
 from streamsampler.environments import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
 
@@ -166,7 +167,7 @@ def test_a_batch_shrinks_where_a_block_ends():
     worker = factory(Board(memoryview(bytearray(board_bytes(1)))).row(0), 0)
     worker.update_env(NewEnvUpdate(ByNumber))
     worker.update_agent(Counting())
-    outcome = worker.rollout(Ticket(1, range(3)), [10, 11, 12])
+    outcome = worker.rollout(Ticket(1, range(3), block=3), [10, 11, 12])
     assert seen == [10, 11, 12]
     assert outcome.rollouts.lengths.tolist() == [2, 5, 3]
     (rows,) = outcome.rollouts.agent_infos.columns.values()
@@ -351,9 +352,9 @@ def test_arguments_that_cannot_work(args):
 
 
 def test_the_block_follows_the_environments():
-    sizes = [
-        WorkerFactory(worker_class=VecWorker, worker_args=args).block_size
+    blocks = [
+        WorkerFactory(worker_class=VecWorker, worker_args=args).blocks
         for args in ({}, {"n_envs": 32}, {"block_size": 5}, {"n_envs": 2, "block_size": 3})
     ]
-    assert sizes == [64, 256, 5, 3]
-    assert WorkerFactory().block_size == 1
+    assert blocks == [Blocks(8, 8), Blocks(32, 8), Blocks(5), Blocks(3)]
+    assert WorkerFactory().blocks == Blocks(1)

@@ -57,11 +57,11 @@ def decode_command(data: bytes) -> tuple[Message, list[Region]]:
     return Continue(tuple(map(_ticket, tickets))), [Region(*region) for region in regions]
 
 
-def _of_ticket(ticket: Ticket) -> tuple[int, int, int, int]:
+def _of_ticket(ticket: Ticket) -> tuple[int, ...]:
     indices = ticket.indices
-    return ticket.version, indices.start, indices.stop, indices.step
+    return ticket.version, indices.start, indices.stop, indices.step, ticket.block, ticket.enough
 
 
-def _ticket(values: tuple[int, int, int, int]) -> Ticket:
-    version, start, stop, step = values
-    return Ticket(version, range(start, stop, step))
+def _ticket(values: tuple[int, ...]) -> Ticket:
+    version, start, stop, step, block, enough = values
+    return Ticket(version, range(start, stop, step), block, enough)

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.environments import EnvUpdate
@@ -25,9 +26,9 @@ class Outcome:
     """What became of a ticket.
 
     Attributes:
-        rollouts: The ticket's trajectories in order; None if the ticket was given up. The arrays may be the
-            recorder's own memory: they are valid until the next rollout.
-        n_trajectories: Trajectories that were finished.
+        rollouts: The ticket's trajectories in order, or the first ones that suffice; None if the ticket was given up.
+            The arrays may be the recorder's own memory: they are valid until the next rollout.
+        n_trajectories: Trajectories that were finished, those of `rollouts` if there are any.
         n_timesteps: Their timesteps.
         n_abandoned: Rollouts that were cut short.
         abandoned_timesteps: Their timesteps.
@@ -69,8 +70,8 @@ class Worker(ABC):
         self.allocate: Allocate = np.empty
 
     @classmethod
-    def block_size(cls, worker_args: Mapping[str, Any]) -> int:  # noqa: ARG003 - for those whose blocks depend on them
-        """How many trajectories of consecutive indices such a worker runs together.
+    def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:  # noqa: ARG003 - for those whose blocks depend on them
+        """Which trajectories of consecutive indices such a worker runs together.
 
         A worker may let the trajectories of a block influence one another, as long as each is a function of the whole
         block: tickets are whole blocks, whatever the number of workers (see `gathering`). It is asked in the sampler's
@@ -80,9 +81,9 @@ class Worker(ABC):
             worker_args: The keyword arguments that it will be made with.
 
         Returns:
-            At least 1; and 1 for a worker whose trajectories do not depend on each other at all.
+            Blocks of at least 1; and of 1 for a worker whose trajectories do not depend on each other at all.
         """
-        return 1
+        return Blocks()
 
     @abstractmethod
     def update_agent(self, agent_update: Any) -> None:
@@ -95,6 +96,9 @@ class Worker(ABC):
     @abstractmethod
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, trajectory `ticket.indices[k]` from `seeds[k]`.
+
+        Where `ticket.enough` is not 0, the first ones suffice that have so many timesteps together: as they are
+        whether or not the others are run to their ends.
 
         Whatever the agent or the environment raises is let through, with `phase` and `trajectory` telling where.
         """

@@ -150,17 +150,21 @@ def info_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     return info
 
 
-def reordered(columns: InfoColumns, positions: NDArray[np.int64]) -> InfoColumns:
-    """Put steps into another order.
+def reordered(columns: InfoColumns, positions: NDArray[np.int64], length: int) -> InfoColumns:
+    """Put steps into another order, and keep the first `length` of them.
 
     Args:
         columns: The columns.
-        positions: (length,) where each step goes.
+        positions: Where each of their steps goes.
+        length: How many are kept.
     """
-    return InfoColumns(columns.length, {path: _moved(column, positions) for path, column in columns.columns.items()})
+    moved = {path: _moved(column, positions, length) for path, column in columns.columns.items()}
+    return InfoColumns(length, {path: column for path, column in moved.items() if len(column.values)})
 
 
-def _moved(column: InfoColumn, positions: NDArray[np.int64]) -> InfoColumn:
+def _moved(column: InfoColumn, positions: NDArray[np.int64], length: int) -> InfoColumn:
     steps = positions if column.steps is None else positions[column.steps]
     order = np.argsort(steps, kind="stable")
-    return InfoColumn(None if column.steps is None else steps[order], column.values[order], column.raw)
+    order = order[: np.searchsorted(steps[order], length)]
+    present = None if len(order) == length else steps[order]
+    return InfoColumn(present, column.values[order], column.raw)

@@ -102,33 +102,39 @@ class BatchRecorder:
         self.n_timesteps += length
 
     def finish(self) -> Rollouts:
-        """The trajectories, all of which have ended, in the ticket's order.
+        """The trajectories that have ended of which all before them have, in the ticket's order.
+
+        That is all of them, unless the ticket was cut short.
 
         Raises:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
                 ticket.
             DataError: An info with a key `_x` beside a key `x`.
         """
-        n_rows, n_trajectories = len(self.rewards), self.n_begun
+        positions = np.array([position for position, _, _ in self._ends], dtype=np.int64)
+        ends = np.argsort(positions)
+        n_trajectories = int(np.argmin(np.append(positions[ends] == np.arange(len(ends)), False)))
+        ends = ends[:n_trajectories]
+        n_rows = len(self.rewards)
         trajectory = np.array(self.positions, dtype=np.int64)
         order = np.argsort(trajectory, kind="stable")
         target = np.empty(n_rows, dtype=np.int64)
         target[order] = np.arange(n_rows)
-        lengths = np.bincount(trajectory, minlength=n_trajectories).astype(np.int64)
+        lengths = np.bincount(trajectory, minlength=n_trajectories).astype(np.int64)[:n_trajectories]
+        order = order[: int(lengths.sum())]
         actions = take(self.actions.all_rows(n_rows), order)
         self._check_actions(actions, lengths)
-        ends = np.argsort(np.array([position for position, _, _ in self._ends], dtype=np.int64))
         flags = np.array([end[1:] for end in self._ends], dtype=np.bool_).reshape(-1, 2)[ends]
         return Rollouts(
             observations=take(self.observations.all_rows(n_rows), order),
-            last_observations=take(self._last_observations.view(0, n_trajectories), ends),
+            last_observations=take(self._last_observations.view(0, len(self._ends)), ends),
             actions=actions,
             rewards=np.array(self.rewards, dtype=np.float64)[order],
             terminated=flags[:, 0].copy(),
             truncated=flags[:, 1].copy(),
             lengths=lengths,
-            env_infos=reordered(_finished(self._env_info, self.env_infos, n_rows), target),
-            agent_infos=reordered(_finished(self._agent_info, self.agent_infos, n_rows), target),
+            env_infos=reordered(_finished(self._env_info, self.env_infos, n_rows), target, len(order)),
+            agent_infos=reordered(_finished(self._agent_info, self.agent_infos, n_rows), target, len(order)),
             episode_infos=self._episode_infos.finish(n_trajectories),
         )
 

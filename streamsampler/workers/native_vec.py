@@ -20,7 +20,7 @@ from streamsampler.workers.batch_infos import info_of
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batch_rows import BatchRows, row_of
 from streamsampler.workers.batched_agents import BatchedAgent, Rows
-from streamsampler.workers.slots import Block, Seconds, begin_of, explain_batch
+from streamsampler.workers.slots import Block, FinishedPrefix, Seconds, begin_of, explain_batch
 
 __all__ = ["NativeRunner"]
 
@@ -101,11 +101,11 @@ class NativeRunner:
                 return result
         return self._env.reset(seed=seeds[0])
 
-    def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> int:
-        """Run a block.
+    def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> bool:
+        """Run a block, as far as it is wanted.
 
         Returns:
-            -1, or the number of trajectories in hand when it was abandoned.
+            Whether its version still is.
         """
         return _Run(self, self._env, self._mode, block, agent, recorder, seconds, self._worker).run()
 
@@ -119,6 +119,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self._runner, self._env, self._mode, self._block, self._agent = runner, env, mode, block, agent
         self._recorder, self._seconds, self._worker = recorder, seconds, worker
+        self._prefix = FinishedPrefix(block)
         self._n_slots = n_slots = int(env.num_envs)
         self._positions = np.full(n_slots, _SILENT, dtype=np.int64)
         self._begun = np.zeros(n_slots, dtype=np.int64)
@@ -129,7 +130,7 @@ class _Run:
         self._next = 0
         self._step = 0
 
-    def run(self) -> int:
+    def run(self) -> bool:
         worker, words = self._worker, self._worker.row.words
         live = np.arange(0)
         try:
@@ -139,11 +140,13 @@ class _Run:
                 self._one_step(live)
                 words[worker.row.timesteps_word] = len(self._recorder.rewards)
                 if words[0] > self._block.version:
-                    return int((self._positions != _SILENT).sum())
+                    return False
+                if self._block.enough and self._prefix.suffices:
+                    break
         except BaseException as error:
             self._explain(error, live)
             raise
-        return -1
+        return True
 
     # ------------------------------------------------------------------ resetting
 
@@ -274,8 +277,9 @@ class _Run:
             if "final_obs" not in infos:
                 raise DataError("a vector environment with AutoresetMode.SAME_STEP must tell final_obs in its infos")
             last = row_of(infos["final_obs"], slot)
-        length = int(self._step - self._begun[slot])
-        self._recorder.end(int(self._positions[slot]), length, last, terminated, truncated)
+        position, length = int(self._positions[slot]), int(self._step - self._begun[slot])
+        self._recorder.end(position, length, last, terminated, truncated)
+        self._prefix.end(position, length)
         waiting = int(self._resetting.sum())
         left = len(self._block.indices) - self._next - waiting
         self._resetting[slot] = left > 0

@@ -19,7 +19,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batched_agents import BatchedAgent, Rows
 
-__all__ = ["Block", "Seconds", "SlotRunner", "begin_of", "explain_batch"]
+__all__ = ["Block", "FinishedPrefix", "Seconds", "SlotRunner", "begin_of", "explain_batch"]
 
 _NO_LIMIT = 2**62
 # An enum's member costs 100 ns to look up on Python 3.11.
@@ -36,12 +36,39 @@ class Block:
         first: The position of the first one in its ticket.
         indices: Their indices.
         seeds: Their seeds.
+        enough: How many timesteps of its first trajectories suffice; 0 where all are wanted.
     """
 
     version: int
     first: int
     indices: range
     seeds: list[int]
+    enough: int = 0
+
+
+class FinishedPrefix:
+    """How many trajectories of a block have ended of which all before them have.
+
+    Args:
+        block: The block.
+
+    Attributes:
+        suffices: Whether they have as many timesteps as suffice.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._next = block.first
+        self._missing = block.enough
+        self._lengths: dict[int, int] = {}
+        self.suffices = False
+
+    def end(self, position: int, length: int) -> None:
+        """Take note of the end of a trajectory, which has a position in the ticket."""
+        self._lengths[position] = length
+        while (following := self._lengths.pop(self._next, 0)) > 0:
+            self._next += 1
+            self._missing -= following
+            self.suffices = self.suffices or self._missing <= 0
 
 
 @dataclass(slots=True)
@@ -85,11 +112,11 @@ class SlotRunner:
         for env in self._envs:
             env.close()
 
-    def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> int:
-        """Run a block.
+    def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> bool:
+        """Run a block, as far as it is wanted.
 
         Returns:
-            -1, or the number of trajectories in hand when it was abandoned.
+            Whether its version still is.
         """
         return _Run(self._envs, block, agent, recorder, seconds, self._worker, self._limit).run()
 
@@ -103,6 +130,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self._envs, self._block, self._agent, self._recorder = envs, block, agent, recorder
         self._seconds, self._worker, self._limit = seconds, worker, limit
+        self._prefix = FinishedPrefix(block) if block.enough else None
         self._slots: list[int] = []
         self._positions = array("q")
         self._begun = array("q")
@@ -113,7 +141,7 @@ class _Run:
         self._actions: list[Any] = []
         self._resetting = 0.0
 
-    def run(self) -> int:
+    def run(self) -> bool:
         block, worker = self._block, self._worker
         for slot in range(min(len(self._envs), len(block.indices))):
             self._slots.append(slot)
@@ -132,11 +160,13 @@ class _Run:
                 first += n_rows
                 words[worker.row.timesteps_word] = first
                 if words[0] > version:
-                    return len(self._slots)
+                    return False
+                if self._prefix is not None and self._prefix.suffices:
+                    break
         except BaseException as error:
             self._explain(error, first)
             raise
-        return -1
+        return True
 
     def _one_step(self, first: int, n_rows: int) -> None:
         """One action and one step of every environment whose slot is not silent."""
@@ -204,7 +234,10 @@ class _Run:
         """End a row's trajectory and begin its slot's next one, if there is one."""
         worker = self._worker
         worker.phase, worker.trajectory = _RECORDING, self._block.indices[self._positions[row] - self._block.first]
-        self._recorder.end(self._positions[row], self._step + 1 - self._begun[row], observation, terminated, truncated)
+        position, length = self._positions[row], self._step + 1 - self._begun[row]
+        self._recorder.end(position, length, observation, terminated, truncated)
+        if self._prefix is not None:
+            self._prefix.end(position, length)
         if self._next < len(self._block.indices):
             began = perf_counter()
             self._begun[row] = self._step + 1

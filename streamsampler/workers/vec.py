@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.checks import positive
 from streamsampler.environments import (
@@ -21,6 +22,7 @@ from streamsampler.environments import (
 )
 from streamsampler.errors import DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
+from streamsampler.recording import Rollouts
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker
@@ -33,18 +35,23 @@ __all__ = ["VecWorker"]
 
 _N_ENVS = 8
 _ROUNDS = 8
-"""Trajectories of a block for each slot. At a block's end slots fall silent and the batch shrinks, so blocks should be
-long; but blocks are what is handed out, and what a batch has to spare, so they should be short."""
+"""Trajectories of the longest blocks for each slot. At a block's end slots fall silent and the batch shrinks, so blocks
+should be long; but blocks are what workers share, so they should be many."""
 
 
 class VecWorker(Worker):
     """Runs several environments side by side, and asks the agent once for the actions of all of them.
 
     What is batched together can show in the last bits of an agent's numbers, and so can what an agent draws for a whole
-    batch. So trajectories are run in *blocks* of `block_size` consecutive indices, and what happens in a block is a
-    function of the block alone: the same batches for any number of workers, any engine and any timing, as with
-    `DefaultWorker`. Another `n_envs` or `block_size` may give other batches. `obtain_samples` runs whole blocks, too,
-    and drops what it does not need.
+    batch. So trajectories are run in *blocks* of consecutive indices, and what happens in a block is a function of the
+    block alone: the same batches for any number of workers, any engine and any timing, as with `DefaultWorker`. Another
+    `n_envs` or `block_size` may give other batches.
+
+    The first four blocks have one trajectory for each environment, the next four two, and so on up to eight: a batch of
+    a few long trajectories is shared among workers, one of many loses little where blocks end (see `Blocks`). A block
+    is cut short as soon as its first trajectories have the timesteps that `obtain_samples` is short of. Fewer
+    trajectories than `n_envs` for each worker leave environments idle or their work unused: take fewer environments
+    then.
 
     The global generators (`random`, `numpy.random`, torch) and an agent with `get_actions` are seeded at the start of
     each block, from its first trajectory's seed; each environment at the start of each trajectory, from the
@@ -62,7 +69,7 @@ class VecWorker(Worker):
         worker_number: 0 to n-1.
         max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
         n_envs: How many environments; None for 8, or for as many as a vector environment has.
-        block_size: How many trajectories make a block; None for eight times `n_envs`, or 64 if that is None.
+        block_size: How many trajectories make a block, the same for all; None for blocks that grow.
 
     Raises:
         UsageError: An argument cannot work.
@@ -78,7 +85,7 @@ class VecWorker(Worker):
         block_size: int | None = None,
     ) -> None:
         super().__init__(row, worker_number=worker_number, max_episode_length=max_episode_length)
-        self._block_size = self.block_size({"n_envs": n_envs, "block_size": block_size})
+        self._shortest = self.blocks({"n_envs": n_envs, "block_size": block_size}).size
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=worker_number == 0)
         self._runner: SlotRunner | NativeRunner | None = None
@@ -86,8 +93,8 @@ class VecWorker(Worker):
         self._recorder: BatchRecorder | None = None
 
     @classmethod
-    def block_size(cls, worker_args: Mapping[str, Any]) -> int:
-        """How many trajectories make a block.
+    def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:
+        """Which trajectories make a block.
 
         Args:
             worker_args: `n_envs` and `block_size`, where they are given.
@@ -98,11 +105,11 @@ class VecWorker(Worker):
         n_envs, block_size = worker_args.get("n_envs"), worker_args.get("block_size")
         n_slots = _N_ENVS if n_envs is None else positive("n_envs", n_envs)
         if block_size is None:
-            return _ROUNDS * n_slots
+            return Blocks(n_slots, _ROUNDS)
         size = positive("block_size", block_size)
         if n_envs is not None and size < n_slots:
             raise UsageError(f"block_size is {size}: a block cannot fill n_envs={n_slots} environments")
-        return size
+        return Blocks(size)
 
     # ------------------------------------------------------------------ updates
 
@@ -156,9 +163,9 @@ class VecWorker(Worker):
         if isinstance(first, VectorEnv):
             if self._n_envs is not None and self._n_envs != first.num_envs:
                 raise UsageError(f"n_envs is {self._n_envs}, but the vector environment has {first.num_envs}")
-            if first.num_envs > self._block_size:
+            if first.num_envs > self._shortest:
                 raise UsageError(
-                    f"a block of {self._block_size} trajectories cannot fill a vector environment of {first.num_envs}: "
+                    f"a block of {self._shortest} trajectories cannot fill a vector environment of {first.num_envs}: "
                     f'pass worker_args={{"n_envs": {first.num_envs}}}'
                 )
             return NativeRunner(first, self)
@@ -181,28 +188,37 @@ class VecWorker(Worker):
     # ------------------------------------------------------------------ rolling out
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories, block by block."""
+        """Run the ticket's trajectories, block by block, until those suffice that are finished with all before them."""
         recorder, seconds = self._recorder, Seconds()
         assert recorder is not None
         recorder.clear()
-        abandoned = -1
-        for first in range(0, len(seeds), self._block_size):
-            stop = first + self._block_size
-            block = Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop])
-            abandoned = self._run(block, recorder, seconds)
-            if abandoned >= 0:
+        wanted = True
+        for first in range(0, len(seeds), ticket.block):
+            enough = ticket.enough - recorder.n_timesteps
+            if not wanted or enough <= 0 < ticket.enough:
                 break
-        given_up = abandoned >= 0
+            stop = first + ticket.block
+            block = Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop], max(0, enough))
+            wanted = self._run(block, recorder, seconds)
+        if not wanted:
+            return self._outcome(None, recorder, seconds, recorder.n_ended, recorder.n_timesteps)
+        rollouts = self.finished(recorder.finish, ticket)
+        return self._outcome(rollouts, recorder, seconds, rollouts.n_trajectories, rollouts.n_timesteps)
+
+    def _outcome(
+        self, rollouts: Rollouts | None, recorder: BatchRecorder, seconds: Seconds, n_trajectories: int,
+        n_timesteps: int,
+    ) -> Outcome:  # fmt: skip
         return Outcome(
-            rollouts=None if given_up else self.finished(recorder.finish, ticket),
-            n_trajectories=recorder.n_ended,
-            n_timesteps=recorder.n_timesteps,
-            n_abandoned=max(0, abandoned),
-            abandoned_timesteps=len(recorder.rewards) - recorder.n_timesteps,
+            rollouts=rollouts,
+            n_trajectories=n_trajectories,
+            n_timesteps=n_timesteps,
+            n_abandoned=recorder.n_begun - n_trajectories,
+            abandoned_timesteps=len(recorder.rewards) - n_timesteps,
             seconds=(seconds.reset, seconds.agent, seconds.step),
         )
 
-    def _run(self, block: Block, recorder: BatchRecorder, seconds: Seconds) -> int:
+    def _run(self, block: Block, recorder: BatchRecorder, seconds: Seconds) -> bool:
         runner = self._runner
         assert runner is not None
         agent = self._agents.batched(runner.n_slots)

@@ -313,8 +313,8 @@ class World:
                 call and (sorted(call._hungry), sorted(call._stopped)),
                 gathering
                 and (
-                    gathering._cursors,
-                    gathering._returned,
+                    [lane._cursor for lane in gathering._lanes],
+                    [lane._returned for lane in gathering._lanes],
                     sorted(gathering._waiting),
                     gathering.n_trajectories,
                     gathering._handed_out,

@@ -1,0 +1,86 @@
+"""How much a call wants, and who may run what: values, pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan"]
+
+
+class GatherPlan(Protocol):
+    """How much is wanted, and who may run what."""
+
+    @property
+    def limit(self) -> int | None:
+        """How many trajectories there are in all; None if that is not known before."""
+
+    @property
+    def timesteps(self) -> int | None:
+        """How many timesteps suffice; None if only trajectories count."""
+
+    def lane(self, number: int, n_lanes: int) -> range:
+        """The indices that worker `number` runs where each worker has its own agent or environment."""
+
+
+_FOREVER = 2**62
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The shortest prefix of trajectories 0, 1, 2, … with at least `timesteps` timesteps."""
+
+    timesteps: int
+    limit: None = None
+
+    def lane(self, number: int, n_lanes: int) -> range:
+        """Every `n_lanes`-th index."""
+        return range(number, _FOREVER, n_lanes)
+
+
+@dataclass(frozen=True)
+class Exactly:
+    """Trajectories 0 to `limit - 1`."""
+
+    limit: int
+    timesteps: None = None
+
+    def lane(self, number: int, n_lanes: int) -> range:
+        """Every `n_lanes`-th index."""
+        return range(number, self.limit, n_lanes)
+
+
+@dataclass(frozen=True)
+class ExactlyPerWorker:
+    """`n_traj_per_worker` trajectories of each worker, in worker order.
+
+    Worker w's k-th has index `w * n_traj_per_worker + k`. Only where workers differ does it matter who runs it.
+    """
+
+    n_traj_per_worker: int
+    n_workers: int
+    timesteps: None = None
+
+    @property
+    def limit(self) -> int:
+        """All workers' trajectories."""
+        return self.n_traj_per_worker * self.n_workers
+
+    def lane(self, number: int, n_lanes: int) -> range:
+        """One block of indices for each worker; all of them for the only lane."""
+        if n_lanes == 1:
+            return range(self.limit)
+        return range(number * self.n_traj_per_worker, (number + 1) * self.n_traj_per_worker)
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Trajectories `first`, `first + 1`, … without end, for a consumer that takes them in order."""
+
+    first: int = 0
+    limit: None = None
+    timesteps: None = None
+
+    def lane(self, number: int, n_lanes: int) -> range:
+        """Every `n_lanes`-th index."""
+        return range(self.first + (number - self.first) % n_lanes, _FOREVER, n_lanes)
