@@ -150,7 +150,7 @@ class Crew:
         what = cause_of_death(event.exitcode)
         if hang is not None:
             seen = hang.seen
-            what = f"hung (no progress in {hang.seconds:.3g} s) and was killed"
+            what = f"made no progress for {hang.seconds:.3g} s"
         return Incident(
             worker,
             what,
