@@ -1,0 +1,72 @@
+"""Workers that die at each place of their loop: the batch is the one of the undisturbed run."""
+
+import functools
+import itertools
+
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.testing import FailPoint, ScriptedAgent, ScriptedEnv
+from tests.faults.test_ends import gone_within
+
+N_WORKERS, N_CALLS, N_TRAJECTORIES, SEED = 3, 2, 24, 5
+# So many steps of a millisecond that each worker gets several tickets in each call.
+SHAPES = {"small": (2,), "shared memory": (2_000,)}
+METHODS = ["forkserver", "fork", "spawn"]
+POINTS = ["start", "continue", "rollout", "write", "send", "sent", "exit"]
+WORKERS = {"first": 0, "second": 1, "last": N_WORKERS - 1}
+
+
+def batches(sampler):
+    return [sampler.obtain_trajectories(N_TRAJECTORIES, agent_update={"offset": call}) for call in range(N_CALLS)]
+
+
+def arguments(payload):
+    # One agent each: trajectories belong to workers then, so that each of them is sure to have some in each call.
+    return [ScriptedAgent()] * N_WORKERS, functools.partial(ScriptedEnv, shape=SHAPES[payload], seconds=0.001)
+
+
+@functools.cache
+def undisturbed(payload):
+    with LocalSampler(*arguments(payload), seed=SEED) as sampler:
+        return batches(sampler)
+
+
+# A diagonal in every run, all of it in the slow tier.
+DIAGONAL = {
+    ("start", "first", 1, "forkserver", "small"),
+    ("start", "last", 2, "forkserver", "shared memory"),
+    ("continue", "second", 1, "fork", "small"),
+    ("rollout", "second", 2, "forkserver", "shared memory"),
+    ("write", "last", 2, "forkserver", "shared memory"),
+    ("send", "first", 2, "forkserver", "small"),
+    ("send", "second", 1, "fork", "shared memory"),
+    ("sent", "last", 1, "forkserver", "small"),
+    ("sent", "second", 2, "fork", "shared memory"),
+    ("exit", "first", 2, "forkserver", "small"),
+}
+CELLS = [
+    pytest.param(*cell, marks=() if cell in DIAGONAL else pytest.mark.slow, id="-".join(map(str, cell)))
+    for cell in itertools.product(POINTS, WORKERS, (1, 2), METHODS, SHAPES)
+]
+
+
+@pytest.mark.parametrize(("point", "worker", "occurrence", "method", "payload"), CELLS)
+def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, method, payload):
+    fail_point = FailPoint(point, worker=WORKERS[worker], occurrence=occurrence, folder=tmp_path)
+    reference = undisturbed(payload)
+    agents, envs = arguments(payload)
+    # A worker exits once in its life: for the second time there is a second sampler.
+    lives = occurrence if point == "exit" else 1
+    for _ in range(lives):
+        with (
+            fail_point.armed(),
+            MultiprocessingSampler(agents, envs, n_workers=N_WORKERS, seed=SEED, start_method=method) as sampler,
+        ):
+            assert not fail_point.fired()
+            assert batches(sampler) == reference
+            pids = sampler.worker_pids()
+    assert fail_point.fired()
+    assert gone_within(pids, 0)
+    assert sampler.stats.restarts == (point != "exit")
+    assert sampler.stats.kept_trajectories == N_CALLS * N_TRAJECTORIES
