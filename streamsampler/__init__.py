@@ -6,8 +6,8 @@ Everything a user needs is importable from here; see the README for how it fits 
 from streamsampler.agents import Agent, RandomAgent
 from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
 from streamsampler.factory import WorkerFactory
+from streamsampler.folders import TrajectoryFolder, load
 from streamsampler.samplers import LocalSampler, MultiprocessingSampler
-from streamsampler.storage import load
 from streamsampler.trajectories import StepType, TrajectoryBatch
 from streamsampler.version import __version__
 from streamsampler.worker_loop import run_worker
@@ -27,6 +27,7 @@ __all__ = [
     "SetTaskUpdate",
     "StepType",
     "TrajectoryBatch",
+    "TrajectoryFolder",
     "VecWorker",
     "Worker",
     "WorkerFactory",

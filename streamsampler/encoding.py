@@ -7,6 +7,7 @@ names its kind.
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 from collections.abc import Callable
@@ -69,6 +70,11 @@ def _encode_items(value: Any, path: str) -> list[Any]:
     return [encode(item, f"{path}[{position}]") for position, item in enumerate(value)]
 
 
+def _encode_unordered(value: Any, path: str) -> list[Any]:
+    # Strings hash differently in each process, and equal batches are to make equal files.
+    return sorted(_encode_items(value, path), key=json.dumps)
+
+
 def _encode_dict(value: dict[Any, Any], path: str) -> Any:
     return {
         "$": "dict",
@@ -95,8 +101,8 @@ _ENCODERS: dict[type, Callable[[Any, str], Any]] = {
     bytes: _encode_bytes,
     list: _encode_items,
     tuple: lambda value, path: {"$": "tuple", "items": _encode_items(value, path)},
-    set: lambda value, path: {"$": "set", "items": _encode_items(value, path)},
-    frozenset: lambda value, path: {"$": "frozenset", "items": _encode_items(value, path)},
+    set: lambda value, path: {"$": "set", "items": _encode_unordered(value, path)},
+    frozenset: lambda value, path: {"$": "frozenset", "items": _encode_unordered(value, path)},
     dict: _encode_dict,
     np.ndarray: _encode_array,
 }

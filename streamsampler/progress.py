@@ -39,6 +39,8 @@ class Snapshot:
         seconds: Since the call began.
         complete: Whether all that is wanted is there. With unfinished trajectories counted, timesteps may reach their
             target before.
+        earlier_timesteps: How many of the timesteps were there when the call began.
+        earlier_trajectories: How many of the trajectories.
     """
 
     timesteps: int
@@ -47,6 +49,8 @@ class Snapshot:
     unit: str
     seconds: float
     complete: bool = False
+    earlier_timesteps: int = 0
+    earlier_trajectories: int = 0
 
     @property
     def reached(self) -> int:
@@ -56,14 +60,15 @@ class Snapshot:
     @property
     def timesteps_per_second(self) -> float:
         """The average since the call began; 0 at its very beginning."""
-        return self.timesteps / self.seconds if self.seconds > 0 else 0.0
+        return (self.timesteps - self.earlier_timesteps) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
         """How long it will take if it goes on as it did; None while nothing is known."""
-        if self.reached == 0 or self.target == 0:
+        earlier = self.earlier_timesteps if self.unit == "timesteps" else self.earlier_trajectories
+        if self.reached <= earlier or self.target == 0:
             return None
-        return self.seconds * (self.target - self.reached) / self.reached
+        return self.seconds * (self.target - self.reached) / (self.reached - earlier)
 
 
 ProgressArgument = bool | Callable[[Snapshot], Any]
@@ -187,7 +192,7 @@ def _columns(stream: TextIO | None) -> int:
 def describe(snapshot: Snapshot) -> list[str]:
     """Return what a bar says beside its drawing, the most important first."""
     of_all = f"{snapshot.reached:,}/{snapshot.target:,} {snapshot.unit}"
-    if snapshot.timesteps == 0 and not snapshot.complete:
+    if snapshot.timesteps == snapshot.earlier_timesteps == 0 and not snapshot.complete:
         return ["  0%", of_all, "starting"]
     # Cut, not rounded: there is no 100 % before the end.
     percent = 100 if snapshot.complete else min(99, 100 * snapshot.reached // max(1, snapshot.target))

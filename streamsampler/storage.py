@@ -8,19 +8,18 @@ provenance that was given.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import secrets
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from .atomic import write_whole
 from .encoding import decode, decode_space, encode, encode_space
 from .errors import DataError, StorageError
 from .spaces import short
@@ -28,7 +27,7 @@ from .trajectories import TrajectoryBatch
 from .trees import Array, object_array
 from .version import __version__
 
-__all__ = ["load", "read_header", "save"]
+__all__ = ["load", "read_arrays", "read_header", "save"]
 
 _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
@@ -46,7 +45,8 @@ def save(
 ) -> Path:
     """Write a batch to a file, all of it except `stats`.
 
-    The file appears under its name only when it is complete and on the disk; a file of that name is replaced.
+    The file appears under its name only when it is complete and on the disk; a file of that name is replaced. Equal
+    batches make equal files, byte for byte.
 
     Args:
         batch: What to write.
@@ -63,16 +63,7 @@ def save(
     """
     target = _with_suffix(Path(path))
     entries = _entries(batch, provenance)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        # Not tempfile: its files are readable for their owner only, and this one keeps its permissions.
-        with temporary.open("xb") as file:
-            _write(file, entries, compress)
-        temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    write_whole(target, lambda file: _write(file, entries, compress))
     return target
 
 
@@ -82,9 +73,8 @@ def _with_suffix(path: Path) -> Path:
 
 def _write(file: BinaryIO, entries: dict[str, Array], compress: bool) -> None:
     write = cast(Any, np.savez_compressed if compress else np.savez)
-    write(file, **entries)
-    file.flush()
-    os.fsync(file.fileno())
+    # In one memory layout, whatever the batch's: equal batches are equal files. No entry has a time, either.
+    write(file, **{name: np.ascontiguousarray(array) for name, array in entries.items()})
 
 
 def _entries(batch: TrajectoryBatch, provenance: Mapping[str, Any] | None) -> dict[str, Array]:
@@ -174,23 +164,34 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
         StorageError: As `load`.
         FileNotFoundError: There is no such file.
     """
-    return _read(_existing(Path(path)), only_header=True)[1]
+    return _read(_existing(Path(path)), ())[1]
+
+
+def read_arrays(path: str | os.PathLike[str], *names: str) -> dict[str, Array]:
+    """Some of a file's arrays, by the names of `TrajectoryBatch`, such as `rewards`; the others are not read.
+
+    Raises:
+        StorageError: As `load`, and where there is no such array.
+        FileNotFoundError: There is no such file.
+    """
+    return _read(_existing(Path(path)), names)[0]
 
 
 def _existing(path: Path) -> Path:
     return path if path.exists() else (_with_suffix(path) if _with_suffix(path).exists() else path)
 
 
-def _read(path: Path, only_header: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
+def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
     try:
         with path.open("rb") as file:
             _check_zip(path, file)
             with np.load(file, allow_pickle=False) as archive:
                 header = _header(path, archive)
-                names = () if only_header else archive.files
-                return {name: archive[name] for name in names}, header
+                return {name: archive[name] for name in (archive.files if names is None else names)}, header
     except StorageError:
         raise
+    except IsADirectoryError:
+        raise StorageError(f"{path} is a folder, and one file of it is wanted; streamsampler.load reads all") from None
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, KeyError) as reason:
         raise StorageError(f"{path} cannot be read: it is damaged, cut short, or holds pickles ({reason})") from reason
 

@@ -9,13 +9,13 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 
 # From the ground up. A module may import those of lower layers, and its neighbours listed before it.
 LAYERS = [
-    ["version", "errors", "compact", "checks"],
+    ["version", "errors", "compact", "checks", "atomic", "quotas"],
     ["trees", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
     ["plans", "pacing", "blocks", "cutting", "holdings", "gathering", "supervision"],
     ["board", "failures", "dispatch", "spaces", "buffers", "infos", "encoding", "agents", "env_ids", "environments"],
     ["trajectories"],
     ["adapters", "adapters.heads", "adapters.mlp", "adapters.parameters", "adapters.torch", "adapters.sb3"],
-    ["recording", "assembly", "storage"],
+    ["recording", "assembly", "storage", "manifest", "folders", "shards"],
     [
         "workers",
         "workers.base",
@@ -47,7 +47,7 @@ LAYERS = [
     ],
     ["crew", "collector", "collecting"],
     ["progress"],
-    ["payloads", "sampler", "samplers"],
+    ["payloads", "sampler", "samplers", "portions"],
     [
         "testing.records",
         "testing.misdeeds",
@@ -124,6 +124,7 @@ def test_the_public_face():
         "SetTaskUpdate",
         "StepType",
         "TrajectoryBatch",
+        "TrajectoryFolder",
         "VecWorker",
         "Worker",
         "WorkerFactory",

@@ -3,9 +3,12 @@
 ::
 
     commands.py     the commands, their options, what they print
-    sampling.py     one run: from what was asked for to what came of it
+    request.py      what was asked for, and what came of it
+    sampling.py     one run: from the one to the other
+    sharding.py     a run that writes shards, and can be gone on with
     arguments.py    kinds of option values
-    outfile.py      the file to write, checked before anything is sampled
+    outfile.py      the file or folder to write, checked before anything is sampled
+    tally.py        returns and lengths, added up
     summary.py      what a run came to, for people and for programs
     failures.py     exceptions, as messages and exit codes
     interrupts.py   Ctrl-C and SIGTERM

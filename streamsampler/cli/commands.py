@@ -13,10 +13,11 @@ import click
 from streamsampler.agents import make_current_directory_importable
 from streamsampler.cli import arguments, summary
 from streamsampler.cli.failures import translated
-from streamsampler.cli.grouping import GroupedCommand, grouped_option
+from streamsampler.cli.grouping import TYPED, GroupedCommand, grouped_option
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.outfile import out_file
-from streamsampler.cli.sampling import Amount, Outcome, Request, run
+from streamsampler.cli.request import Amount, Outcome, Request
+from streamsampler.cli.sampling import run
 from streamsampler.cli.streams import stdout_reserved
 from streamsampler.engines.launch import START_METHODS
 from streamsampler.progress import Bar
@@ -35,6 +36,7 @@ _EXAMPLES = """\b
 Examples:
   streamsampler sample CartPole-v1 --num-samples 100000 --out cartpole.npz
   streamsampler sample CartPole-v1 --agent my_agents:greedy --num-trajectories 100 --seed 1
+  streamsampler sample CartPole-v1 --num-samples 1000000000 --seed 1 --out big --shard-size 1000000
   streamsampler sample my/Maze-v0 --import my_envs --env-kwarg size=9 --num-samples 5000 --json
 
 \b
@@ -98,7 +100,17 @@ def cli() -> None:
 @grouped_option(
     "Output", "--out", callback=out_file, metavar="FILE",
     help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it gets "
-    "those that are finished.",
+    "those that are finished. With --shard-size, a folder of such files.",
+)  # fmt: skip
+@grouped_option(
+    "Output", "--shard-size", type=_POSITIVE, metavar="N", is_eager=True,
+    help="Write files of at least N timesteps each into the folder --out, as they are complete. Memory holds some two "
+    "of them, however large all is.",
+)  # fmt: skip
+@grouped_option(
+    "Output", "--resume", is_flag=True, is_eager=True,
+    help="Go on with the shards in --out after whatever ended the run that wrote them. What is complete stays; the "
+    "folder becomes what it would have been.",
 )  # fmt: skip
 @grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors.")
@@ -112,7 +124,8 @@ def sample(
     first. Progress is shown on standard error, the summary is printed on standard output.
     """
     amount = _amount(options)
-    request = Request(env_id=env_id, amount=amount, **options)
+    _check_sharding(options)
+    request = Request(env_id=env_id, amount=amount, command=ctx.meta[TYPED], **options)
     bar = Bar(sys.stderr, hidden=quiet)
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     try:
@@ -123,7 +136,8 @@ def sample(
             arguments.import_modules(imports)
             outcome = run(request, interrupts, bar)
     except Interrupted:
-        click.echo("Interrupted: nothing was kept.", err=True)
+        kept = "nothing was kept" if request.shard_size is None else f"nothing was added to {request.out}"
+        click.echo(f"Interrupted: {kept}.", err=True)
         ctx.exit(interrupts.exit_code)
     _report(request, outcome, as_json=as_json, line=not (quiet or bar.visible))
     ctx.exit(interrupts.exit_code)
@@ -141,6 +155,20 @@ def _amount(options: dict[str, Any]) -> Amount:
             f"{', '.join(most)} and {last}."
         )
     return Amount(*given.popitem())
+
+
+def _check_sharding(options: dict[str, Any]) -> None:
+    """Refuse options that make no sense with shards, or without."""
+    if options["shard_size"] is None:
+        if options["resume"]:
+            raise click.UsageError("--resume goes on with shards: give --shard-size, too.")
+        return
+    if options["out"] is None:
+        raise click.UsageError("--shard-size needs a folder to write to: give --out, too.")
+    if options["order"] != "index":
+        raise click.UsageError(
+            "--shard-size needs --order index: what has arrived first cannot be the same again after an interruption."
+        )
 
 
 def _report(request: Request, outcome: Outcome, *, as_json: bool, line: bool) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-__all__ = ["GroupedCommand", "grouped_option"]
+__all__ = ["TYPED", "GroupedCommand", "grouped_option"]
+
+TYPED = "streamsampler.cli.typed"
 
 
 class GroupedOption(click.Option):
@@ -29,6 +31,11 @@ def grouped_option(heading: str, *names: str, **attributes: Any) -> Callable[[An
 
 class GroupedCommand(click.Command):
     """Lists its options under their headings, in the order in which these first appear."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and keep what was typed: `ctx.meta[TYPED]`."""
+        ctx.meta[TYPED] = (ctx.command_path, *args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups into the help."""

@@ -1,25 +1,28 @@
-"""The file that a run writes: checked before the run, for what cannot be written after an hour is lost."""
+"""What a run writes, a file or a folder: checked before the run, for what cannot be written after an hour is lost."""
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from streamsampler.atomic import temporary_beside
 from streamsampler.cli.failures import Failure
-from streamsampler.errors import StorageError
+from streamsampler.errors import StorageError, UsageError
+from streamsampler.shards import check_folder
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.version import __version__
 
 __all__ = ["out_file", "storable", "write"]
 
 
-def out_file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
+def out_file(ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
     """Return the file to write, as `TrajectoryBatch.save` names it: with the suffix ``.npz``. An option's callback.
+
+    With shards it is the folder, as it is called.
 
     Raises:
         click.BadParameter: It cannot be written.
@@ -27,6 +30,8 @@ def out_file(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
     if value is None:
         return None
     given = Path(value)
+    if ctx.params.get("shard_size") is not None:
+        return _folder(given, resume=bool(ctx.params.get("resume")))
     if given.is_dir() or not given.name:
         raise click.BadParameter(f"{value!r} is a directory: name a file in it, such as {str(given / 'out.npz')!r}")
     target = given if given.name.endswith(".npz") else given.with_name(f"{given.name}.npz")
@@ -38,9 +43,20 @@ def out_file(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
     return target
 
 
+def _folder(path: Path, *, resume: bool) -> Path:
+    try:
+        check_folder(path, resume=resume)
+    except UsageError as error:
+        raise click.BadParameter(str(error)) from None
+    except (StorageError, OSError) as error:
+        raise Failure(str(error)) from None
+    _try(path / "x" if path.exists() else path)
+    return path
+
+
 def _try(target: Path) -> None:
     """Make and remove a file beside the target: whatever forbids that (rights, quota, a long name) shows now."""
-    trial = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    trial = temporary_beside(target)
     try:
         trial.open("xb").close()
         trial.unlink()
@@ -64,7 +80,14 @@ def write(batch: TrajectoryBatch, path: Path, provenance: Mapping[str, Any]) -> 
 
 def storable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments as JSON can hold them; what it cannot, such as a set, as Python writes it."""
-    return {key: value if _fits_json(value) else repr(value) for key, value in arguments.items()}
+    return {key: value if _fits_json(value) else _written(value) for key, value in arguments.items()}
+
+
+def _written(value: Any) -> str:
+    # Python writes a set's strings in an order that is another one in each process.
+    if isinstance(value, set) and value:
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return repr(value)
 
 
 def _fits_json(value: Any) -> bool:

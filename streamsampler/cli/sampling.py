@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,98 +12,17 @@ import gymnasium
 from streamsampler.agents import load_agent
 from streamsampler.cli.failures import Failure, traceback_of
 from streamsampler.cli.interrupts import Interrupted, Interrupts
-from streamsampler.cli.outfile import storable, write
-from streamsampler.engines.launch import StartMethod
+from streamsampler.cli.outfile import write
+from streamsampler.cli.request import Outcome, Request
+from streamsampler.cli.sharding import write_shards
+from streamsampler.cli.tally import Tally
 from streamsampler.environments import EnvUpdate, as_env_update
 from streamsampler.errors import SamplerError
-from streamsampler.gathering import Order
 from streamsampler.progress import Bar, Snapshot
 from streamsampler.samplers import MultiprocessingSampler
-from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch
 
-__all__ = ["Amount", "Outcome", "Request", "run"]
-
-
-@dataclass(frozen=True)
-class Amount:
-    """How much is wanted.
-
-    Attributes:
-        kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
-        number: How many.
-    """
-
-    kind: str
-    number: int
-
-    @property
-    def unit(self) -> str:
-        """What is counted."""
-        return "timesteps" if self.kind == "num_samples" else "trajectories"
-
-    def total(self, n_workers: int) -> int:
-        """How many of all workers together."""
-        return self.number * n_workers if self.kind == "trajectories_per_worker" else self.number
-
-    def obtain(self, sampler: MultiprocessingSampler, progress: Any) -> TrajectoryBatch:
-        """Make the obtaining call that this amount stands for."""
-        match self.kind:
-            case "num_samples":
-                return sampler.obtain_samples(self.number, progress=progress)
-            case "num_trajectories":
-                return sampler.obtain_trajectories(self.number, progress=progress)
-            case _:
-                return sampler.obtain_exact_trajectories(self.number, progress=progress)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What was asked for; the names are those of the options."""
-
-    env_id: str
-    env_kwargs: Mapping[str, Any]
-    agent: str
-    amount: Amount
-    workers: int | None
-    seed: int | None
-    max_episode_length: int | None
-    order: Order
-    start_method: StartMethod | None
-    out: Path | None
-
-    def described(self) -> dict[str, Any]:
-        """Return what decides which data there will be, as JSON can hold it."""
-        return {
-            "environment": self.env_id,
-            "env_kwargs": storable(self.env_kwargs),
-            "agent": self.agent,
-            "max_episode_length": self.max_episode_length,
-            "order": self.order,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of a request.
-
-    Attributes:
-        batch: The trajectories: all that were wanted, or those that were finished when a signal came; None if none was.
-        interrupted: Whether a signal cut the run short.
-        seconds: Wall time of the obtaining call.
-        n_workers: How many workers there were.
-        seed: What repeats the run.
-        stats: The sampler's accounts.
-        written: The file; None if there is none.
-    """
-
-    batch: TrajectoryBatch | None
-    interrupted: bool
-    seconds: float
-    n_workers: int
-    seed: int
-    stats: Stats
-    written: Path | None
+__all__ = ["run"]
 
 
 class _Follower:
@@ -137,6 +54,8 @@ def run(request: Request, interrupts: Interrupts, bar: Bar) -> Outcome:
     """
     env = as_env_update(request.env_id, env_kwargs=request.env_kwargs)
     agent = load_agent(request.agent, *_spaces(request.env_id, env))
+    if request.shard_size is not None:
+        return write_shards(request, agent, env, interrupts, bar)
     seed = secrets.randbits(53) if request.seed is None else request.seed  # as long as JSON readers take it exactly
     sampler = MultiprocessingSampler(
         agent,
@@ -188,7 +107,7 @@ def _sample(request: Request, sampler: MultiprocessingSampler, interrupts: Inter
         written = request.out
     _close(sampler, interrupted, written)
     return Outcome(
-        batch=batch,
+        kept=Tally.of_batch(batch),
         interrupted=interrupted,
         seconds=seconds,
         n_workers=sampler.n_workers,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from streamsampler.cli.sampling import Outcome, Request
+from streamsampler.cli.request import Outcome, Request
 from streamsampler.version import __version__
 
 __all__ = ["as_json", "as_line", "as_text"]
@@ -18,20 +15,18 @@ _LEFT_OVER = ("stale", "surplus", "abandoned")
 
 def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
     """Return a summary for programs; what is undefined is None."""
-    batch, stats = outcome.batch, outcome.stats
-    trajectories, timesteps = _sizes(outcome)
-    returns = batch.returns if batch is not None else ()
+    kept, stats = outcome.kept, outcome.stats
     unit = request.amount.unit
     return {
         **request.described(),
         "wanted": {unit: request.amount.total(outcome.n_workers)},
         "interrupted": outcome.interrupted,
-        "trajectories": trajectories,
-        "timesteps": timesteps,
-        "return": {**_spread(returns), "standard_error": _standard_error(returns)},
-        "length": _spread(batch.lengths if batch is not None else ()),
+        "trajectories": kept.trajectories,
+        "timesteps": kept.timesteps,
+        "return": {**kept.returns.facts(), "standard_error": kept.returns.standard_error},
+        "length": kept.lengths.facts(),
         "seconds": outcome.seconds,
-        "timesteps_per_second": timesteps / outcome.seconds,
+        "timesteps_per_second": _rate(outcome),
         "workers": outcome.n_workers,
         "seed": outcome.seed,
         **{
@@ -42,6 +37,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
             for name in _LEFT_OVER
         },
         "out": None if outcome.written is None else str(outcome.written),
+        **_sharding(request, outcome),
         "version": __version__,
     }
 
@@ -58,11 +54,12 @@ def as_text(request: Request, outcome: Outcome) -> str:
         "timesteps": f"{facts['timesteps']:,}",
         "return": _spread_text(facts["return"], facts["trajectories"]),
         "length": _spread_text(facts["length"], facts["trajectories"]),
-        "wall time": f"{duration(outcome.seconds)}, {count(facts['timesteps_per_second'], 'timestep')} per second",
+        "wall time": _wall_time(outcome),
         "workers": f"{outcome.n_workers:,}",
         "seed": str(outcome.seed),
         "left over": ", ".join(_left_over(name, facts[name]) for name in _LEFT_OVER),
         "written to": _written(request, outcome),
+        "to go on": facts.get("to_go_on") or "",
     }
     width = max(len(name) for name, value in rows.items() if value)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
@@ -70,51 +67,51 @@ def as_text(request: Request, outcome: Outcome) -> str:
 
 def as_line(request: Request, outcome: Outcome) -> str:
     """Return a summary of one line."""
-    trajectories, timesteps = _sizes(outcome)
-    line = f"{count(trajectories, 'trajectory')}, {count(timesteps, 'timestep')} in {duration(outcome.seconds)}"
+    amount = f"{count(outcome.kept.trajectories, 'trajectory')}, {count(outcome.kept.timesteps, 'timestep')}"
+    if _was_complete(outcome):
+        return f"{amount}: {outcome.written} was complete before"
+    line = f"{amount} in {duration(outcome.seconds)}"
     return f"{line}, interrupted {_interrupted(request, outcome)}" if outcome.interrupted else line
 
 
-def _sizes(outcome: Outcome) -> tuple[int, int]:
-    return (0, 0) if outcome.batch is None else (outcome.batch.n_trajectories, outcome.batch.n_timesteps)
+def _was_complete(outcome: Outcome) -> bool:
+    return not outcome.interrupted and outcome.earlier_timesteps == outcome.kept.timesteps
+
+
+def _rate(outcome: Outcome) -> float:
+    """Return timesteps per second, of those of this run."""
+    return (outcome.kept.timesteps - outcome.earlier_timesteps) / outcome.seconds if outcome.seconds else 0.0
+
+
+def _wall_time(outcome: Outcome) -> str:
+    if _was_complete(outcome):
+        return "none: all was there before"
+    text = f"{duration(outcome.seconds)}, {count(_rate(outcome), 'timestep')} per second"
+    return f"{text}, behind {outcome.earlier_timesteps:,} that were there before" if outcome.earlier_timesteps else text
+
+
+def _sharding(request: Request, outcome: Outcome) -> dict[str, Any]:
+    if outcome.shards is None:
+        return {}
+    return {
+        "shards": outcome.shards,
+        "earlier_timesteps": outcome.earlier_timesteps,
+        "to_go_on": request.command_to_resume if outcome.interrupted else None,
+    }
 
 
 def _interrupted(request: Request, outcome: Outcome) -> str:
-    trajectories, timesteps = _sizes(outcome)
-    there = timesteps if request.amount.unit == "timesteps" else trajectories
+    there = outcome.kept.timesteps if request.amount.unit == "timesteps" else outcome.kept.trajectories
     wanted = request.amount.total(outcome.n_workers)
     return f"after {there:,} of {count(wanted, 'timestep' if request.amount.unit == 'timesteps' else 'trajectory')}"
 
 
 def _written(request: Request, outcome: Outcome) -> str:
+    if outcome.shards is not None:
+        return f"{outcome.written} ({count(outcome.shards, 'shard')})"
     if outcome.written is not None:
         return str(outcome.written)
     return "nothing: no trajectory was finished" if request.out is not None else ""
-
-
-def _spread(values: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float | None]:
-    """Return mean, minimum and maximum; None where there is no such number."""
-    array = np.asarray(values, dtype=np.float64)
-    if not len(array):
-        return {"mean": None, "minimum": None, "maximum": None}
-    # Rewards may be infinite or NaN; that is not for NumPy to comment on.
-    with np.errstate(all="ignore"):
-        return {"mean": _finite(array.mean()), "minimum": _finite(array.min()), "maximum": _finite(array.max())}
-
-
-def _standard_error(values: Sequence[float] | np.ndarray[Any, Any]) -> float | None:
-    """Return the standard error of the mean; None for fewer than two values."""
-    n = len(values)
-    if n < 2:
-        return None
-    with np.errstate(all="ignore"):
-        return _finite(np.asarray(values, dtype=np.float64).std(ddof=1) / math.sqrt(n))
-
-
-def _finite(value: Any) -> float | None:
-    """Return a number that JSON has."""
-    number = float(value)
-    return number if math.isfinite(number) else None
 
 
 def _spread_text(spread: dict[str, float | None], n_values: int) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler.cli import summary
 from streamsampler.cli.failures import traceback_of
 from streamsampler.cli.outfile import storable
+from streamsampler.cli.tally import Spread, Tally
 from streamsampler.errors import RemoteTraceback, StorageError
 
 
@@ -52,8 +56,32 @@ def test_durations(seconds: float, text: str) -> None:
     ],
 )
 def test_spreads(values: list[float], text: str) -> None:
-    spread = {**summary._spread(values), "standard_error": summary._standard_error(values)}
-    assert summary._spread_text(spread, len(values)) == text
+    spread = Spread.of(values)
+    assert summary._spread_text({**spread.facts(), "standard_error": spread.standard_error}, len(values)) == text
+
+
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=5), max_size=5))
+def test_spreads_add_up(parts: list[list[float]]) -> None:
+    together = sum(map(Spread.of, parts), Spread())
+    whole = Spread.of([value for part in parts for value in part])
+    assert (together.n, together.minimum, together.maximum) == (whole.n, whole.minimum, whole.maximum)
+    assert together.mean == pytest.approx(whole.mean, abs=1e-6)
+    assert together.squares == pytest.approx(whole.squares, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_spread_with_something_odd_is_odd(odd: float, first: bool) -> None:
+    parts = [Spread.of([odd]), Spread.of([1.0, 2.0])]
+    facts = sum(parts if first else parts[::-1], Spread()).facts()
+    assert facts["mean"] is None
+    assert facts == Spread.of([odd, 1.0, 2.0]).facts()
+
+
+def test_tallies_add_up() -> None:
+    one, other = Tally.of(np.array([2, 3]), [1.0, 2.0]), Tally.of(np.array([5]), [9.0])
+    assert ((one + other).trajectories, (one + other).timesteps) == (3, 10)
+    assert (Tally() + one).returns.mean == 1.5
 
 
 def test_what_json_cannot_hold_is_stored_as_python_writes_it() -> None:

@@ -1,0 +1,117 @@
+"""What was asked for, and what came of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamsampler.cli.outfile import storable
+from streamsampler.cli.tally import Tally
+from streamsampler.engines.launch import StartMethod
+from streamsampler.gathering import Order
+from streamsampler.samplers import MultiprocessingSampler
+from streamsampler.statistics import Stats
+from streamsampler.trajectories import TrajectoryBatch
+
+__all__ = ["Amount", "Outcome", "Request"]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is wanted.
+
+    Attributes:
+        kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
+        number: How many.
+    """
+
+    kind: str
+    number: int
+
+    @property
+    def unit(self) -> str:
+        """What is counted."""
+        return "timesteps" if self.kind == "num_samples" else "trajectories"
+
+    def total(self, n_workers: int) -> int:
+        """How many of all workers together."""
+        return self.number * n_workers if self.kind == "trajectories_per_worker" else self.number
+
+    def obtain(self, sampler: MultiprocessingSampler, progress: Any) -> TrajectoryBatch:
+        """Make the obtaining call that this amount stands for."""
+        match self.kind:
+            case "num_samples":
+                return sampler.obtain_samples(self.number, progress=progress)
+            case "num_trajectories":
+                return sampler.obtain_trajectories(self.number, progress=progress)
+            case _:
+                return sampler.obtain_exact_trajectories(self.number, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked for; the names are those of the options.
+
+    Attributes:
+        command: What the user typed: the command's name, and then its arguments.
+    """
+
+    env_id: str
+    env_kwargs: Mapping[str, Any]
+    agent: str
+    amount: Amount
+    workers: int | None
+    seed: int | None
+    max_episode_length: int | None
+    order: Order
+    start_method: StartMethod | None
+    out: Path | None
+    shard_size: int | None = None
+    resume: bool = False
+    command: tuple[str, ...] = ()
+
+    @property
+    def command_to_resume(self) -> str:
+        """What goes on with a folder of shards, as one types it."""
+        name, *arguments = [argument for argument in self.command if argument != "--resume"]
+        return f"{name} {shlex.join(['--resume', *arguments] if '--' in arguments else [*arguments, '--resume'])}"
+
+    def described(self) -> dict[str, Any]:
+        """Return what decides which data there will be, as JSON can hold it."""
+        return {
+            "environment": self.env_id,
+            "env_kwargs": storable(self.env_kwargs),
+            "agent": self.agent,
+            "max_episode_length": self.max_episode_length,
+            "order": self.order,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a request.
+
+    Attributes:
+        kept: The trajectories: all that were wanted, or those that were finished when a signal came.
+        interrupted: Whether a signal cut the run short.
+        seconds: Wall time of the obtaining call.
+        n_workers: How many workers there were.
+        seed: What repeats the run.
+        stats: The sampler's accounts.
+        written: The file or the folder; None if there is none.
+        shards: How many shards the folder has; None where no shards were wanted.
+        earlier_timesteps: How many timesteps were there when the run began.
+    """
+
+    kept: Tally
+    interrupted: bool
+    seconds: float
+    n_workers: int
+    seed: int
+    stats: Stats
+    written: Path | None
+    shards: int | None = None
+    earlier_timesteps: int = 0

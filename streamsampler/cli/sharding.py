@@ -1,0 +1,220 @@
+"""One run that writes shards: as much as the disk holds, and after any end another run can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from streamsampler.cli.failures import Failure
+from streamsampler.cli.interrupts import Interrupted, Interrupts
+from streamsampler.cli.request import Outcome, Request
+from streamsampler.cli.tally import Tally
+from streamsampler.errors import SamplerError, StorageError
+from streamsampler.factory import usable_cores
+from streamsampler.manifest import Manifest
+from streamsampler.portions import Portions
+from streamsampler.progress import Bar, Snapshot
+from streamsampler.quotas import Target
+from streamsampler.samplers import MultiprocessingSampler
+from streamsampler.shards import ShardWriter
+from streamsampler.statistics import Stats
+
+__all__ = ["write_shards"]
+
+
+class ShardedRun:
+    """A run, from what is in the folder to all of it.
+
+    Args:
+        request: What was asked for.
+        writer: The folder.
+        interrupts: Entered; its first signal ends the sampling.
+        bar: Shows how far it is.
+    """
+
+    def __init__(self, request: Request, writer: ShardWriter, interrupts: Interrupts, bar: Bar) -> None:
+        assert request.shard_size is not None
+        self._request = request
+        self._writer = writer
+        self._interrupts = interrupts
+        self._bar = bar
+        self._size = request.shard_size
+        self._n_workers = request.workers or usable_cores()
+        self._wanted = Target(request.amount.unit, request.amount.total(self._n_workers))
+        self._stats = Stats.of(self._n_workers)
+        self._tally = Tally()
+        self._earlier = writer.n_trajectories, writer.n_timesteps
+        self._begun = perf_counter()
+        self._seconds = self._shown = 0.0
+        self._most = 0
+        self.interrupted = False
+
+    def begin(self) -> int:
+        """Begin the folder, or check that it can be gone on with; returns the seed.
+
+        Raises:
+            UsageError: The folder is to hold something else.
+            Failure: The manifest cannot be written.
+        """
+        there = self._writer.manifest
+        seed = self._request.seed
+        if seed is None:
+            seed = secrets.randbits(53) if there is None else there.seed
+        with _writing(self._request.out):
+            self._writer.begin(
+                Manifest(
+                    seed=seed,
+                    shard_size=self._size,
+                    wanted={self._wanted.unit: self._wanted.number},
+                    provenance=self._request.described(),
+                )
+            )
+        return seed
+
+    @property
+    def _missing(self) -> int:
+        return self._wanted.missing(self._writer.n_trajectories, self._writer.n_timesteps)
+
+    def sample(self, agent: Any, env: Any, seed: int) -> None:
+        """Write what is missing.
+
+        Raises:
+            SamplerError: As the samplers say, or a shard that is there is damaged.
+            Failure: A shard cannot be written.
+            Interrupted: A second signal came.
+        """
+        try:
+            for lengths, returns in self._writer.contents():
+                self._tally += Tally.of(lengths, returns)
+            if self._missing:
+                self._sample(agent, env, seed)
+            self._interrupts.shield()
+            with _writing(self._request.out):
+                self._writer.finish()
+        except Interrupted:
+            self.interrupted = True
+
+    def _sample(self, agent: Any, env: Any, seed: int) -> None:
+        request = self._request
+        sampler = MultiprocessingSampler(
+            agent,
+            env,
+            n_workers=self._n_workers,
+            seed=seed,
+            max_episode_length=request.max_episode_length,
+            start_method=request.start_method,
+        )
+        self._stats = sampler.stats
+        self._begun = perf_counter()
+        try:
+            with sampler, self._bar:
+                self._show(complete=False)
+                with Portions(sampler, self._writer.n_trajectories) as portions:
+                    while self._missing:
+                        self._next_shard(portions)
+                self._interrupts.shield()
+                self._show(complete=True)
+        finally:
+            self._seconds = perf_counter() - self._begun
+
+    def _next_shard(self, portions: Portions) -> None:
+        quota = self._wanted.next_quota(self._size, self._writer.n_trajectories, self._writer.n_timesteps)
+        batch = portions.take(quota, self._watch if self._bar.visible else None, self._bar.interval)
+        with _writing(self._request.out):
+            self._writer.write(batch)
+        self._tally += Tally.of_batch(batch)
+
+    def _watch(self, timesteps: int, trajectories: int) -> None:
+        now = perf_counter()
+        if now - self._shown >= (self._bar.interval or 0.0):
+            self._shown = now
+            # Between a worker's report and its next ticket its word is zero: what was shown once stays shown.
+            self._most = max(self._most, timesteps)
+            self._show(self._most, trajectories)
+
+    def _show(self, timesteps: int = 0, trajectories: int = 0, *, complete: bool = False) -> None:
+        earlier_trajectories, earlier_timesteps = self._earlier
+        if complete:
+            trajectories, timesteps = self._tally.trajectories, self._tally.timesteps
+        else:
+            trajectories, timesteps = trajectories + earlier_trajectories, timesteps + earlier_timesteps
+        self._bar(
+            Snapshot(
+                timesteps,
+                trajectories,
+                self._wanted.number,
+                self._wanted.unit,
+                perf_counter() - self._begun,
+                complete,
+                earlier_timesteps,
+                earlier_trajectories,
+            )
+        )
+
+    def outcome(self, seed: int) -> Outcome:
+        """Return what came of it."""
+        return Outcome(
+            kept=self._tally,
+            earlier_timesteps=self._earlier[1],
+            interrupted=self.interrupted,
+            seconds=self._seconds,
+            n_workers=self._n_workers,
+            seed=seed,
+            stats=self._stats,
+            written=self._request.out,
+            shards=self._writer.n_shards,
+        )
+
+
+def write_shards(request: Request, agent: Any, env: Any, interrupts: Interrupts, bar: Bar) -> Outcome:
+    """Write the shards that are missing.
+
+    Args:
+        request: What was asked for; with a folder and the size of its shards.
+        agent: The agent.
+        env: The environment.
+        interrupts: Entered; its first signal ends the sampling, and the shards that are complete are kept.
+        bar: Shows how far it is.
+
+    Raises:
+        SamplerError: As the samplers say; the folder holds something else, is being written, or is damaged.
+        Failure: A shard cannot be written.
+        Interrupted: A signal came before anything was sampled, or a second one came later.
+    """
+    assert request.out is not None
+    with _writing(request.out, but=StorageError):
+        writer = ShardWriter(request.out, resume=request.resume)
+    with writer:
+        run = ShardedRun(request, writer, interrupts, bar)
+        seed = run.begin()
+        try:
+            run.sample(agent, env, seed)
+        except (SamplerError, Failure) as error:
+            error.add_note(f"What is complete is in {request.out}. To go on: {request.command_to_resume}")
+            raise
+        return run.outcome(seed)
+
+
+@contextlib.contextmanager
+def _writing(path: Path | None, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Turn what forbids writing into the command's failure.
+
+    Args:
+        path: What is written.
+        but: What is let through.
+
+    Raises:
+        Failure: It cannot be written.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except OSError as error:
+        raise Failure(f"{path} could not be written: {error.strerror or error}") from None
+    except StorageError as error:
+        raise Failure(f"{path} could not be written: {error}") from None

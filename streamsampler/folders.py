@@ -1,0 +1,204 @@
+"""Folders of shards, read lazily: as large as the disk, and never more than one shard in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from . import storage
+from .errors import DataError, StorageError
+from .manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name
+from .trajectories import TrajectoryBatch
+
+__all__ = ["TrajectoryFolder", "all_shards", "load"]
+
+
+def load(path: str | os.PathLike[str]) -> TrajectoryBatch | TrajectoryFolder:
+    """Read what was written: a file as a `TrajectoryBatch`, a folder of shards lazily, as a `TrajectoryFolder`.
+
+    Args:
+        path: The file or the folder; `.npz` is appended where there is none of that name.
+
+    Raises:
+        StorageError: It holds no trajectories, is damaged or cut short, or is of a newer format.
+        FileNotFoundError: There is nothing of that name.
+    """
+    return TrajectoryFolder(path) if Path(path).is_dir() else storage.load(path)
+
+
+class TrajectoryFolder:
+    """The trajectories of a folder that `streamsampler sample --shard-size` wrote, read shard by shard.
+
+    Like a `TrajectoryBatch` it has a length, `folder[i]`, slices, arrays of integers and boolean masks, which give
+    batches in memory of their own, and an iterator over trajectories. The shard that was used last stays in memory, and
+    no other; so go through it in order, or shard by shard.
+
+    Args:
+        path: The folder. It may be incomplete; then it is what was there when it was opened.
+
+    Attributes:
+        path: The folder.
+        shards: Its files: a sequence that loads a `TrajectoryBatch` when one is asked for.
+        complete: Whether all is there that was wanted.
+        seed: The sampler's.
+        provenance: What else decided about the data.
+
+    Raises:
+        StorageError: The folder has no manifest, or it or a shard is damaged or missing; names the file.
+        FileNotFoundError: There is no such folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            manifest = read_manifest(self.path)
+        except FileNotFoundError:
+            if not self.path.is_dir():
+                raise
+            raise StorageError(f"{self.path} is no folder of trajectories: it has no {MANIFEST}") from None
+        entries = all_shards(self.path, manifest)
+        self.shards: Sequence[TrajectoryBatch] = _Shards(self.path, entries)
+        self.complete = manifest.complete
+        self.seed = manifest.seed
+        self.provenance: Mapping[str, Any] = manifest.provenance
+        self._bounds = np.cumsum([0, *(entry.trajectories for entry in entries)])
+        self._n_timesteps = sum(entry.timesteps for entry in entries)
+
+    @property
+    def n_trajectories(self) -> int:
+        """How many trajectories there are."""
+        return int(self._bounds[-1])
+
+    @property
+    def n_timesteps(self) -> int:
+        """How many timesteps all of them have."""
+        return self._n_timesteps
+
+    def __len__(self) -> int:
+        return self.n_trajectories
+
+    def __repr__(self) -> str:
+        state = "" if self.complete else ", incomplete"
+        return (
+            f"TrajectoryFolder({str(self.path)!r}, {self.n_trajectories} trajectories, {self.n_timesteps} timesteps, "
+            f"{len(self.shards)} shards{state})"
+        )
+
+    def __iter__(self) -> Iterator[TrajectoryBatch]:
+        for shard in self.shards:
+            yield from shard
+
+    def __getitem__(self, index: Any) -> TrajectoryBatch:
+        """The trajectories that an index, a slice, an array of integers or a boolean mask selects, as a batch.
+
+        Raises:
+            IndexError: There is no such trajectory.
+            DataError: There are no shards, and so nothing is known of the spaces.
+        """
+        selected = np.arange(self.n_trajectories)[index]
+        if selected.ndim > 1:
+            raise IndexError(f"a folder has one axis, its trajectories; the index has the shape {selected.shape}")
+        self._check_some()
+        selected = np.atleast_1d(selected)
+        if not len(selected):
+            return self.shards[0][:0]
+        numbers = np.searchsorted(self._bounds, selected, side="right") - 1
+        parts = np.split(selected, np.flatnonzero(np.diff(numbers)) + 1)  # each from one shard
+        return TrajectoryBatch.concatenate(self._of_one_shard(part) for part in parts)
+
+    def _of_one_shard(self, selected: Any) -> TrajectoryBatch:
+        number = int(np.searchsorted(self._bounds, selected[0], side="right")) - 1
+        return self.shards[number][selected - self._bounds[number]]
+
+    def to_batch(self) -> TrajectoryBatch:
+        """All trajectories as one batch, which must fit into memory; its size, and one shard more on the way.
+
+        Raises:
+            DataError: There are no shards.
+        """
+        self._check_some()
+        return TrajectoryBatch.concatenate(shard[:] for shard in self.shards)
+
+    def _check_some(self) -> None:
+        if not self.shards:
+            raise DataError(f"{self.path} holds no trajectories yet")
+
+
+class _Shards(Sequence[TrajectoryBatch]):
+    """The shards of a folder, loaded one at a time."""
+
+    def __init__(self, folder: Path, entries: Sequence[Shard]) -> None:
+        self._folder = folder
+        self._entries = entries
+        self._last: tuple[int, TrajectoryBatch] | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> TrajectoryBatch: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TrajectoryBatch]: ...
+
+    def __getitem__(self, index: int | slice) -> TrajectoryBatch | Sequence[TrajectoryBatch]:
+        if isinstance(index, slice):
+            raise TypeError("shards are loaded one at a time: ask for one")
+        number = range(len(self))[index]
+        last = self._last
+        if last is None or last[0] != number:
+            self._last = last = None  # let go of it before there is another one
+            self._last = last = number, self._load(number)
+        return last[1]
+
+    def _load(self, number: int) -> TrajectoryBatch:
+        path, entry = self._folder / shard_name(number), self._entries[number]
+        try:
+            batch = storage.load(path)
+        except FileNotFoundError:
+            raise missing(path) from None
+        check_shard(path, entry, batch.indices, batch.lengths)
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+
+def all_shards(folder: Path, manifest: Manifest) -> list[Shard]:
+    """What the manifest lists, and the shards behind it that were written since.
+
+    Raises:
+        StorageError: One of the latter is damaged or does not fit; names it.
+    """
+    shards = list(manifest.shards)
+    following = manifest.n_trajectories
+    while not manifest.complete and (path := folder / shard_name(len(shards))).exists():
+        arrays = storage.read_arrays(path, "indices", "lengths")
+        shard = Shard(following, len(arrays["lengths"]), int(arrays["lengths"].sum()))
+        check_shard(path, shard, arrays["indices"], arrays["lengths"])
+        shards.append(shard)
+        following += shard.trajectories
+    return shards
+
+
+def check_shard(path: Path, shard: Shard, indices: Any, lengths: Any) -> None:
+    """Compare a file's contents with what is known of it.
+
+    Raises:
+        StorageError: They differ.
+    """
+    stop = shard.first_trajectory + shard.trajectories
+    if not np.array_equal(indices, np.arange(shard.first_trajectory, stop)) or lengths.sum() != shard.timesteps:
+        raise StorageError(
+            f"{path} should hold trajectories {shard.first_trajectory} to {stop - 1} with {shard.timesteps} timesteps, "
+            f"and holds {len(indices)} from {indices[0] if len(indices) else None} on with {lengths.sum()}"
+        )
+
+
+def missing(path: Path) -> StorageError:
+    """The error for a shard that is listed, and not there."""
+    return StorageError(f"{path} is missing, and the folder's {MANIFEST} lists it")

@@ -1,0 +1,171 @@
+"""What a folder of shards holds, and what it is to hold: `manifest.json`.
+
+The manifest has everything that decides about the data, and the range of trajectory indices of each shard. It has no
+times, no hosts and no durations: whoever samples the same gets the same manifest, byte for byte.
+
+It is replaced as a whole, and not for each shard, which would write far more than the shards of a folder with many of
+them: it may lag behind. Shards speak for themselves, and those that follow the last one listed count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .atomic import write_whole
+from .errors import StorageError
+from .spaces import short
+from .version import __version__
+
+__all__ = ["MANIFEST", "Manifest", "Shard", "read_manifest", "shard_name", "write_manifest"]
+
+MANIFEST = "manifest.json"
+_FORMAT = "streamsampler.TrajectoryFolder"
+_VERSION = 1
+
+
+def shard_name(number: int) -> str:
+    """The file of a shard, by its number."""
+    return f"shard-{number:06}.npz"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a folder.
+
+    Attributes:
+        first_trajectory: The index of its first trajectory.
+        trajectories: How many there are.
+        timesteps: Their timesteps.
+    """
+
+    first_trajectory: int
+    trajectories: int
+    timesteps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a folder is to hold, and what it holds.
+
+    Attributes:
+        seed: The sampler's.
+        shard_size: Timesteps that a shard has at least.
+        wanted: How much there is to be: a number of timesteps or of trajectories, under that name.
+        provenance: What else decides about the data: anything that JSON can hold.
+        library_version: The version of this package that began the folder.
+        complete: Whether all is there.
+        shards: What is there, in order.
+    """
+
+    seed: int
+    shard_size: int
+    wanted: Mapping[str, int]
+    provenance: Mapping[str, Any]
+    library_version: str = __version__
+    complete: bool = False
+    shards: tuple[Shard, ...] = field(default=(), repr=False)
+
+    @property
+    def n_trajectories(self) -> int:
+        """Trajectories of all shards."""
+        return self.shards[-1].first_trajectory + self.shards[-1].trajectories if self.shards else 0
+
+    @property
+    def n_timesteps(self) -> int:
+        """Timesteps of all shards."""
+        return sum(shard.timesteps for shard in self.shards)
+
+    def decides(self) -> dict[str, Any]:
+        """Everything that decides about the data, by name: two folders that agree in it become the same."""
+        return {
+            **self.provenance,
+            "wanted": dict(self.wanted),
+            "shard_size": self.shard_size,
+            "seed": self.seed,
+            "library_version": self.library_version,
+        }
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write or replace a folder's manifest.
+
+    Raises:
+        OSError: It cannot be written; then the one before is still there.
+    """
+    text = _as_json(manifest)
+    write_whole(folder / MANIFEST, lambda file: file.write(text.encode("ascii")))
+
+
+def _as_json(manifest: Manifest) -> str:
+    head = {
+        "format": _FORMAT,
+        "format_version": _VERSION,
+        "library_version": manifest.library_version,
+        "provenance": dict(manifest.provenance),
+        "seed": manifest.seed,
+        "shard_size": manifest.shard_size,
+        "wanted": dict(manifest.wanted),
+        "complete": manifest.complete,
+        "trajectories": manifest.n_trajectories,
+        "timesteps": manifest.n_timesteps,
+    }
+    lines = [json.dumps({"file": shard_name(i), **vars(shard)}) for i, shard in enumerate(manifest.shards)]
+    rows = "\n    " + ",\n    ".join(lines) + "\n  " if lines else ""
+    return f'{json.dumps(head, indent=2)[:-2]},\n  "shards": [{rows}]\n}}\n'
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a folder's manifest.
+
+    Raises:
+        StorageError: It is none, is damaged, or is of a newer format.
+        FileNotFoundError: There is none.
+    """
+    path = folder / MANIFEST
+    try:
+        facts = json.loads(path.read_bytes())
+    except ValueError as reason:
+        raise StorageError(f"{path} is no manifest of trajectories: it is no JSON ({reason})") from None
+    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
+        raise StorageError(f"{path} is no manifest of trajectories: it holds {short(facts)}")
+    version = facts.get("format_version")
+    if type(version) is not int or version > _VERSION:
+        raise StorageError(
+            f"{path} has format version {version}, and streamsampler {__version__} reads up to {_VERSION}: "
+            f"it was written by streamsampler {facts.get('library_version')}"
+        )
+    return _checked(path, facts)
+
+
+def _checked(path: Path, facts: dict[str, Any]) -> Manifest:
+    try:
+        return Manifest(
+            seed=facts["seed"],
+            shard_size=facts["shard_size"],
+            wanted=facts["wanted"],
+            provenance=facts["provenance"],
+            library_version=facts["library_version"],
+            complete=facts["complete"],
+            shards=_shards(facts["shards"]),
+        )
+    except (LookupError, TypeError, ValueError) as reason:
+        raise StorageError(f"{path} is damaged: {type(reason).__name__}: {reason}") from None
+
+
+def _shards(entries: Any) -> tuple[Shard, ...]:
+    shards: list[Shard] = []
+    following = 0
+    for number, entry in enumerate(entries):
+        values = dict(entry)
+        if values.pop("file") != shard_name(number):
+            raise ValueError(f"shard {number} is called {entry['file']!r}")
+        shard = Shard(**values)
+        if shard.first_trajectory != following:
+            raise ValueError(f"shard {number} begins with {shard.first_trajectory}, and not with {following}")
+        following += shard.trajectories
+        shards.append(shard)
+    return tuple(shards)

@@ -1,0 +1,239 @@
+"""Writing a folder of shards, such that whatever ends the process, another one can go on.
+
+A shard appears under its name when it is on the disk as a whole. The folder's own descriptor carries the lock that
+keeps a second process out: a lock that ends with its process, and leaves no file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from . import storage
+from .atomic import is_leftover, sync_directory
+from .errors import StorageError, UsageError
+from .folders import all_shards, check_shard, missing
+from .manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name, write_manifest
+from .trajectories import TrajectoryBatch
+from .trees import Array
+
+__all__ = ["ShardWriter", "check_folder"]
+
+_LISTED_LATE = 64
+"""The manifest is written again when one shard in so many is not listed: for n shards it is written about 64 times for
+each doubling of n, and not n times."""
+
+_NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_SHARD = re.compile(r"shard-\d{6,}\.npz")
+
+
+def check_folder(path: Path, *, resume: bool) -> None:
+    """Check that a folder is what it must be to write shards into it.
+
+    Args:
+        path: The folder; it need not exist.
+        resume: Whether to go on with what is there.
+
+    Raises:
+        UsageError: It is none; or something is there that is not to be gone on with, or cannot be.
+        StorageError: Its manifest is damaged.
+        OSError: It cannot be read.
+    """
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no directory {str(path.parent)!r}")
+        return
+    if not path.is_dir():
+        raise UsageError(f"{str(path)!r} is a file, and shards need a folder")
+    names = [name for name in os.listdir(path) if not is_leftover(name)]
+    if MANIFEST in names:
+        manifest = read_manifest(path)
+        if not resume:
+            n, state = len(all_shards(path, manifest)), "complete" if manifest.complete else "incomplete"
+            hint = "name another folder" if manifest.complete else "--resume goes on with them"
+            raise UsageError(f"{str(path)!r} holds trajectories already ({n} shards, {state}): {hint}")
+    elif names:
+        raise UsageError(f"{str(path)!r} holds something else, such as {min(names)!r}: name a new or empty folder")
+
+
+class ShardWriter:
+    """Writes the shards of a folder, from the first one that is not there on.
+
+    A context manager; the folder is locked until it is left.
+
+    Args:
+        path: The folder; it is made where there is none.
+        resume: Whether to go on with what is there.
+
+    Attributes:
+        manifest: What the folder is to hold; None in a new one, until `begin`. Its shards may lag behind.
+        n_shards: How many shards there are.
+        n_trajectories: How many trajectories they have.
+        n_timesteps: How many timesteps they have.
+
+    Raises:
+        UsageError: See `check_folder`.
+        StorageError: Another process writes there, or what is there is damaged; names the file.
+        OSError: It cannot be made or read.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
+        check_folder(path, resume=resume)
+        if not path.exists():
+            path.mkdir(exist_ok=True)
+            sync_directory(path.parent)
+        self._path = path
+        self._descriptor: int | None = _locked(path)
+        try:
+            check_folder(path, resume=resume)  # once more: now it is certain
+            self._shards: list[Shard] = []
+            self.manifest = self._recover()
+            self.n_timesteps = sum(shard.timesteps for shard in self._shards)
+        except BaseException:
+            self.close()
+            raise
+        # A forked worker shares the lock, and may live a moment longer than this process.
+        reference = weakref.WeakMethod(self.close)
+        os.register_at_fork(after_in_child=lambda: _call(reference))
+
+    def _recover(self) -> Manifest | None:
+        for name in os.listdir(self._path):
+            if is_leftover(name):
+                (self._path / name).unlink()
+        if not (self._path / MANIFEST).exists():
+            return None
+        manifest = read_manifest(self._path)
+        self._shards = all_shards(self._path, manifest)
+        there = {name for name in os.listdir(self._path) if _SHARD.fullmatch(name)}
+        expected = [shard_name(number) for number in range(len(self._shards))]
+        if gaps := [name for name in expected if name not in there]:
+            raise missing(self._path / gaps[0])
+        if behind := there - set(expected):
+            raise StorageError(f"{self._path / min(behind)} does not follow on {len(expected)} shards: take it away")
+        return manifest
+
+    def begin(self, manifest: Manifest) -> None:
+        """Begin a folder, or go on with one that is to hold the same.
+
+        Raises:
+            UsageError: The folder is to hold something else; says what.
+            OSError: The manifest cannot be written.
+        """
+        if self.manifest is None:
+            write_manifest(self._path, manifest)
+            self.manifest = manifest
+            return
+        there, wanted = self.manifest.decides(), manifest.decides()
+        differences = [
+            f"{name} is {there.get(name)!r} there, and {wanted.get(name)!r} here"
+            for name in dict.fromkeys([*there, *wanted])
+            if there.get(name) != wanted.get(name)
+        ]
+        if differences:
+            raise UsageError(f"{str(self._path)!r} was begun with other arguments: {'; '.join(differences)}")
+
+    @property
+    def n_shards(self) -> int:
+        """How many shards there are."""
+        return len(self._shards)
+
+    @property
+    def n_trajectories(self) -> int:
+        """How many trajectories they have."""
+        return self._shards[-1].first_trajectory + self._shards[-1].trajectories if self._shards else 0
+
+    def contents(self) -> Iterator[tuple[Array, Array]]:
+        """For each shard that is there, the lengths and the returns of its trajectories.
+
+        Raises:
+            StorageError: A shard is damaged or missing; names it.
+        """
+        for number, shard in enumerate(self._shards):
+            path = self._path / shard_name(number)
+            arrays = storage.read_arrays(path, "indices", "lengths", "rewards")
+            lengths = arrays["lengths"]
+            check_shard(path, shard, arrays["indices"], lengths)
+            yield lengths, np.add.reduceat(arrays["rewards"], np.cumsum(lengths) - lengths)
+
+    def write(self, batch: TrajectoryBatch) -> None:
+        """Write the next shard.
+
+        Raises:
+            StorageError: It cannot be written and read back exactly.
+            OSError: It cannot be written; what was there is still there.
+        """
+        manifest = self._begun()
+        path = self._path / shard_name(len(self._shards))
+        storage.save(batch, path, provenance=manifest.provenance)
+        self._shards.append(Shard(self.n_trajectories, batch.n_trajectories, batch.n_timesteps))
+        self.n_timesteps += batch.n_timesteps
+        unlisted = len(self._shards) - len(manifest.shards)
+        if unlisted * _LISTED_LATE > len(self._shards):
+            self._list()
+
+    def finish(self) -> None:
+        """Note that all is there.
+
+        Raises:
+            OSError: The manifest cannot be written.
+        """
+        if not self._begun().complete:
+            self._list(complete=True)
+
+    def _list(self, *, complete: bool = False) -> None:
+        manifest = replace(self._begun(), shards=tuple(self._shards), complete=complete)
+        write_manifest(self._path, manifest)
+        self.manifest = manifest
+
+    def _begun(self) -> Manifest:
+        if self.manifest is None:
+            raise UsageError("a folder must be begun before shards are written to it")
+        return self.manifest
+
+    def close(self) -> None:
+        """Unlock the folder; may be called twice."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _call(reference: weakref.WeakMethod[Any]) -> None:
+    method = reference()
+    if method is not None:
+        method()
+
+
+def _locked(path: Path) -> int:
+    """Open a folder and lock it for this process.
+
+    File systems without locks have none: there nobody is kept out.
+
+    Raises:
+        StorageError: Another process holds the lock.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StorageError(f"{path} is being written by another process") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise
+    return descriptor
