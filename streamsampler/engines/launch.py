@@ -122,12 +122,18 @@ class _DirectChild(Child):
     def __init__(self, pid: int, end_of_life: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self._fd = end_of_life
-        if hasattr(os, "pidfd_open"):
-            self._fd = own_fd(os.pidfd_open(pid))
-            close_fd(end_of_life)
         self._process = process
         self._exitcode: int | None = None
         self._waited = False
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._fd = own_fd(os.pidfd_open(pid))
+            except OSError:
+                self.kill()
+                self.wait()
+                raise
+            finally:
+                close_fd(end_of_life)
 
     def fileno(self) -> int:
         return self._fd
@@ -199,8 +205,9 @@ def _fork(main: Main, number: int, fds: Sequence[int]) -> Child:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()  # or the child would print what is buffered once more
-    with contextlib.ExitStack() as childs:
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as childs:
         end_of_life, held_by_child = _end_of_life()
+        ours.callback(close_fd, end_of_life)
         childs.callback(os.close, held_by_child)
         # Copies, because the child closes what belongs to this process.
         copies = []
@@ -208,13 +215,10 @@ def _fork(main: Main, number: int, fds: Sequence[int]) -> Child:
             copies.append(os.dup(fd))
             childs.callback(os.close, copies[-1])
         with _interrupts_held_back():
-            try:
-                pid = os.fork()
-            except OSError:
-                close_fd(end_of_life)
-                raise
+            pid = os.fork()
             if pid == 0:
                 run_as_child(lambda: main(number, copies))
+        ours.pop_all()
     return _DirectChild(pid, end_of_life)
 
 
@@ -286,13 +290,13 @@ class _ForkServer:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
-        self._fd = own_fd(ours.detach())
-        with theirs, _interrupts_held_back():
+        with ours, theirs, _interrupts_held_back():
             process = self._process = subprocess.Popen(
                 _python(f"{_import(main)}; {_import(serve)}; {serve.__name__}({main.__name__}, {theirs.fileno()})"),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
+            self._fd = own_fd(ours.detach())
         # Finalizers run in reverse order: at exit, the samplers that were made later are closed before.
         weakref.finalize(self, _close_server, self._fd, process, self._owner)
 

@@ -96,25 +96,36 @@ class ProcessEngine(Engine):
         self.n_workers = n_workers
         self._owner = os.getpid()
         self._start_method = start_method
-        self._selector = selectors.DefaultSelector()
         self._links: list[_Link] = []
         self._wanted = 0
         self._closed = False
-        self._setup_fd = own_fd(_setup_file(n_workers, make_worker, seed, report_memory=report_memory))
-        self._board_fd = own_fd(anonymous_file("streamsampler-board", board_bytes(n_workers)))
-        self._updates_fd = own_fd(anonymous_file("streamsampler-updates"))
-        self._board_map = mmap(self._board_fd, 0)
-        self._board = Board(memoryview(self._board_map))
-        self._updates_writer = ArenaWriter(self._updates_fd)
-        self._updates_reader = ArenaReader(self._updates_fd)
-        self._stacks_fds = tuple(map(own_fd, os.pipe()))
-        os.set_blocking(self._stacks_fds[0], False)
+        self._shared = contextlib.ExitStack()  # gives back what all workers share
         try:
+            self._share(_setup_file(n_workers, make_worker, seed, report_memory=report_memory))
             for number in range(n_workers):
                 self._links.append(self._link(number))
         except BaseException:
             self.close()
             raise
+
+    def _share(self, setup_fd: int) -> None:
+        """Make what all workers share."""
+        self._setup_fd = self._own(setup_fd)
+        self._board_fd = self._own(anonymous_file("streamsampler-board", board_bytes(self.n_workers)))
+        self._updates_fd = self._own(anonymous_file("streamsampler-updates"))
+        self._stacks_fds = tuple(map(self._own, os.pipe()))
+        os.set_blocking(self._stacks_fds[0], False)
+        self._selector = self._shared.enter_context(selectors.DefaultSelector())
+        board_map = self._shared.enter_context(mmap(self._board_fd, 0))
+        self._board = Board(memoryview(board_map))
+        self._shared.callback(self._board.release)
+        self._updates_writer = ArenaWriter(self._updates_fd)
+        self._updates_reader = ArenaReader(self._updates_fd)
+        self._shared.callback(self._updates_reader.close)
+
+    def _own(self, fd: int) -> int:
+        self._shared.callback(close_fd, own_fd(fd))
+        return fd
 
     # ------------------------------------------------------------------ starting
 
@@ -127,6 +138,7 @@ class ProcessEngine(Engine):
             ours.callback(close_fd, arena_fd)
             shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd, self._stacks_fds[1]]
             child = launch(self._start_method, main, number, [commands_read, answers_write, alive_read, *shared])
+            ours.callback(_discard, child)
             link = _Link(
                 child,
                 commands_write,
@@ -154,12 +166,10 @@ class ProcessEngine(Engine):
         if link.unlinked:
             return
         link.ended = True
-        link.child.kill()
-        link.child.wait()
         for fd in (link.answers_fd, link.child.fileno()):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(fd)
-        link.child.close()
+        _discard(link.child)
         link.arena.close()
         for fd in (link.commands_fd, link.answers_fd, link.alive_fd, link.arena_fd):
             close_fd(fd)
@@ -300,7 +310,8 @@ class ProcessEngine(Engine):
             return []  # in a forked copy these are not its workers, and their descriptors are closed
         last_words: list[Answered] = []
         try:
-            self.want(NEVER_AGAIN)
+            if self._links:
+                self.want(NEVER_AGAIN)
             if kindly:
                 for worker in range(len(self._links)):
                     self.send(worker, Exit())
@@ -310,12 +321,7 @@ class ProcessEngine(Engine):
             for link in self._links:
                 self._unlink(link)
         self._closed = True
-        self._selector.close()
-        self._board.release()
-        self._board_map.close()
-        self._updates_reader.close()
-        for fd in (self._setup_fd, self._board_fd, self._updates_fd, *self._stacks_fds):
-            close_fd(fd)
+        self._shared.close()
         return last_words
 
     def _last_words(self, deadline: float) -> list[Answered]:
@@ -352,9 +358,21 @@ def _setup_file(n_workers: int, make_worker: Payload, seed: int, *, report_memor
         INLINE_LIMIT,
         report_memory,
     )
+    data = pickle.dumps(setup, protocol=5)
     fd = anonymous_file("streamsampler-setup")
-    ArenaWriter(fd).write([memoryview(pickle.dumps(setup, protocol=5))])
+    try:
+        ArenaWriter(fd).write([memoryview(data)])
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
+
+
+def _discard(child: Child) -> None:
+    """Let nothing be left of a child."""
+    child.kill()
+    child.wait()
+    child.close()
 
 
 def _pipe(theirs: contextlib.ExitStack, ours: contextlib.ExitStack, *, ours_is: int) -> Sequence[int]:

@@ -47,7 +47,11 @@ def anonymous_file(name: str, size: int = 0) -> int:
     else:
         fd, path = tempfile.mkstemp(prefix=name)
         os.unlink(path)
-    os.ftruncate(fd, size)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -1,0 +1,114 @@
+"""Workers that make no progress: asleep, holding the interpreter's lock, or stopped."""
+
+import functools
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from streamsampler import MultiprocessingSampler
+from streamsampler.errors import RolloutError
+from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
+from tests.faults.test_ends import gone_within
+from tests.faults.undisturbed import SEED, calls, undisturbed
+
+KINDS = ["hang", "hang_gil", "stop"]
+PLACES = ["construct", "reset", "step", "close", "agent_construct", "agent_reset", "action", "agent_update"]
+IN_TRAJECTORIES = {"reset", "step", "agent_reset", "action"}
+QUICK = {("step", "hang_gil")}
+
+
+def case(where, kind):
+    return pytest.param(where, kind, marks=() if (where, kind) in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("where", "kind"), [case(where, kind) for where in PLACES for kind in KINDS])
+def test_a_hang_is_made_good(tmp_path, where, kind):
+    trajectory = 3 if where in IN_TRAJECTORIES else None
+    faults = Faults(tmp_path, Fault(kind, where, trajectory=trajectory, step=3, version=2), seed=SEED)
+    env = faults.env(ScriptedEnv)
+    timeouts = {"step_timeout": 0.6, "construction_timeout": 1.2}
+    with MultiprocessingSampler(faults.agent(ScriptedAgent()), env, n_workers=2, seed=SEED, **timeouts) as sampler:
+        assert calls(sampler, 2, env_update=env) == undisturbed(2)
+        assert sampler.stats.hangs == faults.fired() == 1
+        assert faults.pids()[0] not in sampler.worker_pids()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_hang_is_made_good_with_every_start_method(tmp_path, method):
+    faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
+    options = {"n_workers": 2, "seed": SEED, "start_method": method, "step_timeout": 1.0}
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+        assert calls(sampler) == undisturbed()
+        assert sampler.stats.hangs == faults.fired() == 1
+
+
+@pytest.mark.parametrize("kind", ["hang_gil", pytest.param("hang", marks=pytest.mark.slow)])
+def test_a_hang_in_close_does_not_hold_up_the_end(tmp_path, kind):
+    faults = Faults(tmp_path, Fault(kind, "close", times=None))
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, seed=SEED) as sampler:
+        assert calls(sampler) == undisturbed()
+        pids = sampler.worker_pids()
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 2
+    assert faults.fired() >= 1
+    assert gone_within(pids, 0)
+
+
+def test_a_worker_that_was_stopped_and_goes_on(tmp_path):
+    """Without a time limit that is no loss: it just took longer."""
+    faults = Faults(tmp_path, Fault("stop", trajectory=3), seed=SEED)
+
+    def go_on():
+        faults.wait()
+        (pid,) = faults.pids()
+        os.waitpid(pid, os.WUNTRACED)  # it says so before it does so
+        os.kill(pid, signal.SIGCONT)
+
+    options = {"n_workers": 2, "seed": SEED, "start_method": "fork"}  # its children are ours to wait for
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+        helper = threading.Thread(target=go_on)
+        helper.start()
+        assert calls(sampler) == undisturbed()
+        helper.join()
+        assert faults.fired() == 1
+        assert sampler.stats.restarts == 0
+
+
+ENDLESS = functools.partial(ScriptedEnv, 10**9, seconds=0.0005)
+
+
+def test_an_endless_trajectory_is_no_hang():
+    """It makes progress; the user's Ctrl-C ends it, and the sampler is usable afterwards."""
+    with MultiprocessingSampler(ScriptedAgent(), ENDLESS, n_workers=2, seed=SEED, step_timeout=0.2) as sampler:
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.8)
+            with pytest.raises(KeyboardInterrupt):
+                sampler.obtain_trajectories(2)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert sampler.stats.hangs == sampler.stats.restarts == 0
+        batch = sampler.obtain_trajectories(8, agent_update={"offset": 1}, env_update=ScriptedEnv)
+        assert batch == undisturbed(2)[1]
+
+
+def test_an_endless_trajectory_ends_where_the_user_says():
+    options = {"n_workers": 2, "seed": SEED, "max_episode_length": 30, "step_timeout": 5.0}
+    with MultiprocessingSampler(ScriptedAgent(), ENDLESS, **options) as sampler:
+        batch = sampler.obtain_trajectories(4)
+        assert list(batch.lengths) == [30] * 4
+        assert batch.truncated.all()
+
+
+def test_an_exception_is_no_hang(tmp_path):
+    faults = Faults(tmp_path, Fault("raise", trajectory=1), seed=SEED)
+    options = {"n_workers": 2, "seed": SEED, "step_timeout": 5.0}
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+        with pytest.raises(RolloutError, match="injected in step"):
+            calls(sampler)
+        assert sampler.stats.hangs == 0

@@ -1,0 +1,115 @@
+"""Workers that die in the middle of a call: what was lost is run again, and nothing shows in the batch."""
+
+import contextlib
+import functools
+import os
+import signal
+import threading
+
+import pytest
+
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
+from tests.faults.test_ends import gone_within
+from tests.faults.undisturbed import SEED, calls, undisturbed
+
+
+def in_another_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def kill_all(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2_000,)])
+def test_all_workers_dead_at_once(tmp_path, shape):
+    faults = Faults(tmp_path, Fault("hang", "step", step=2, times=3))
+    envs = faults.env(functools.partial(ScriptedEnv, shape=shape))
+    with MultiprocessingSampler(ScriptedAgent(), envs, n_workers=3, seed=SEED) as sampler:
+        pids = sampler.worker_pids()
+
+        def kill_when_all_hang():
+            faults.wait(3)
+            kill_all(pids)
+
+        helper = in_another_thread(kill_when_all_hang)
+        assert calls(sampler) == undisturbed(shape=shape)
+        helper.join()
+        assert 1 <= sampler.stats.restarts <= 3  # as many as there was work for
+        assert set(faults.pids()) == set(pids)
+
+
+@pytest.mark.parametrize("where", ["agent_update", "close", "construct", "agent_construct"])
+def test_a_death_in_an_update(tmp_path, where):
+    """The worker in its place is brought up to date before anything else."""
+    faults = Faults(tmp_path, Fault("kill", where))
+    env = faults.env(ScriptedEnv)
+    with MultiprocessingSampler(faults.agent(ScriptedAgent()), env, n_workers=2, seed=SEED) as sampler:
+        assert calls(sampler, 2, env_update=env) == undisturbed(2)
+        assert faults.fired() == 1
+
+
+def test_an_update_while_workers_are_restarted():
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=SEED) as sampler:
+        batches = []
+        for call in range(3):
+            pids = sampler.worker_pids()
+            kill_all(pids[call:])
+            if call == 1:  # else some of them die while the update is on its way
+                assert gone_within(pids[call:], 5)
+            batches.append(sampler.obtain_trajectories(8, agent_update={"offset": call}))
+        assert batches == undisturbed(3)
+
+
+def test_several_deaths_of_several_kinds_in_one_call(tmp_path):
+    kinds = ["kill", "abort", "exit", "kill", "kill"]
+    faults = Faults(
+        tmp_path,
+        *(Fault(kind, trajectory=2 * index, step=index + 1) for index, kind in enumerate(kinds)),
+        Fault("kill", "reset", trajectory=9),
+        Fault("kill", "action", trajectory=11, step=4),
+        seed=SEED,
+    )
+    agents, envs = faults.agent(ScriptedAgent()), faults.env(ScriptedEnv)
+    with MultiprocessingSampler(agents, envs, n_workers=3, seed=SEED) as sampler:
+        assert calls(sampler, 1, 12) == undisturbed(1, 12)
+        assert faults.fired() == 7
+        assert sampler.stats.kept_trajectories == 12
+
+
+def test_two_samplers_at_once(tmp_path):
+    """In threads of their own, each with deaths; neither hears of the other's."""
+    all_faults = [Faults(tmp_path / name, Fault("kill", times=3)) for name in "ab"]
+    batches = {}
+
+    def life(name, faults):
+        with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, seed=SEED) as sampler:
+            batches[name] = calls(sampler, 3)
+
+    lives = [in_another_thread(functools.partial(life, *item)) for item in enumerate(all_faults)]
+    for thread in lives:
+        thread.join()
+    assert batches == {0: undisturbed(3), 1: undisturbed(3)}
+    assert [faults.fired() for faults in all_faults] == [3, 3]
+
+
+def test_two_samplers_whose_streams_interleave(tmp_path):
+    faults = Faults(tmp_path, Fault("kill", trajectory=2), Fault("kill", trajectory=5), seed=SEED)
+
+    def make(envs):
+        return MultiprocessingSampler(ScriptedAgent(), envs, n_workers=2, seed=SEED)
+
+    with make(faults.env(ScriptedEnv)) as first, make(ScriptedEnv) as second:
+        streams = [first.stream(), second.stream()]
+        pairs = [[next(stream) for stream in streams] for _ in range(8)]
+        assert all(one == other for one, other in pairs)
+        assert [one for one, _ in pairs] == list(undisturbed()[0])
+        for stream in streams:
+            stream.close()
+        assert second.stats.restarts == 0
+    assert faults.fired() == 2
