@@ -30,6 +30,9 @@ __all__ = [
 
 Infos: TypeAlias = "dict[str, Array | Infos]"
 
+_COMMON = frozenset((bool, int, float, np.float64, np.int64, np.bool_))
+"""What most infos are: never changed, so that no copy is needed."""
+
 
 class InfoRecorder:
     """Collects infos, one dict per step; copies what the environment may change later.
@@ -57,7 +60,10 @@ class InfoRecorder:
             raise DataError(f"{self._path}: an info must be a dict, got {type(info).__name__}") from None
         for key, value in items:
             column = plain.get(key)
-            if column is None or isinstance(value, dict):
+            if column is not None and value.__class__ in _COMMON:
+                column[0].append(step)
+                column[1].append(value)
+            elif column is None or isinstance(value, dict):
                 self._record_slowly(step, (key,), value)
             else:
                 column[0].append(step)

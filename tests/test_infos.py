@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamsampler import trees
-from streamsampler.columns import merge
+from streamsampler.columns import column_of, merge
 from streamsampler.errors import DataError
 from streamsampler.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
 
@@ -176,3 +176,25 @@ def test_validation(infos, words):
 def test_an_info_that_is_no_dict_is_an_error_that_says_so(info):
     with pytest.raises(DataError, match=f"must be a dict, got {type(info).__name__}"):
         InfoRecorder("env_infos").record(0, info)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1.5, np.float64(2)], np.float64),
+        ([3, np.int64(4), -(2**63)], np.int64),
+        ([True, False], np.bool_),
+        ([np.float32(1), np.float32(2)], np.float32),
+        ([1, 2**63], None),
+        ([1, 2.0], None),
+        ([1, True], None),
+        ([1.0, "one"], None),
+    ],
+    ids=str,
+)
+def test_common_numbers_are_packed_as_they_are(values, dtype):
+    column = column_of(None, values)
+    assert column.raw == (dtype is None)
+    assert column.values.dtype == (object if dtype is None else dtype)
+    assert column.values.tolist() == [getattr(value, "item", lambda value=value: value)() for value in values]
+    column.values[0] = values[-1]  # writable, and its own

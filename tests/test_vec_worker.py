@@ -358,3 +358,15 @@ def test_the_block_follows_the_environments():
     ]
     assert blocks == [Blocks(8, 8), Blocks(32, 8), Blocks(5), Blocks(3)]
     assert WorkerFactory().blocks == Blocks(1)
+
+
+def test_environments_get_integers_as_their_space_draws_them():
+    """Gymnasium checks those faster than integers of Python."""
+
+    class Strict(Steps):
+        def step(self, action):
+            assert type(action) is np.int64
+            return super().step(action)
+
+    with vec(Remembering(), Strict) as sampler:
+        assert len(sampler.obtain_trajectories(3)) == 3

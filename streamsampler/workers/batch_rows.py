@@ -129,8 +129,8 @@ def _(space: AnySpace, path: str, error: type[DataError]) -> Take:
                 f"a batch of {n_rows} has the shape {array.shape}, and should have {(n_rows, *shape)}: "
                 f"{path} has the shape {shape} in its space"
             )
-        # Integers go out as those of Python: environments check those faster.
-        singles = array.tolist() if not shape and array.dtype.kind in "iu" else list(array)
+        # Integers stay NumPy's, as the space itself draws them: Gymnasium checks those faster than Python's.
+        singles = list(array)
         if array.dtype is dtype or array.dtype == dtype or array.dtype.kind == "f" == dtype.kind:
             return _cast(array, dtype), singles
         return _one_by_one(recorder, singles), singles

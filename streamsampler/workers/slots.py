@@ -204,14 +204,15 @@ class _Run:
             recorder.observations.record,
         )
         append, dtype, shape = recorder.observations.append, recorder.observations.dtype, recorder.observations.shape
-        limit = self._limit
+        limit, float64 = self._limit, np.float64
         at_limit = self._step + 1 - min(self._begun) >= limit
         silent: list[int] = []
         row = -1
         try:
             for row, (step, action) in enumerate(zip(self._steps, self._actions, strict=True)):
                 observation, reward, terminated, truncated, info = step(action)
-                add_reward(reward if reward.__class__ is float else number_of(reward))
+                kind = reward.__class__
+                add_reward(reward if kind is float or kind is float64 else number_of(reward))
                 if info:
                     record_info(first + row, info)
                 if terminated or truncated or at_limit:
