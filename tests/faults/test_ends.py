@@ -13,14 +13,17 @@ from contextlib import contextmanager
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from tests.faults.scripted import Agent, Boom, Env
+from streamsampler.testing import InjectedError, ScriptedAgent, ScriptedEnv
+from tests.contracts.conftest import descendants, open_files
 
 START_METHODS = ["forkserver", "spawn", "fork"]
+# The environment, and the fault that each of three workers meets in its first step. A leak of nothing just says so.
 BUSY = {
-    "idle": "Env",
-    "rolling out": "functools.partial(Env, length=10**9)",
-    "hung": "functools.partial(Env, 'step', 'hang')",
-    "hung holding the lock": "functools.partial(Env, 'step', 'hang holding the lock')",
+    "idle": ("ScriptedEnv", None),
+    "rolling out": ("functools.partial(ScriptedEnv, 10**9)", "leak"),
+    "hung": ("ScriptedEnv", "hang"),
+    "hung holding the lock": ("ScriptedEnv", "hang_gil"),
+    "stopped": ("ScriptedEnv", "stop"),
 }
 
 # Not guarded by `if __name__ == "__main__"`, on purpose.
@@ -28,21 +31,22 @@ SCRIPT = """
 import functools, os, select, signal, sys, threading
 from streamsampler import MultiprocessingSampler
 from streamsampler.errors import ClosedError
-from tests.faults.scripted import Agent, Env
+from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 
-sampler = MultiprocessingSampler(Agent(), {envs}, n_workers=3, start_method={method!r})
-busy = {busy!r} != "idle"
-if not busy:
+end, fault = {end!r}, {fault!r}
+faults = Faults({folder!r}, *([Fault(fault, times=3, n_bytes=0)] if fault else []))
+sampler = MultiprocessingSampler(ScriptedAgent(), faults.env({envs}), n_workers=3, start_method={method!r})
+if not fault:
     sampler.obtain_trajectories(3)
 
 def tell():
-    # Every worker is where it is meant to be: it says so on the board.
-    while busy and any(sampler._collector.engine.progress(n).phase != "stepping the environment" for n in range(3)):
-        threading.Event().wait(0.001)
+    if fault:
+        faults.wait(3)
+        assert set(faults.pids()) == set(sampler.worker_pids())
     print(*sampler.worker_pids(), flush=True)
 
 outcome = []
-if busy and {end!r} in ("close", "exit", "raise"):
+if fault and end in ("close", "exit", "raise"):
     def obtain():
         try:
             sampler.obtain_trajectories(3)
@@ -51,16 +55,15 @@ if busy and {end!r} in ("close", "exit", "raise"):
     call = threading.Thread(target=obtain, daemon=True)
     call.start()
     tell()
-elif busy:
+elif fault:
     threading.Thread(target=tell, daemon=True).start()
     sampler.obtain_trajectories(3)
 else:
     tell()
-end = {end!r}
 if end == "close":
     sampler.close()
     sampler.close()
-    if busy:
+    if fault:
         call.join()
         print(*outcome, flush=True)
 elif end == "exit":
@@ -97,7 +100,9 @@ def gone_within(pids, seconds):
 def run(tmp_path, method, busy, end):
     """Start the script; yield it and its workers' process ids once the workers are where they are meant to be."""
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(method=method, envs=BUSY[busy], busy=busy, end=end))
+    envs, fault = BUSY[busy]
+    values = {"method": method, "envs": envs, "fault": fault, "end": end, "folder": str(tmp_path / "faults")}
+    script.write_text(textwrap.dedent(SCRIPT).format(**values))
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with subprocess.Popen(
@@ -110,63 +115,93 @@ def run(tmp_path, method, busy, end):
     ) as process:
         pids = [int(word) for word in process.stdout.readline().split()]
         assert len(pids) == 3, process.stderr.read()
-        if busy == "idle" and end in ("interrupt", "kill"):
+        if busy == "idle" and end in SIGNALS:
             assert process.stdout.readline() == "ready\n"
         yield process, pids
+
+
+def shared_memory():
+    """What lies in the shared memory of this machine. Other programs' semaphores come and go; ours has none."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 def check_nothing_left(process, pids, tmp_path, shm_before):
     process.wait(10)
     assert gone_within(pids, 2)
     assert not list((tmp_path / "tmp").iterdir()), "temporary files"
-    assert set(os.listdir("/dev/shm")) <= shm_before, "shared memory"
+    assert shared_memory() <= shm_before
 
 
-def case(method, busy):
-    """The two extremes with the default start method in every run; everything else in the slow tier."""
-    quick = method == "forkserver" and busy in ("idle", "hung holding the lock")
-    return pytest.param(method, busy, marks=() if quick else pytest.mark.slow)
+SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}
+QUICK = {
+    ("idle", "interrupt"),
+    ("idle", "exit"),
+    ("hung holding the lock", "interrupt"),
+    ("hung holding the lock", "raise"),
+    ("hung holding the lock", "kill"),
+    ("stopped", "terminate"),
+}
 
 
-CASES = [case(method, busy) for method in START_METHODS for busy in BUSY]
+def cases(*ends):
+    """The extremes with the default start method in every run; everything else in the slow tier."""
+    return [
+        pytest.param(
+            method, busy, end, marks=() if method == "forkserver" and (busy, end) in QUICK else pytest.mark.slow
+        )
+        for method in START_METHODS
+        for busy in BUSY
+        for end in ends
+    ]
 
 
-@pytest.mark.parametrize(("method", "busy"), CASES)
-def test_sigkill_of_the_parent(tmp_path, method, busy):
-    shm = set(os.listdir("/dev/shm"))
-    with run(tmp_path, method, busy, "kill") as (process, pids):
-        process.kill()
+@pytest.mark.parametrize(("method", "busy", "end"), cases("kill", "terminate"))
+def test_the_parent_is_killed(tmp_path, method, busy, end):
+    """It has no time to say anything to anybody. SIGTERM, too, ends a program at once that does not ask for it."""
+    shm = shared_memory()
+    with run(tmp_path, method, busy, end) as (process, pids):
+        process.send_signal(SIGNALS[end])
         check_nothing_left(process, pids, tmp_path, shm)
+        assert process.returncode == -SIGNALS[end]
+        assert process.stderr.read() == ""
 
 
-@pytest.mark.parametrize(("method", "busy"), CASES)
-def test_ctrl_c(tmp_path, method, busy):
+@pytest.mark.parametrize(("method", "busy", "end"), cases("interrupt"))
+def test_ctrl_c(tmp_path, method, busy, end):
     """The terminal sends it to the whole process group; there is one traceback, the parent's."""
-    shm = set(os.listdir("/dev/shm"))
-    with run(tmp_path, method, busy, "interrupt") as (process, pids):
-        os.killpg(process.pid, signal.SIGINT)
+    shm = shared_memory()
+    with run(tmp_path, method, busy, end) as (process, pids):
+        os.killpg(process.pid, SIGNALS[end])
         check_nothing_left(process, pids, tmp_path, shm)
         assert process.stderr.read().count("Traceback") == 1
         assert process.returncode == -signal.SIGINT
 
 
-@pytest.mark.parametrize("end", ["exit", "raise"])
-@pytest.mark.parametrize(("method", "busy"), CASES)
+@pytest.mark.parametrize(("method", "busy", "end"), cases("exit", "raise"))
 def test_the_end_of_the_script(tmp_path, method, busy, end):
-    shm = set(os.listdir("/dev/shm"))
+    shm = shared_memory()
     with run(tmp_path, method, busy, end) as (process, pids):
         check_nothing_left(process, pids, tmp_path, shm)
         assert process.returncode == {"exit": 5, "raise": 1}[end]
         assert process.stderr.read().count("Traceback") == (end == "raise")
 
 
-@pytest.mark.parametrize("busy", [busy for busy in BUSY if busy != "idle"])
-def test_close_within_two_seconds(tmp_path, busy):
+def close_cases():
+    quick = {("forkserver", "hung holding the lock"), ("fork", "stopped")}
+    return [
+        pytest.param(method, busy, marks=() if (method, busy) in quick else pytest.mark.slow)
+        for method in START_METHODS
+        for busy in BUSY
+    ]
+
+
+@pytest.mark.parametrize(("method", "busy"), close_cases())
+def test_close_within_two_seconds(tmp_path, method, busy):
     """Also while another thread is in the middle of a call, which then fails."""
-    shm = set(os.listdir("/dev/shm"))
-    with run(tmp_path, "forkserver", busy, "close") as (process, pids):
+    shm = shared_memory()
+    with run(tmp_path, method, busy, "close") as (process, pids):
         assert gone_within(pids, 2)
-        assert process.stdout.readline() == "closed\n"
+        assert process.stdout.readline() == ("ready\n" if busy == "idle" else "closed\n")
         process.kill()
         check_nothing_left(process, pids, tmp_path, shm)
 
@@ -180,7 +215,7 @@ def deaf_to_interrupts(pid):
 @pytest.mark.parametrize("method", START_METHODS)
 def test_workers_are_deaf_to_ctrl_c_from_their_first_instant(method):
     """Also while they import: or each would print a traceback of its own."""
-    with MultiprocessingSampler(Agent(), Env, n_workers=2, start_method=method) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
         assert all(deaf_to_interrupts(pid) for pid in sampler.worker_pids())
         sampler.obtain_trajectories(2)
         assert all(deaf_to_interrupts(pid) for pid in sampler.worker_pids())
@@ -189,7 +224,7 @@ def test_workers_are_deaf_to_ctrl_c_from_their_first_instant(method):
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_garbage_collection(method):
-    sampler = MultiprocessingSampler(Agent(), Env, n_workers=2, start_method=method)
+    sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method)
     sampler.obtain_trajectories(2)
     pids = sampler.worker_pids()
     del sampler
@@ -202,34 +237,38 @@ def test_an_exception_in_the_with_block(method):
     pids = []
 
     def fail_inside():
-        with MultiprocessingSampler(Agent(), Env, n_workers=2, start_method=method) as sampler:
+        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
             pids.extend(sampler.worker_pids())
-            raise Boom
+            raise InjectedError
 
-    with pytest.raises(Boom):
+    with pytest.raises(InjectedError):
         fail_inside()
     assert gone_within(pids, 0)
 
 
-def test_nothing_accumulates_over_samplers():
+@pytest.mark.parametrize(
+    ("method", "n_cycles"),
+    [("forkserver", 10), *(pytest.param(method, 200, marks=pytest.mark.slow) for method in ("forkserver", "fork"))],
+)
+def test_nothing_accumulates_over_samplers(method, n_cycles):
     def resources():
         gc.collect()
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        return open_files(), len(os.listdir("/proc/self/task")), descendants(), shared_memory()
 
     def cycle():
-        with MultiprocessingSampler(Agent(), Env, n_workers=2) as sampler:
+        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
             sampler.obtain_trajectories(2)
 
     cycle()
     before = resources()
-    for _ in range(10):
+    for _ in range(n_cycles):
         cycle()
     assert resources() == before
 
 
 def test_a_forked_copy_leaves_the_workers_alone():
     """A process forked by the user ends, by any way, without taking the sampler's workers along."""
-    with MultiprocessingSampler(Agent(), Env, n_workers=2, seed=1) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1) as sampler:
         sampler.obtain_trajectories(2)
         pid = os.fork()
         if pid == 0:
