@@ -1,6 +1,8 @@
-"""Environments and agents that fail at a chosen place."""
+"""Environments and agents that raise at a chosen place until they are cured, also in this process.
 
-import ctypes
+Deaths and hangs, and whatever is to happen so many times, are in `streamsampler.testing`.
+"""
+
 import os
 import threading
 
@@ -24,11 +26,6 @@ def exit_softly(where):
 MISDEEDS = {
     "raise": boom,
     "exit": exit_softly,
-    "kill": lambda _: os.kill(os.getpid(), 9),
-    "abort": lambda _: os.abort(),
-    "hard exit": lambda _: os._exit(7),
-    "hang": lambda _: threading.Event().wait(),
-    "hang holding the lock": lambda _: ctypes.PyDLL(None).sleep(10_000),
     "unpicklable": lambda _: threading.Lock(),
 }
 

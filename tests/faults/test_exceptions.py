@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler
-from streamsampler.errors import RolloutError, SerializationError, WorkerDiedError
+from streamsampler.errors import RolloutError, SerializationError
 from tests.faults.conftest import PROCESSES
 from tests.faults.scripted import Agent, Boom, Env, Unpicklable
 
@@ -163,24 +163,6 @@ def test_observation_of_the_wrong_shape_shows_both_shapes(make_sampler):
         sampler.obtain_trajectories(2)
     assert "(3,)" in str(caught.value)
     assert "(2,)" in str(caught.value)
-
-
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
-@pytest.mark.parametrize(
-    ("what", "text", "exitcode"),
-    [("kill", "SIGKILL", -9), ("abort", "SIGABRT", -6), ("hard exit", "exit code 7", 7)],
-)
-def test_a_worker_that_dies_is_an_error_that_names_the_cause(make_sampler, tmp_path, what, text, exitcode):
-    cure = tmp_path / "cure"
-    sampler = make_sampler(envs=functools.partial(Env, "step", what, str(cure)))
-    with pytest.raises(WorkerDiedError, match=text) as caught:
-        sampler.obtain_trajectories(4)
-    assert caught.value.exitcode == exitcode
-    assert caught.value.phase == "stepping the environment"
-    assert caught.value.trajectory in range(4)
-    cure.touch()
-    assert sampler.obtain_trajectories(6) == sound_batch()
-    assert sampler.stats.restarts >= 1
 
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)

@@ -9,6 +9,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines import processes
+from streamsampler.testing import Fault, Faults
 from tests.faults.scripted import Agent, Env
 from tests.faults.test_ends import gone_within
 
@@ -77,8 +78,9 @@ def test_a_break_while_the_engine_is_replaced_after_a_break(sampler, monkeypatch
     assert is_right_again(sampler)
 
 
-def test_a_break_inside_close(monkeypatch):
-    with MultiprocessingSampler(Agent(), functools.partial(Env, "close", "hang"), n_workers=2) as sampler:
+def test_a_break_inside_close(monkeypatch, tmp_path):
+    faults = Faults(tmp_path, Fault("hang", "close", times=None))
+    with MultiprocessingSampler(Agent(), faults.env(Env), n_workers=2) as sampler:
         sampler.obtain_trajectories(2)
         pids = sampler.worker_pids()
         raise_once(monkeypatch, sampler._collector.engine, "_last_words", KeyboardInterrupt)
@@ -144,8 +146,8 @@ def test_a_report_that_cannot_be_unpickled_here():
 class Forking(Env):
     """Its constructor forks a process that lives on when the worker dies."""
 
-    def __init__(self, pid_file, cure):
-        super().__init__("step", "kill", cure)
+    def __init__(self, pid_file):
+        super().__init__()
         pid = os.fork()
         if pid == 0:
             signal.pause()
@@ -156,16 +158,13 @@ class Forking(Env):
 
 @pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
 def test_a_death_is_seen_although_a_grandchild_lives_on(tmp_path, method):
-    from streamsampler.errors import WorkerDiedError
-
-    pid_file, cure = tmp_path / "pids", tmp_path / "cure"
-    envs = functools.partial(Forking, str(pid_file), str(cure))
+    pid_file = tmp_path / "pids"
+    faults = Faults(tmp_path, Fault("kill", step=2))
+    envs = faults.env(functools.partial(Forking, str(pid_file)))
     try:
         with MultiprocessingSampler(Agent(), envs, n_workers=1, seed=5, start_method=method) as sampler:
-            with pytest.raises(WorkerDiedError, match="SIGKILL"):
-                sampler.obtain_trajectories(2)
-            cure.touch()
             assert is_right_again(sampler)
+        assert faults.fired() == 1
     finally:
         for pid in pid_file.read_text().split():
             os.kill(int(pid), signal.SIGKILL)
