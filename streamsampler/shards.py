@@ -6,6 +6,7 @@ keeps a second process out: a lock that ends with its process, and leaves no fil
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -101,8 +102,8 @@ class ShardWriter:
         except BaseException:
             self.close()
             raise
-        # A forked worker shares the lock, and may live a moment longer than this process.
-        reference = weakref.WeakMethod(self.close)
+        # A forked worker would share the lock, and may live a moment longer than this process.
+        reference = weakref.WeakMethod(self._let_go)
         os.register_at_fork(after_in_child=lambda: _call(reference))
 
     def _recover(self) -> Manifest | None:
@@ -201,6 +202,14 @@ class ShardWriter:
 
     def close(self) -> None:
         """Unlock the folder; may be called twice."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # there was no lock
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _let_go(self) -> None:
+        """Close a forked process's copy of the descriptor, and leave the lock to the one that holds it."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

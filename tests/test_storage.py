@@ -1,6 +1,8 @@
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from streamsampler import trees
 from streamsampler.encoding import decode, decode_space, encode, encode_space
 from streamsampler.errors import StorageError
-from streamsampler.storage import load, read_header, save
+from streamsampler.storage import load, read_arrays, read_header, save
 from streamsampler.trajectories import TrajectoryBatch
 from tests.test_recording import batch_of, tickets
 from tests.test_spaces import nested_spaces
@@ -191,3 +193,31 @@ def test_keys_that_would_share_a_name(tmp_path):
     space = S.Dict({"a/b": S.Discrete(2), "a_b": S.Discrete(3), "a": S.Dict({"b": S.Discrete(4)}), "a.b": S.Text(3)})
     batch = batch_of(tickets([3], [], space), space)
     assert load(save(batch, tmp_path / "a")) == batch
+
+
+def test_single_arrays_are_read_without_the_others(batch, tmp_path):
+    path = save(batch, tmp_path / "batch.npz")
+    arrays = read_arrays(path, "lengths", "rewards")
+    assert sorted(arrays) == ["lengths", "rewards"]
+    np.testing.assert_array_equal(arrays["rewards"], batch.rewards)
+    with pytest.raises(StorageError, match="nothing"):
+        read_arrays(path, "nothing")
+
+
+def test_equal_batches_make_equal_files(batch, tmp_path, monkeypatch):
+    one = save(batch, tmp_path / "one.npz").read_bytes()
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    other = dataclasses.replace(batch, rewards=np.repeat(batch.rewards, 2)[::2])  # not contiguous
+    assert save(other, tmp_path / "other.npz").read_bytes() == one
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_sets_are_written_in_one_order_in_every_process(hash_seed):
+    """Strings hash differently in each process, unless told otherwise."""
+    script = (
+        "from streamsampler.encoding import encode; print(encode({*'abcdefgh'}, 'x'), encode(frozenset('abc'), 'x'))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    letters = "['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']"
+    assert result.stdout == f"({{'$': 'set', 'items': {letters}}}, {{'$': 'frozenset', 'items': ['a', 'b', 'c']}})\n"

@@ -1,0 +1,377 @@
+"""Runs that write shards: ended anywhere, gone on with, and in the end what they would have been."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import random
+import re
+import select
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import streamsampler
+from streamsampler import storage
+from streamsampler.cli.commands import cli
+from streamsampler.progress import Snapshot, describe
+from streamsampler.shards import ShardWriter
+from tests.cli.harness import Announcements, Terminal, finish, run, start
+
+CARTPOLE = ("sample", "CartPole-v1", "--shard-size", 300, "--num-samples", 2000, "--start-method", "fork")
+SCRIPTED = ("sample", "scripted:Scripted-v0", "--workers", 1, "--shard-size", 20, "--start-method", "fork")
+
+# A user's module that kills the command before one of the steps in which a file or a folder changes.
+KILLING = """
+import os, signal
+left = int(os.environ["KILL_AT"])
+def before(function):
+    def wrapper(*args, **options):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **options)
+    return wrapper
+for name in ("fsync", "rename", "replace", "unlink"):
+    setattr(os, name, before(getattr(os, name)))
+"""
+
+# A user's module that stops the command in the middle of writing the third shard, until a signal comes.
+PAUSING = """
+import signal
+from streamsampler import storage
+n, write = 0, storage._write
+def pausing(file, *rest):
+    global n
+    n += 1
+    if n < 3:
+        return write(file, *rest)
+    file.write(b"half of it")
+    with open({fifo!r}, "w") as fifo:
+        fifo.write("here")
+    signal.pause()
+storage._write = pausing
+"""
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run, with seed 3."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    result = invoke(*CARTPOLE, "--seed", 3, "--out", folder, "--workers", 2)
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+def test_a_folder_holds_what_a_file_holds(whole: Path, tmp_path: Path) -> None:
+    folder = streamsampler.load(whole)
+    agent = streamsampler.RandomAgent(folder.shards[0].action_space)
+    with streamsampler.LocalSampler(agent, "CartPole-v1", seed=3) as sampler:
+        assert folder.to_batch() == sampler.obtain_samples(2000)
+    assert all(shard.n_timesteps >= 300 > shard[:-1].n_timesteps for shard in list(folder.shards)[:-1])
+
+    manifest = json.loads((whole / "manifest.json").read_text())
+    assert manifest["complete"] is True
+    assert manifest["seed"] == 3
+    assert manifest["wanted"] == {"timesteps": 2000}
+    assert [entry["first_trajectory"] for entry in manifest["shards"]] == [
+        int(shard.indices[0]) for shard in folder.shards
+    ]
+    assert manifest["trajectories"] == len(folder)
+    assert storage.read_header(whole / "shard-000002.npz")["provenance"]["environment"] == "CartPole-v1"
+
+
+def test_trajectories_for_each_worker(tmp_path: Path) -> None:
+    arguments = ("sample", "CartPole-v1", "--shard-size", 200, "--seed", 3, "--workers", 2, "--start-method", "fork")
+    result = invoke(*arguments, "--trajectories-per-worker", 15, "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.stderr
+    folder = streamsampler.load(tmp_path / "out")
+    agent = streamsampler.RandomAgent(folder.shards[0].action_space)
+    with streamsampler.LocalSampler(agent, "CartPole-v1", seed=3) as sampler:
+        assert folder.to_batch() == sampler.obtain_trajectories(30)
+    summary, batch = json.loads(result.stdout), folder.to_batch()
+    assert (summary["trajectories"], summary["timesteps"]) == (30, batch.n_timesteps)
+    assert summary["shards"] == len(folder.shards)
+    assert summary["to_go_on"] is None
+    assert summary["return"]["mean"] == pytest.approx(batch.returns.mean())
+    assert summary["return"]["maximum"] == batch.returns.max()
+
+
+@pytest.mark.parametrize("kills", [[(3, 12)], pytest.param([(1, 8), (3, 11), (2, 14)], marks=pytest.mark.slow)])
+def test_killed_and_gone_on_with_by_another_number_of_workers(
+    whole: Path, tmp_path: Path, kills: list[tuple[int, int]]
+) -> None:
+    (tmp_path / "killing.py").write_text(KILLING)
+    for workers, at in kills:
+        arguments = (*CARTPOLE, "--seed", 3, "--out", "out", "--import", "killing", "--workers", workers, "--resume")
+        result = killed_at(at, arguments, tmp_path)
+        assert result.returncode == -signal.SIGKILL, result.stderr
+    assert 0 < len(streamsampler.load(tmp_path / "out").shards) < len(streamsampler.load(whole).shards)
+    result = invoke(*CARTPOLE, "--out", tmp_path / "out", "--resume", "--json", "--workers", 2)
+    assert result.exit_code == 0, result.stderr
+    assert contents(tmp_path / "out") == contents(whole)
+
+    summary, batch = json.loads(result.stdout), streamsampler.load(whole).to_batch()
+    assert (summary["trajectories"], summary["timesteps"], summary["seed"]) == (len(batch), batch.n_timesteps, 3)
+    assert 0 < summary["earlier_timesteps"] < batch.n_timesteps
+    assert summary["return"]["mean"] == pytest.approx(batch.returns.mean())
+    assert summary["return"]["standard_error"] == pytest.approx(batch.returns.std(ddof=1) / len(batch) ** 0.5)
+
+
+def killed_at(at: int, arguments: tuple[object, ...], cwd: Path) -> subprocess.CompletedProcess[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KILL_AT", str(at))
+        return run(*arguments, cwd=cwd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_killed_at_each_point(whole: Path, tmp_path: Path, start_method: str) -> None:
+    (tmp_path / "killing.py").write_text(KILLING)
+    arguments = (*CARTPOLE[:-1], start_method, "--seed", 3, "--import", "killing", "--resume", "--out")
+    for at in itertools.count(1):
+        result = killed_at(at, (*arguments, f"out{at}", "--workers", 1 + at % 3), tmp_path)
+        if result.returncode == 0:
+            break
+        assert result.returncode == -signal.SIGKILL, result.stderr
+        result = invoke(*CARTPOLE, "--seed", 3, "--out", tmp_path / f"out{at}", "--resume", "--workers", 1)
+        assert result.exit_code == 0, result.stderr
+        assert contents(tmp_path / f"out{at}") == contents(whole)
+    assert at > 30
+
+
+LARGE = """
+import gymnasium as gym
+import numpy as np
+
+class Large(gym.Env):
+    observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.frame, self.timestep = self.np_random.integers(0, 256, (84, 84), np.uint8), 0
+        return self.frame, {}
+    def step(self, action):
+        self.timestep += 1
+        return self.frame, 1.0, self.timestep == 100, False, {}
+
+gym.register("Large-v0", Large)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_what_is_sampled(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(LARGE)
+    peaks = []
+    for number in (10_000, 80_000):  # 71 MB and 564 MB, in shards of 7 MB
+        arguments = ("sample", "large:Large-v0", "--shard-size", 1_000, "--num-samples", number, "--workers", 2)
+        process = start(*arguments, "--seed", 1, "--out", f"out{number}", "--quiet", cwd=tmp_path)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert finish(process).returncode == 0
+        peaks.append(usage.ru_maxrss / 1024)
+    folder = streamsampler.load(tmp_path / "out80000")
+    assert folder.n_timesteps == 80_000
+    assert peaks[1] < peaks[0] + 30, f"{peaks} MB"
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    many = ("sample", "CartPole-v1", "--shard-size", 2_000, "--num-samples", 60_000, "--seed", 4)
+    assert run(*many, "--out", "whole", cwd=tmp_path).returncode == 0
+    randomly, kills = random.Random(1), 0
+    for turn in range(10):
+        for workers in itertools.cycle((1, 3, 2)):
+            process = start(*many, "--out", f"out{turn}", "--resume", "--workers", workers, cwd=tmp_path)
+            descriptor = os.pidfd_open(process.pid)
+            # Waits for its end, until the moment has come.
+            ended = select.select([descriptor], [], [], randomly.uniform(0.3, 1.6))[0]
+            os.close(descriptor)
+            if not ended:
+                kills += 1
+                process.kill()
+            result = finish(process)
+            assert result.returncode in (0, -signal.SIGKILL), result.stderr
+            if result.returncode == 0:
+                break
+        assert contents(tmp_path / f"out{turn}") == contents(tmp_path / "whole")
+    assert kills >= 10
+
+
+@pytest.fixture
+def pausing(tmp_path: Path, announcements: Announcements) -> Announcements:
+    """Tells when the command is in the middle of writing its third shard, where it stays."""
+    (tmp_path / "pausing.py").write_text(PAUSING.format(fifo=str(announcements.path)))
+    return announcements
+
+
+def test_ctrl_c_keeps_what_is_complete_and_says_how_to_go_on(
+    whole: Path, tmp_path: Path, pausing: Announcements
+) -> None:
+    terminal = Terminal(*CARTPOLE, "--seed", 3, "--import", "pausing", "--out", "it's out", cwd=tmp_path)
+    pausing.wait()
+    terminal.type("\x03")
+    assert terminal.finish() == 130
+    assert "Traceback" not in terminal.text
+    assert sorted(os.listdir(tmp_path / "it's out")) == ["manifest.json", "shard-000000.npz", "shard-000001.npz"]
+    folder = streamsampler.load(tmp_path / "it's out")
+    assert not folder.complete
+    assert f"after {folder.n_timesteps} of 2,000 timesteps" in terminal.text
+    assert re.search(r"written to +it's out \(2 shards\)", terminal.text)
+    python, *typed = shlex.split(re.search(r"to go on +(.+)", terminal.text)[1])
+    assert (python, typed[:2], typed[-1]) == ("python", ["-m", "streamsampler"], "--resume")
+
+    (tmp_path / "pausing.py").write_text("")
+    terminal = Terminal(*typed[2:], cwd=tmp_path)
+    assert terminal.finish() == 0, terminal.text
+    assert f"behind {folder.n_timesteps} that were there before" in terminal.text
+    assert contents(tmp_path / "it's out") == contents(whole)
+    shown = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+)/2,000 timesteps", terminal.text)]
+    assert (shown[0], shown[-1]) == (folder.n_timesteps, 2_000), "the bar goes on where it was"
+    assert shown == sorted(shown)
+
+
+def test_an_interrupt_before_the_sampling_adds_nothing(home: Path, announcements: Announcements) -> None:
+    endless = ("--env-kwarg", "endless_from=1", "--env-kwarg", f"announce={announcements.path}")
+    process = start(*SCRIPTED, "--num-samples", 40, *endless, "--out", "out", "--json", cwd=home)
+    announcements.wait()
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert result.returncode == 130, result.stderr
+    summary = json.loads(result.stdout)
+    assert (summary["trajectories"], summary["shards"], summary["interrupted"]) == (0, 0, True)
+    assert summary["to_go_on"].endswith("--resume")
+    assert os.listdir(home / "out") == ["manifest.json"]
+
+
+def test_what_fails_says_how_to_go_on(home: Path) -> None:
+    result = run(*SCRIPTED, "--env-kwarg", "fail_at=14", "--num-trajectories", 40, "--out", "out", cwd=home)
+    assert result.returncode == 1
+    assert "the robot stumbled" in result.stderr
+    assert len(streamsampler.load(home / "out")) < 14
+    assert re.search(r"What is complete is in out\. To go on: .*sample scripted:.* --out out --resume\n", result.stderr)
+
+
+def test_a_full_disk_leaves_what_can_be_gone_on_with(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (*CARTPOLE, "--seed", 3, "--out", tmp_path / "out", "--workers", 1)
+    written: list[str] = []
+
+    def write(file: Any, *rest: Any) -> None:
+        written.append(file.name)
+        if len(written) == 4:
+            file.write(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(file, *rest)
+
+    original = storage._write
+    monkeypatch.setattr(storage, "_write", write)
+    result = invoke(*arguments, "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "out could not be written: No space left on device" in result.stderr
+    assert "--resume" in result.stderr
+    assert len(streamsampler.load(tmp_path / "out").shards) == 3
+    assert invoke(*arguments, "--resume").exit_code == 0
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+def test_what_is_complete_stays_as_it_is(whole: Path) -> None:
+    before = contents(whole)
+    result = invoke(*CARTPOLE, "--out", whole, "--resume", "--json")
+    assert result.exit_code == 0
+    assert f"{whole} was complete before" in result.stderr
+    summary, batch = json.loads(result.stdout), streamsampler.load(whole).to_batch()
+    assert (summary["trajectories"], summary["timesteps"]) == (len(batch), batch.n_timesteps)
+    assert (summary["interrupted"], summary["timesteps_per_second"]) == (False, 0)
+    assert "none: all was there before" in invoke(*CARTPOLE, "--out", whole, "--resume").stdout
+    assert contents(whole) == before
+
+
+def test_two_commands_do_not_write_at_once(whole: Path) -> None:
+    with ShardWriter(whole, resume=True):
+        result = invoke(*CARTPOLE, "--out", whole, "--resume")
+    assert result.exit_code == 1
+    assert "is being written by another process" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("--seed", 4), "seed is 3 there, and 4 here"),
+        (("--num-samples", 2001), "wanted is {'timesteps': 2000} there, and {'timesteps': 2001} here"),
+        (("--shard-size", 301), "shard_size is 300 there, and 301 here"),
+        (("--max-episode-length", 9), "max_episode_length is None there, and 9 here"),
+        (("--env-kwarg", "sutton_barto_reward=true"), "env_kwargs is {} there, and {'sutton_barto_reward': True} here"),
+        (("--agent", "agents:zero"), "agent is 'random' there, and 'agents:zero' here"),
+    ],
+)
+def test_going_on_with_something_else_is_refused(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[object, ...], words: str
+) -> None:
+    (tmp_path / "agents.py").write_text("def zero(observation):\n    return 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = contents(whole)
+    result = invoke(*CARTPOLE, "--out", whole, "--resume", *change)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert contents(whole) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shard-size", 5], "--shard-size needs a folder to write to: give --out"),
+        (["--resume", "--out", "new"], "--resume goes on with shards: give --shard-size"),
+        (["--shard-size", 5, "--out", "new", "--order", "arrival"], "--shard-size needs --order index"),
+        (["--shard-size", 0, "--out", "new"], "'--shard-size': 0"),
+        (["--out", "whole", "--shard-size", 5], "holds trajectories already"),
+        (["--out", "thesis.txt", "--shard-size", 5], "is a file, and shards need a folder"),
+        (["--out", "nowhere/new", "--shard-size", 5], "there is no directory"),
+        (["--out", ".", "--shard-size", 5, "--resume"], "holds something else, such as 'thesis.txt'"),
+    ],
+)
+def test_usage_errors(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[object], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "whole").symlink_to(whole)
+    result = invoke("sample", "CartPole-v1", "--num-samples", 5, *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_manifest_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    result = invoke(*CARTPOLE, "--out", tmp_path, "--resume")
+    assert result.exit_code == 1
+    assert "manifest.json is no manifest of trajectories" in result.stderr
+
+
+def test_rates_and_times_left_are_those_of_this_run() -> None:
+    snapshot = Snapshot(1_500, 15, 2_500, "timesteps", 5.0, earlier_timesteps=1_000, earlier_trajectories=10)
+    assert (snapshot.timesteps_per_second, snapshot.seconds_left) == (100, 10)
+    assert describe(snapshot)[0] == " 60%"
+    nothing = Snapshot(1_000, 10, 20, "trajectories", 0.1, earlier_timesteps=1_000, earlier_trajectories=10)
+    assert nothing.seconds_left is None
+    assert "-:-- left" in describe(nothing)
