@@ -1,336 +1,13 @@
-"""Every interleaving of a small system: the sampler's real bookkeeping against the workers' real state machine.
-
-Only the channels are modelled: queues that hold messages until one is taken out, a word that everybody sees at once,
-and processes that die at any point, leaving what they had sent.
-"""
+"""Every interleaving of a small system completes, with the right batch, whatever is lost or cut short on the way."""
 
 import logging
-import pickle
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from streamsampler.collecting import Call
-from streamsampler.collector import Collector
-from streamsampler.engines.base import Answered, Died, Engine
-from streamsampler.errors import RolloutError, WorkerDiedError
+from streamsampler.blocks import Blocks
 from streamsampler.gathering import AtLeast, Exactly, ExactlyPerWorker
-from streamsampler.protocol import Exit, Failure, Phase, Report, State, Stop, WorkerSide
-from streamsampler.statistics import Stats
-from streamsampler.supervision import Policy
-from streamsampler.updates import Updates
 
-N_WORKERS = 2
-NOTHING_LARGE = np.empty(0, np.float32)
-
-
-def length_of(version, index):
-    return 1 + (version + index) % 2
-
-
-def ignore():
-    pass
-
-
-def no_time():
-    """A clock that stands still: whatever is under way has all of its time before it."""
-    return 0.0
-
-
-def seconds_of(worker, n_timesteps, slowness):
-    # So long that the shortest ticket is of one trajectory.
-    return 0.005 * n_timesteps * (slowness if worker == 0 else 1.0)
-
-
-@dataclass
-class ModelWorker:
-    side: WorkerSide = field(default_factory=WorkerSide)
-    in_hand: object = None
-    commands: list = field(default_factory=list)
-    answers: list = field(default_factory=list)
-    alive: bool = True
-    told: tuple = (None, None)  # the agent and the environment it has
-
-
-class ModelEngine(Engine):
-    n_workers = N_WORKERS
-
-    def __init__(self, capacity):
-        self.capacity = capacity
-        self.workers = [ModelWorker() for _ in range(N_WORKERS)]
-        self.wanted = 0
-        self.events = []
-
-    def publish(self, payload):
-        return payload
-
-    def recall(self, handle):
-        return handle
-
-    def retract(self, handle):
-        pass
-
-    def want(self, version):
-        assert version >= self.wanted, "the word never goes back"
-        self.wanted = version
-
-    def send(self, worker, message):
-        model = self.workers[worker]
-        if model.alive:
-            model.commands.append(message)
-            # The bound that lets a send never wait.
-            assert sum(not isinstance(sent, (Stop, Exit)) for sent in model.commands) <= self.capacity
-            assert sum(isinstance(sent, Stop) for sent in model.commands) <= 2
-            assert sum(isinstance(sent, Exit) for sent in model.commands) <= 1
-
-    def wait(self, timeout):
-        events, self.events = self.events, []
-        return events
-
-    def progress(self, worker):
-        version = self.workers[worker].side.version
-        return SimpleNamespace(trajectory=None, phase=Phase.WAITING, version=version, timesteps=0)
-
-    def watch(self, worker):
-        raise AssertionError("there is no time limit")
-
-    stacks = kill_worker = watch
-
-    def memory(self, worker):
-        return 0
-
-    def retire(self, worker):
-        self.send(worker, Exit())
-        return True
-
-    def restart(self, worker):
-        assert not self.workers[worker].alive
-        self.workers[worker] = ModelWorker()
-
-    def kill(self):
-        raise AssertionError("nobody closes")
-
-    def close(self):
-        return []
-
-
-class World:
-    """One state of the system, and what can happen in it."""
-
-    def __init__(self, capacity, plans, deaths, failures, slowness, policy):
-        self.slowness = slowness
-        self.engine = ModelEngine(capacity)
-        updates = Updates(N_WORKERS)
-        updates.put("agent", ("agent", 0))
-        updates.put("env", "env")
-        self.collector = Collector(
-            self.engine, updates, seed=0, order="index", version=0, capacity=capacity, policy=policy, clock=no_time
-        )
-        if slowness > 1:
-            for number in range(N_WORKERS):
-                self.collector.pace.add([1, 2], seconds_of(number, 3, slowness), number)
-        self.plans = list(plans)
-        self.deaths_left = deaths
-        self.failures_left = failures
-        self.call = None
-        self.completed = 0
-        self.failed = 0
-        self.begin_call()
-
-    def begin_call(self):
-        if not self.plans:
-            self.call = None
-            return
-        snapshot = self.collector.updates.snapshot()
-        self.collector.updates.put("agent", ("agent", self.collector.dispatcher.version + 1))
-        self.call = Call(self.collector, self.plans.pop(0), snapshot, Stats.of(N_WORKERS))
-
-    def actions_of_worker(self, number):
-        worker = self.engine.workers[number]
-        if worker.in_hand is not None:
-            yield self.finish, number
-            if self.failures_left:
-                yield self.fail, number
-        else:
-            if worker.commands:
-                yield self.hear, number
-            if worker.side.state is State.STREAMING:
-                yield self.take, number
-        if self.deaths_left:
-            yield self.die, number
-
-    def actions(self):
-        for number, worker in enumerate(self.engine.workers):
-            if worker.alive:
-                yield from self.actions_of_worker(number)
-            if worker.answers:
-                yield self.receive, number
-            elif not worker.alive and self.collector.crew.is_alive(number) and self.call is not None:
-                yield self.notice_death, number
-
-    # ------------------------------------------------------------------ what workers do
-
-    def answer(self, worker, answer, contents=None):
-        worker.answers.append((answer, contents))
-        assert len(worker.answers) <= self.engine.capacity, "the way back is bounded"
-
-    def hear(self, number):
-        worker = self.engine.workers[number]
-        message = worker.commands.pop(0)
-        given_up = worker.side.hear(message)
-        agent, env = getattr(message, "agent", None), getattr(message, "env", None)
-        worker.told = (agent or worker.told[0], env or worker.told[1])
-        if isinstance(message, Exit):
-            worker.alive = False
-            return
-        for ticket in given_up:
-            self.answer(worker, Report(ticket, given_up=True))
-
-    def take(self, number):
-        worker = self.engine.workers[number]
-        ticket = worker.side.next_ticket()
-        if self.engine.wanted > ticket.version:
-            worker.side.before_answer()
-            self.answer(worker, Report(ticket, given_up=True))
-        else:
-            worker.in_hand = ticket
-
-    def finish(self, number):
-        worker = self.engine.workers[number]
-        ticket, worker.in_hand = worker.in_hand, None
-        worker.side.before_answer()
-        if self.engine.wanted > ticket.version:
-            self.answer(worker, Report(ticket, given_up=True, n_abandoned=1))
-            return
-        assert worker.told == (("agent", ticket.version), "env"), "on policy, whatever it missed in between"
-        lengths = [length_of(ticket.version, index) for index in ticket.indices]
-        rollouts = SimpleNamespace(observations=NOTHING_LARGE, lengths=np.array(lengths), made_under=worker.told[0][1])
-        seconds = (0.0, 0.0, seconds_of(number, sum(lengths), self.slowness), 0.0, 0.0)
-        report = Report(ticket, n_trajectories=len(lengths), n_timesteps=sum(lengths), seconds=seconds)
-        self.answer(worker, report, (rollouts, None))
-
-    def fail(self, number):
-        worker = self.engine.workers[number]
-        self.failures_left -= 1
-        ticket, worker.in_hand = worker.in_hand, None
-        others = worker.side.fail()
-        self.answer(
-            worker, Failure(ticket, Phase.STEP, ticket.indices[0], "boom", "traceback", kinds=("builtins.OSError",))
-        )
-        for given_up in others:
-            self.answer(worker, Report(given_up, given_up=True))
-
-    def die(self, number):
-        self.deaths_left -= 1
-        worker = self.engine.workers[number]
-        worker.alive = False
-        worker.commands.clear()
-        worker.in_hand = None
-
-    # ------------------------------------------------------------------ what the sampler does
-
-    def receive(self, number):
-        answer, contents = self.engine.workers[number].answers.pop(0)
-        self.pump(Answered(number, answer, contents, ignore))
-
-    def notice_death(self, number):
-        self.pump(Died(number, -9))
-
-    def pump(self, event):
-        if self.call is None:
-            self.collector.dispatcher.settle(event.worker, event.answer)
-            return
-        self.engine.events.append(event)
-        try:
-            self.call.pump()
-        except (RolloutError, WorkerDiedError):
-            self.failed += 1
-            self.call.end()
-            self.begin_call()
-        else:
-            if self.call.gathering.complete:
-                self.check_result()
-                self.completed += 1
-                self.call.end()
-                self.begin_call()
-
-    def check_result(self):
-        version, gathering = self.call.version, self.call.gathering
-        indices, lengths = [], []
-        for run in gathering.runs():
-            assert run.part.rollouts.made_under == version, "no stale data"
-            indices += list(run.indices)
-            lengths += list(run.lengths)
-        assert indices == list(range(len(indices)))
-        assert lengths == [length_of(version, index) for index in indices]
-        if gathering.plan.timesteps is not None:
-            assert sum(lengths) >= gathering.plan.timesteps > sum(lengths[:-1]), "the shortest prefix"
-        else:
-            assert len(indices) == gathering.plan.limit
-
-    def check_end(self):
-        """Nothing can happen any more: then everything has, and nobody waits for an answer that never comes."""
-        assert self.call is None, "deadlock"
-        for number, worker in enumerate(self.engine.workers):
-            if worker.alive:
-                assert worker.side.state in (State.NEW, State.IDLE)
-                assert not self.collector.dispatcher.owes(number), "a lost ticket"
-
-    def n_copies(self):
-        """How many tickets two workers owe."""
-        return len(set(self.collector.dispatcher.owes(0)) & set(self.collector.dispatcher.owes(1)))
-
-    def check_books(self):
-        """What gathering takes to be under way is what the workers owe."""
-        dispatcher = self.collector.dispatcher
-        for number, queue in enumerate(self.call.gathering._holdings._queues if self.call else ()):
-            owed = [ticket.indices for ticket in dispatcher.owes(number) if ticket.version == dispatcher.version]
-            assert queue == owed
-
-    def key(self):
-        dispatcher, crew, call = self.collector.dispatcher, self.collector.crew, self.call
-        gathering = call and call.gathering
-        return pickle.dumps(
-            (
-                [
-                    (
-                        (w.side.state.value, w.side.version, list(w.side._tickets), w.side._broken),
-                        (w.in_hand, w.commands, [answer for answer, _ in w.answers], w.alive, w.told),
-                    )
-                    for w in self.engine.workers
-                ],
-                self.engine.wanted,
-                [list(owed) for owed in dispatcher._owed],
-                dispatcher._started,
-                dispatcher.version,
-                self.collector.updates._seen,
-                (sorted(crew._dead), sorted(crew._leaving.items()), crew.losses._n),
-                len(self.plans),
-                self.deaths_left,
-                self.failures_left,
-                call and (sorted(call._hungry), sorted(call._stopped)),
-                gathering
-                and (
-                    [lane._cursor for lane in gathering._lanes],
-                    [lane._returned for lane in gathering._lanes],
-                    sorted(gathering._waiting),
-                    gathering.n_trajectories,
-                    gathering._handed_out,
-                    gathering.arrived_trajectories,
-                    gathering.pace.timesteps,
-                    round(gathering.pace.spread, 9),
-                    gathering._holdings._queues,
-                    sorted(gathering._holdings._holders.items(), key=str),
-                    sorted(gathering._holdings._done, key=str),
-                ),
-            )
-        )
-
-
-RAISE_AT_ONCE = Policy(max_restarts=0)
-MAKE_GOOD = Policy(restart_on=(OSError,))
+from .model import N_WORKERS, RAISE_AT_ONCE, explore
 
 
 @pytest.fixture(autouse=True)
@@ -339,37 +16,6 @@ def silence():
     logger.setLevel(logging.CRITICAL)
     yield
     logger.setLevel(logging.NOTSET)
-
-
-def explore(capacity, plans, deaths=0, failures=0, slowness=1.0, policy=MAKE_GOOD):
-    """Visit every reachable state once.
-
-    Returns:
-        How many there are, how many of them with a copy under way, and the numbers of completed and failed calls seen.
-    """
-    first = pickle.dumps(World(capacity, plans, deaths, failures, slowness, policy))
-    seen = {pickle.loads(first).key()}
-    frontier = [first]
-    endings = set()
-    n_with_copies = 0
-    while frontier:
-        state = frontier.pop()
-        world = pickle.loads(state)
-        world.check_books()
-        n_with_copies += world.n_copies() > 0
-        n_actions = sum(1 for _ in world.actions())
-        if n_actions == 0:
-            world.check_end()
-            endings.add((world.completed, world.failed))
-        for choice in range(n_actions):
-            world = pickle.loads(state) if choice else world
-            act, number = list(world.actions())[choice]
-            act(number)
-            key = world.key()
-            if key not in seen:
-                seen.add(key)
-                frontier.append(pickle.dumps(world))
-    return len(seen), n_with_copies, endings
 
 
 @pytest.mark.parametrize("capacity", [1, 2])
@@ -437,3 +83,22 @@ def test_the_death_of_either_holder_or_of_both_loses_nothing(n_trajectories, dea
         print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
     assert endings == {(1, 0)}
     assert n_with_copies > 10
+
+
+@pytest.mark.parametrize(
+    ("capacity", "plans", "faults"),
+    [
+        (1, (AtLeast(5), AtLeast(2)), {}),
+        (2, (AtLeast(7), AtLeast(4)), {}),
+        (2, (AtLeast(7),), {"deaths": 1}),
+        (1, (AtLeast(7),), {"deaths": 2}),
+        (2, (AtLeast(5),), {"slowness": 4.0, "deaths": 1}),
+        pytest.param(2, (AtLeast(9), AtLeast(5)), {"deaths": 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_blocks_that_are_cut_short_lose_nothing(capacity, plans, faults, capsys):
+    n_states, n_with_copies, endings = explore(capacity, plans, blocks=Blocks(2, 2), **faults)
+    with capsys.disabled():
+        print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
+    assert endings == {(len(plans), 0)}
