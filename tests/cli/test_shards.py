@@ -161,11 +161,11 @@ import gymnasium as gym
 import numpy as np
 
 class Large(gym.Env):
-    observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
+    observation_space = gym.spaces.Box(0, 255, (20, 20), np.uint8)
     action_space = gym.spaces.Discrete(2)
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        self.frame, self.timestep = self.np_random.integers(0, 256, (84, 84), np.uint8), 0
+        self.frame, self.timestep = self.np_random.integers(0, 256, (20, 20), np.uint8), 0
         return self.frame, {}
     def step(self, action):
         self.timestep += 1
@@ -179,15 +179,16 @@ gym.register("Large-v0", Large)
 def test_memory_does_not_grow_with_what_is_sampled(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(LARGE)
     peaks = []
-    for number in (10_000, 80_000):  # 71 MB and 564 MB, in shards of 7 MB
-        arguments = ("sample", "large:Large-v0", "--shard-size", 1_000, "--num-samples", number, "--workers", 2)
+    # 32 MB and 128 MB, in shards of 2 MB: both take longer than workers may be ahead.
+    for number in (80_000, 320_000):
+        arguments = ("sample", "large:Large-v0", "--shard-size", 5_000, "--num-samples", number, "--workers", 2)
         process = start(*arguments, "--seed", 1, "--out", f"out{number}", "--quiet", cwd=tmp_path)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         assert finish(process).returncode == 0
         peaks.append(usage.ru_maxrss / 1024)
-    folder = streamsampler.load(tmp_path / "out80000")
-    assert folder.n_timesteps == 80_000
+    folder = streamsampler.load(tmp_path / "out320000")
+    assert folder.n_timesteps == 320_000
     assert peaks[1] < peaks[0] + 30, f"{peaks} MB"
 
 
@@ -196,12 +197,13 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     many = ("sample", "CartPole-v1", "--shard-size", 2_000, "--num-samples", 60_000, "--seed", 4)
     assert run(*many, "--out", "whole", cwd=tmp_path).returncode == 0
     randomly, kills = random.Random(1), 0
-    for turn in range(10):
-        for workers in itertools.cycle((1, 3, 2)):
+    for turn in range(4):
+        # Later each time, so that it comes to an end also where starting takes long.
+        for patience, workers in zip(itertools.count(1), itertools.cycle((1, 3, 2)), strict=False):
             process = start(*many, "--out", f"out{turn}", "--resume", "--workers", workers, cwd=tmp_path)
             descriptor = os.pidfd_open(process.pid)
             # Waits for its end, until the moment has come.
-            ended = select.select([descriptor], [], [], randomly.uniform(0.3, 1.6))[0]
+            ended = select.select([descriptor], [], [], patience * randomly.uniform(0.1, 1))[0]
             os.close(descriptor)
             if not ended:
                 kills += 1
@@ -211,7 +213,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             if result.returncode == 0:
                 break
         assert contents(tmp_path / f"out{turn}") == contents(tmp_path / "whole")
-    assert kills >= 10
+    assert kills >= 4
 
 
 @pytest.fixture
