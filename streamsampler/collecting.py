@@ -11,7 +11,7 @@ from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.collector import Collector, Part, Spaces
 from streamsampler.crew import logger
 from streamsampler.engines.base import Answered, Died, Event
-from streamsampler.errors import ClosedError, DataError
+from streamsampler.errors import ClosedError, DataError, WorkerError
 from streamsampler.failures import failure_error
 from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
 from streamsampler.protocol import Failure, Phase, Report, Start, Stop
@@ -86,8 +86,15 @@ class Call:
         elapsed = clock() - began
         if self._collector.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
+        errors: list[WorkerError] = []
         for event in events:
-            self._take_in(event)
+            # What is not taken in now never is, and its worker would be waited for in the next call.
+            try:
+                self._take_in(event)
+            except WorkerError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         crew.waited(planned, elapsed, self._dispatcher.oldest)
         self._feed()
 

@@ -9,8 +9,9 @@ import traceback
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler
+from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.errors import RolloutError, SerializationError
+from streamsampler.testing import Fault, Faults
 from tests.faults.conftest import PROCESSES
 from tests.faults.scripted import Agent, Boom, Env, Unpicklable
 
@@ -191,3 +192,24 @@ def test_an_error_in_one_worker_does_not_wait_for_the_others(make_sampler, engin
     with pytest.raises(RolloutError, match="Boom"):
         sampler.obtain_trajectories(2)
     assert np.array_equal(sampler.obtain_trajectories(2, env_update=Env).lengths, [5, 5])
+
+
+def test_an_error_beside_other_news_does_not_hide_them(monkeypatch, tmp_path):
+    """Failures and reports that come at once are all taken in, or the next call would wait for them for ever."""
+    faults = Faults(tmp_path, Fault("raise", times=2))
+    with MultiprocessingSampler(Agent(), faults.env(Env), n_workers=2, seed=5) as sampler:
+        collector = sampler._collector
+        real = collector.engine.wait
+
+        def wait_for_all(timeout):
+            events = []
+            while len(events) < sum(len(collector.dispatcher.owes(worker)) for worker in range(2)):
+                events += real(None)
+            return events
+
+        monkeypatch.setattr(collector.engine, "wait", wait_for_all)
+        with pytest.raises(RolloutError, match="injected"):
+            sampler.obtain_trajectories(4)
+        assert collector.dispatcher.oldest() == {}
+        monkeypatch.undo()
+        assert sampler.obtain_trajectories(6) == sound_batch()
