@@ -130,6 +130,10 @@ class EarlyObservations:
         self._taken = n_runs + 1, n_timesteps + len(leaf)
         return True
 
+    def skip(self) -> None:
+        """Take note of a run of which nothing is left."""
+        self._taken = self._taken[0] + 1, self._taken[1]
+
     def tree(self) -> Tree | None:
         """All observations so far; None if they were not copied."""
-        return self._rows.tree(self._taken[1]) if self._rows is not None and self._taken[0] else None
+        return self._rows.tree(self._taken[1]) if self._rows is not None and self._taken[1] else None

@@ -11,17 +11,20 @@ from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.collector import Collector, Part, Spaces
 from streamsampler.crew import logger
 from streamsampler.engines.base import Answered, Died, Event
-from streamsampler.errors import ClosedError, DataError, WorkerError
+from streamsampler.errors import ClosedError, DataError, RolloutError, WorkerError
 from streamsampler.failures import failure_error
 from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
 from streamsampler.protocol import Failure, Phase, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.statistics import Stats
+from streamsampler.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.trees import Tree, leaves
 
 __all__ = ["Call"]
+
+_MANY_DROPPED = 100
+_DROPPED_FOR_EACH = 10  # kept
 
 _UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
 
@@ -49,6 +52,7 @@ class Call:
             pace=collector.pace,
             own_lanes=collector.updates.differ,
             blocks=collector.blocks,
+            dropping=collector.crew.policy.on_failure == "drop",
             concurrent=self._engine.concurrent,
         )
         self.stats = stats
@@ -157,24 +161,47 @@ class Call:
             n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
             self._collector.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)
             if current:
-                self._take_in_rollouts(event, report.ticket.indices, lengths, rollouts)
+                self._take_in_rollouts(event, report, lengths, rollouts)
                 return
             event.release()
+        elif current and report.dropped:
+            self._take_in_rollouts(event, report, [], None)
+            return
         elif current:
             # It failed in another ticket, and runs no more of this version before it is told afresh.
             self.gathering.give_back(worker, report.ticket.indices, self._collector.clock())
         self.stats.stale_trajectories += report.n_trajectories
         self.stats.stale_timesteps += report.n_timesteps
 
-    def _take_in_rollouts(self, event: Answered, indices: range, lengths: list[int], rollouts: Rollouts) -> None:
-        part = Part(event.worker, rollouts, event.release)
-        if self.gathering.add(event.worker, indices, lengths, part, self._collector.clock()):
+    def _take_in_rollouts(self, event: Answered, report: Report, lengths: list[int], rollouts: Rollouts | None) -> None:
+        for position, _, _ in report.dropped:
+            lengths.insert(position, 0)
+        part = Part(event.worker, rollouts, event.release, len(lengths), report.dropped)
+        if self.gathering.add(event.worker, report.ticket.indices, lengths, part, self._collector.clock()):
             self._parts[id(part)] = part
             self._copy_early()
+            if report.dropped:
+                self._check_dropped(event.worker, report)
         else:
             event.release()
-            self.stats.surplus_trajectories += len(lengths)
+            self.stats.surplus_trajectories += sum(map(bool, lengths))
             self.stats.surplus_timesteps += sum(lengths)
+
+    def _check_dropped(self, worker: int, report: Report) -> None:
+        """See to it that a call in which (nearly) everything fails does not go on for ever."""
+        n_dropped, n_kept = self.gathering.arrived_dropped, self.gathering.arrived_trajectories
+        if n_dropped < _MANY_DROPPED or n_dropped <= _DROPPED_FOR_EACH * n_kept:
+            return
+        position, phase, summary = report.dropped[-1]
+        index = report.ticket.indices[position]
+        raise RolloutError(
+            f'{n_dropped} trajectories failed and {n_kept} did not: that is more than on_failure="drop" is for; the '
+            f"latest, trajectory {index} of agent version {self.version}, failed in worker {worker} while {phase}: "
+            f"{summary}",
+            worker_number=worker,
+            phase=phase,
+            trajectory=index,
+        )
 
     def _copy_early(self) -> None:
         """Copy large observations that are new in the result, and give back the memory they came in."""
@@ -182,10 +209,14 @@ class Call:
             return
         for run in self.gathering.runs(self._early.n_runs):
             part = run.part
-            if not self._early.take((part.rollouts, run.start, run.stop), self._expected_timesteps()):
+            start, stop = part.span(run.start, run.stop)
+            if part.rollouts is None or start == stop:
+                self._early.skip()
+                continue
+            if not self._early.take((part.rollouts, start, stop), self._expected_timesteps()):
                 self._early = None
                 return
-            if run.stop - run.start == part.rollouts.n_trajectories:
+            if stop - start == part.rollouts.n_trajectories:
                 part.rollouts = without_observations(part.rollouts)
                 self.release(part)
 
@@ -256,9 +287,10 @@ class Call:
     def batch(self, runs: list[Run[Part]], observations: Tree | None = None) -> TrajectoryBatch:
         """Return the trajectories of `runs` in memory of their own; their observations may be joined already."""
         observation_space, action_space = self._spaces_of(runs)
-        indices = [index for run in runs for index in run.indices]
+        indices = [index for run in runs for index, length in zip(run.indices, run.lengths, strict=True) if length]
+        spans = [(run.part.rollouts, *run.part.span(run.start, run.stop)) for run in runs]
         return assemble(
-            [(run.part.rollouts, run.start, run.stop) for run in runs],
+            [(rollouts, start, stop) for rollouts, start, stop in spans if rollouts is not None and start < stop],
             observation_space=observation_space,
             action_space=action_space,
             indices=indices,
@@ -271,7 +303,7 @@ class Call:
 
     def _spaces_of(self, runs: list[Run[Part]]) -> Spaces:
         first: Spaces | None = None
-        for worker in sorted({run.part.worker for run in runs}):
+        for worker in sorted({run.part.worker for run in runs if run.part.rollouts is not None}):
             spaces = self._collector.spaces[worker]
             assert spaces is not None
             if first is None:
@@ -302,7 +334,8 @@ class Call:
             DataError: The environments of its trajectories have different spaces.
         """
         runs, stats = self.gathering.runs(), self.stats
-        stats.kept_trajectories = sum(run.stop - run.start for run in runs)
+        stats.kept_trajectories = self.gathering.n_trajectories
+        self.account_for_dropped(runs)
         stats.kept_timesteps = sum(sum(run.lengths) for run in runs)
         for _, n_trajectories, n_timesteps in self.gathering.surplus():
             stats.surplus_trajectories += n_trajectories
@@ -310,6 +343,16 @@ class Call:
         self._stop_clock()
         self._copy_early()  # an interrupt may have cut it short
         return self.batch(runs, self._early.tree() if self._early is not None else None)
+
+    def account_for_dropped(self, runs: list[Run[Part]]) -> None:
+        """Count what was left out of these runs."""
+        for run in runs:
+            for position, phase, error in run.part.dropped:
+                if run.start <= position < run.stop:
+                    self.stats.dropped_trajectories += 1
+                    index = run.indices[position - run.start]
+                    self.stats.dropped.append(Dropped(self.version, index, run.part.worker, phase, error))
+        del self.stats.dropped[:-REMEMBERED]
 
     def yielded(self, batch: TrajectoryBatch) -> None:
         """Take note that a stream's consumer gets to see these trajectories."""

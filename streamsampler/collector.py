@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -31,13 +32,24 @@ class Part:
 
     Attributes:
         worker: The worker it came from.
-        rollouts: The trajectories; arrays in memory that belongs to the engine.
+        rollouts: The trajectories; arrays in memory that belongs to the engine. None if all were left out.
         release: Gives that memory back.
+        n_indices: How many trajectories the report tells of, those that were left out included.
+        dropped: Those that were left out: position, phase, and the exception in one line; in order.
     """
 
     worker: int
-    rollouts: Rollouts
+    rollouts: Rollouts | None
     release: Callable[[], None]
+    n_indices: int
+    dropped: tuple[tuple[int, str, str], ...] = ()
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Where in `rollouts` the trajectories from position `start` to `stop` of the ticket are."""
+        if not self.dropped:
+            return start, stop
+        positions = [position for position, _, _ in self.dropped]
+        return start - bisect_left(positions, start), stop - bisect_left(positions, stop)
 
 
 class Collector:

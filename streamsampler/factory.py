@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamsampler.board import WorkerRow
@@ -59,6 +59,7 @@ class WorkerFactory:
         self.worker_class = worker_class
         self.worker_args = dict(worker_args or {})
         self.blocks = worker_class.blocks(self.worker_args)
+        self._dropping: Callable[[tuple[str, ...]], bool] | None = None
 
     def __call__(self, row: WorkerRow, worker_number: int) -> Worker:
         """Make a worker, where it is to run.
@@ -67,6 +68,21 @@ class WorkerFactory:
             row: Its row of the shared board.
             worker_number: 0 to n_workers-1.
         """
-        return self.worker_class(
+        worker = self.worker_class(
             row, worker_number=worker_number, max_episode_length=self.max_episode_length, **self.worker_args
         )
+        worker.dropping = self._dropping
+        return worker
+
+    def drop(self, but: Callable[[tuple[str, ...]], bool]) -> None:
+        """Let workers leave out trajectories that raise.
+
+        Args:
+            but: Tells, from the names of an exception's classes, what is not to be left out but raised.
+
+        Raises:
+            UsageError: This kind of worker cannot.
+        """
+        if not self.worker_class.can_drop:
+            raise UsageError(f'{self.worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
+        self._dropping = but

@@ -26,7 +26,7 @@ from typing import Generic, Literal, TypeVar
 
 from streamsampler.blocks import Blocks, Lane
 from streamsampler.cutting import Cuts
-from streamsampler.errors import ProtocolError
+from streamsampler.errors import ProtocolError, UsageError
 from streamsampler.holdings import Holdings
 from streamsampler.pacing import TICKET_SECONDS, Pace, needed_for
 from streamsampler.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan
@@ -35,6 +35,7 @@ __all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "G
 
 Order = Literal["index", "arrival"]
 Part = TypeVar("Part")
+_FOREVER = 2**62
 
 NOTABLY_SLOWER = 1.5
 """How many times as long as the average a worker must take for it to be spared near the end."""
@@ -49,13 +50,26 @@ at most and wastes 14 and 7 %."""
 
 @dataclass(frozen=True, slots=True)
 class Run(Generic[Part]):
-    """Trajectories `start` to `stop - 1` of one part, which stand together in the result."""
+    """Trajectories `start` to `stop - 1` of one part, which stand together in the result.
+
+    Attributes:
+        part: What they came in.
+        indices: Their indices.
+        start: Position of the first one in its ticket.
+        stop: One more than the position of the last one.
+        lengths: Their timesteps; 0 for those that were left out.
+    """
 
     part: Part
     indices: range
     start: int
     stop: int
     lengths: tuple[int, ...]
+
+    @property
+    def n_kept(self) -> int:
+        """How many of them were not left out."""
+        return sum(map(bool, self.lengths))
 
 
 @dataclass(slots=True)
@@ -77,11 +91,22 @@ class Gathering(Generic[Part]):
         own_lanes: Whether each worker may run only its own indices.
         blocks: Which consecutive indices of a lane are to be run together. Every ticket is whole blocks.
         concurrent: Whether workers run at the same time. Where they take turns none can do another's work earlier.
+        dropping: Whether trajectories may be left out, and others are to make up for them.
+
+    Attributes:
+        n_trajectories: Trajectories in the result, without those that were left out.
+        n_timesteps: Their timesteps.
+        arrived_trajectories: Trajectories that arrived, without those that were left out.
+        arrived_timesteps: Their timesteps.
+        arrived_dropped: Trajectories that were left out.
+
+    Raises:
+        UsageError: What is left out of one worker's indices cannot be made up for.
     """
 
     def __init__(
         self, plan: GatherPlan, *, n_workers: int, order: Order = "index", pace: Pace | None = None,
-        own_lanes: bool = False, blocks: Blocks | None = None, concurrent: bool = True,
+        own_lanes: bool = False, blocks: Blocks | None = None, concurrent: bool = True, dropping: bool = False,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.pace = pace if pace is not None else Pace()
@@ -90,7 +115,10 @@ class Gathering(Generic[Part]):
         blocks = Blocks() if blocks is None else blocks
         self._may_help = concurrent and not own_lanes
         n_lanes = n_workers if own_lanes else 1
-        self._lanes = [Lane(plan.lane(number, n_lanes), blocks) for number in range(n_lanes)]
+        own = [plan.lane(number, n_lanes) for number in range(n_lanes)]
+        if dropping and plan.limit is not None:
+            own = [_endless(lane, n_lanes) for lane in own]
+        self._lanes = [Lane(lane, blocks) for lane in own]
         self._first = min(lane.own.start for lane in self._lanes)
         # Who takes turns with others' indices cannot tell how many timesteps of its own suffice.
         self._cuts = Cuts(None if own_lanes or blocks == Blocks() else plan.timesteps)
@@ -100,7 +128,9 @@ class Gathering(Generic[Part]):
         self._runs: list[Run[Part]] = []
         self.arrived_trajectories = 0
         self.arrived_timesteps = 0
+        self.arrived_dropped = 0
         self._handed_out = 0
+        self._passed = 0  # indices that are in the result, or left out of it
         self.n_trajectories = 0
         self.n_timesteps = 0
         self.n_popped = 0
@@ -190,7 +220,7 @@ class Gathering(Generic[Part]):
         if self._holdings.holds(indices):  # as in `_lost`
             lane.give_back_rest(indices, 0)
             return range(0)
-        n_others = self._handed_out - self.arrived_trajectories
+        n_others = self._handed_out - self.arrived_trajectories - self.arrived_dropped
         enough = self._cuts.enough_after(indices, self.arrived_timesteps, n_others, self.pace)
         self._handed_out += self._cuts.hand(indices, enough, spare)
         return indices
@@ -230,10 +260,10 @@ class Gathering(Generic[Part]):
             prudence: By how many standard deviations they may turn out too short; too long where it is negative.
         """
         if self.plan.limit is not None:
-            return self.plan.limit
+            return self.plan.limit + self.arrived_dropped
         if self.plan.timesteps is None:
             return self.n_popped + self._window()
-        outstanding = self._handed_out - self.arrived_trajectories
+        outstanding = self._handed_out - self.arrived_trajectories - self.arrived_dropped
         mean = self.pace.timesteps
         if mean is None and self.arrived_trajectories:
             mean = self.arrived_timesteps / self.arrived_trajectories
@@ -253,6 +283,13 @@ class Gathering(Generic[Part]):
     def add(self, worker: int, indices: range, lengths: Sequence[int], part: Part, now: float = 0.0) -> bool:
         """Take in the trajectories of one ticket, or its first ones, if they have the timesteps that suffice.
 
+        Args:
+            worker: The worker that ran them.
+            indices: The ticket's indices.
+            lengths: Their timesteps; 0 for those that were left out.
+            part: What they came in.
+            now: The time in seconds.
+
         Returns:
             Whether there are new ones; otherwise a copy of theirs came in before, and the part is not kept.
 
@@ -268,7 +305,9 @@ class Gathering(Generic[Part]):
         if n <= there:
             raise ProtocolError(f"trajectories {indices} came with {n} lengths, and {there} of them were there before")
         self._handed_out += n - there - self._cuts.forget(indices)
-        self.arrived_trajectories += n - there
+        n_dropped = sum(1 for length in lengths[there:] if not length)
+        self.arrived_dropped += n_dropped
+        self.arrived_trajectories += n - there - n_dropped
         self.arrived_timesteps += n_timesteps - timesteps_there
         if there:
             self._repeated.append((part, there, timesteps_there))
@@ -295,9 +334,15 @@ class Gathering(Generic[Part]):
         if self.plan.timesteps is not None:
             missing = self.plan.timesteps - self.n_timesteps
             lengths = lengths[: 1 + sum(1 for total in accumulate(lengths[:-1]) if total < missing)]
+        elif self.plan.limit is not None:
+            missing = self.plan.limit - self.n_trajectories
+            if len(lengths) > missing:
+                kept = accumulate(map(bool, lengths[:-1]))
+                lengths = lengths[: 1 + sum(1 for total in kept if total < missing)]
         stop = entry.position + len(lengths)
         self._runs.append(Run(entry.part, entry.indices[entry.position : stop], entry.position, stop, lengths))
-        self.n_trajectories += len(lengths)
+        self._passed += len(lengths)
+        self.n_trajectories += sum(map(bool, lengths))
         self.n_timesteps += sum(lengths)
         entry.position = stop
         if stop < len(entry.indices):
@@ -306,7 +351,7 @@ class Gathering(Generic[Part]):
     @property
     def _next(self) -> int:
         """The index that comes next in the result, in index order."""
-        return self._first + self.n_trajectories
+        return self._first + self._passed
 
     @property
     def complete(self) -> bool:
@@ -330,4 +375,14 @@ class Gathering(Generic[Part]):
         yield from self._repeated
         for entry in self._waiting.values():
             lengths = entry.lengths[entry.position :]
-            yield entry.part, len(lengths), sum(lengths)
+            yield entry.part, sum(map(bool, lengths)), sum(lengths)
+
+
+def _endless(lane: range, n_lanes: int) -> range:
+    """Return a lane that does not end where the plan does."""
+    if n_lanes > 1 and lane.step == 1:
+        raise UsageError(
+            'on_failure="drop" cannot make up for trajectories of one worker in obtain_exact_trajectories, '
+            "where workers have agents or environments of their own"
+        )
+    return range(lane.start, _FOREVER, lane.step)

@@ -57,8 +57,9 @@ class Portions:
                     watch(*call.so_far())
                 runs += self._cut(call.gathering.pop_runs(), quota)
             batch = call.batch(runs)
+            call.account_for_dropped(runs)
             for run in runs:
-                if run.stop == run.part.rollouts.n_trajectories:
+                if run.stop == run.part.n_indices:
                     call.release(run.part)
             call.yielded(batch)
         return batch

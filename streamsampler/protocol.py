@@ -154,6 +154,8 @@ class Report:
         n_abandoned: Rollouts that were cut short, 0 or 1 per environment.
         abandoned_timesteps: Their timesteps.
         seconds: Where the worker's time went since its last answer, by statistic (see `statistics.TIMES`).
+        dropped: The ticket's trajectories that raised and were left out: position in the ticket, phase, and the
+            exception in one line; in order.
     """
 
     ticket: Ticket
@@ -163,6 +165,7 @@ class Report:
     n_abandoned: int = 0
     abandoned_timesteps: int = 0
     seconds: tuple[float, ...] = ()
+    dropped: tuple[tuple[int, str, str], ...] = ()
 
 
 @by_position

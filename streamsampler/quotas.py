@@ -27,7 +27,10 @@ class Quota:
         return enough_timesteps or (self._trajectories is not None and self._trajectories <= 0)
 
     def take(self, lengths: Iterable[int]) -> int:
-        """Take trajectories with these lengths, from the first on, until they suffice; returns how many."""
+        """Take trajectories with these lengths, from the first on, until they suffice; returns how many.
+
+        A length of 0 is a trajectory that was left out: it is passed by, and counts for nothing.
+        """
         taken = 0
         for length in lengths:
             if self.met:
@@ -36,7 +39,7 @@ class Quota:
             if self._timesteps is not None:
                 self._timesteps -= length
             if self._trajectories is not None:
-                self._trajectories -= 1
+                self._trajectories -= bool(length)
         return taken
 
 

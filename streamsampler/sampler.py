@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Self
 
 from streamsampler.agents import as_agent
 from streamsampler.blocks import Blocks
 from streamsampler.collecting import Call
-from streamsampler.collector import Collector
-from streamsampler.engines.base import Answered, Engine
+from streamsampler.collector import Part
 from streamsampler.environments import as_env_update
-from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError
+from streamsampler.errors import SamplerError, UsageError
 from streamsampler.factory import WorkerFactory, positive
-from streamsampler.failures import failure_error
-from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order
+from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
+from streamsampler.lifetime import SamplerLife
 from streamsampler.payloads import pickled, pickled_updates
 from streamsampler.progress import ProgressArgument, display
-from streamsampler.protocol import NEVER_AGAIN, Phase, Report
 from streamsampler.serialization import Payload
-from streamsampler.statistics import Stats
 from streamsampler.supervision import OnFailure, Policy
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
@@ -33,13 +25,8 @@ from streamsampler.workers.default import DefaultWorker
 
 __all__ = ["Sampler"]
 
-Lock = Any  # typeshed has no name for what threading.RLock() returns
 
-_CANCEL_SECONDS = 1.0
-_ONE_AT_A_TIME = "another call on this sampler is under way; a sampler serves one call at a time"
-
-
-class Sampler(ABC):
+class Sampler(SamplerLife):
     """Collects trajectories; where the workers live is a subclass's matter.
 
     Args:
@@ -94,7 +81,7 @@ class Sampler(ABC):
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         **limits: Any,
     ) -> None:
-        self._policy = Policy(
+        policy = self._policy = Policy(
             on_failure=on_failure,
             max_restarts=max_restarts,
             restart_window=restart_window,
@@ -109,6 +96,8 @@ class Sampler(ABC):
             worker_class=worker_class,
             worker_args=worker_args,
         )
+        if policy.on_failure == "drop":
+            factory.drop(policy.restarts_on)
         self._set_up(factory, agents, envs, order)
 
     @classmethod
@@ -141,41 +130,6 @@ class Sampler(ABC):
         updates.put("agent", pickled(agents, factory.n_workers, "agents", "the agent", as_agent))
         updates.put("env", pickled(envs, factory.n_workers, "envs", "the environment", as_env_update))
         self._begin_life(updates, version=0)
-
-    def _begin_life(self, updates: Updates[Payload], version: int) -> None:
-        self.seed = self._factory.seed
-        self.n_workers = self._factory.n_workers
-        self.stats = Stats.of(self.n_workers)
-        self._lock = threading.RLock()
-        self._salvaged: TrajectoryBatch | None = None
-        self._closed = False
-        self._pending: tuple[Updates[Payload], int] | None = None
-        self._busy = False
-        self._streaming: Call | None = None
-        self._start(updates, version)
-
-    def _start(self, updates: Updates[Payload], version: int) -> None:
-        engine = self._make_engine()
-        try:
-            self._collector = Collector(
-                engine,
-                updates.mapped(engine.publish),
-                seed=self.seed,
-                order=self._order,
-                version=version,
-                blocks=self._factory.blocks,
-                policy=self._policy,
-            )
-        except BaseException:
-            engine.close()
-            raise
-        self._owner = os.getpid()
-        # At garbage collection and at exit; not through `__del__`, which may find half of the interpreter gone.
-        self._finalizer = weakref.finalize(self, _end_quietly, self._collector, self._lock, self._owner)
-
-    @abstractmethod
-    def _make_engine(self) -> Engine:
-        """Start the workers."""
 
     # ------------------------------------------------------------------ obtaining
 
@@ -290,11 +244,15 @@ class Sampler(ABC):
         """Return the next trajectories of a stream, in memory of their own."""
         with self._watched(), self._exclusive():
             self._check_still(call)
-            while not (runs := call.gathering.pop_runs()):
-                call.pump()
+            runs: list[Run[Part]] = []
+            while not any(run.n_kept for run in runs):
+                while not (popped := call.gathering.pop_runs()):
+                    call.pump()
+                runs += popped
             trajectories = call.batch(runs)
+            call.account_for_dropped(runs)
             for run in runs:
-                if run.stop == run.part.rollouts.n_trajectories:
+                if run.stop == run.part.n_indices:
                     call.release(run.part)
         return trajectories
 
@@ -303,205 +261,18 @@ class Sampler(ABC):
         if self._streaming is not call:
             raise SamplerError("this stream was ended by a later call on the same sampler")
 
-    def _end_stream(self) -> None:
-        """Stop the stream that is open, if one is, and account for what its consumer never saw."""
-        call, self._streaming = self._streaming, None
-        if call is not None:
-            with self._watched():
-                call.account_for_unseen()
-                if not self._collector.suspect:
-                    call.end()
-
     def salvage(self) -> TrajectoryBatch | None:
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
         salvaged, self._salvaged = self._salvaged, None
         return salvaged
 
-    # ------------------------------------------------------------------ a call's frame
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._check_usable()
-        # Reentrant, because an interrupt between taking it and the next step would leave it taken for good.
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentCallError(_ONE_AT_A_TIME)
-        try:
-            if self._busy and not self._collector.suspect:
-                raise ConcurrentCallError(_ONE_AT_A_TIME)
-            try:
-                self._busy = True
-                yield
-            finally:
-                self._busy = False
-        finally:
-            self._lock.release()
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise ClosedError("this sampler is closed")
-        if os.getpid() != self._owner:
-            raise SamplerError(
-                f"this sampler belongs to process {self._owner}; a forked process must make its own "
-                "(pickle it, or make it after the fork)"
-            )
-
-    @contextmanager
-    def _call(self, plan: GatherPlan, updates: dict[Kind, Any]) -> Iterator[Call]:
-        self._salvaged = None
-        call = self._begin(plan, updates, Stats.of(self.n_workers))
-        try:
-            with self._watched():
-                yield call
-        except KeyboardInterrupt:
-            if call.gathering.n_trajectories:
-                self._salvaged = call.finished()
-            raise
-        finally:
-            if not self._collector.suspect:
-                call.end()
-            self.stats.merge(call.stats)
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Take note of what may have hit between any two steps of the bookkeeping: interrupts, a lack of memory.
-
-        What is in doubt is thrown away: the workers are stopped now, and replaced by new ones in the next call.
-        """
-        try:
-            yield
-        except SamplerError:
-            raise
-        except BaseException:
-            self._collector.suspect = True
-            self._collector.engine.want(NEVER_AGAIN)
-            raise
-
-    def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats) -> Call:
-        self._end_stream()
-        if self._collector.suspect:
-            self._start_afresh()
-        collector = self._collector
-        snapshot = collector.updates.snapshot()
-        try:
-            self._put(updates)
-        except BaseException:
-            collector.updates.restore(snapshot)
-            raise
-        return Call(collector, plan, snapshot, stats)
-
-    def _put(self, updates: dict[Kind, Any]) -> None:
-        collector = self._collector
-        for kind, payloads in updates.items():
-            if isinstance(payloads, list):
-                published = [None if payload is None else collector.publish(payload) for payload in payloads]
-                collector.updates.put(kind, published)
-            else:
-                collector.updates.put(kind, collector.publish(payloads))
-
-    def _start_afresh(self) -> None:
-        """Replace the engine; an interrupt in here leaves everything such that it can be repeated."""
-        old = self._collector
-        if self._pending is None:
-            self._pending = old.updates.mapped(old.engine.recall), old.dispatcher.version
-        old.cancelled = True
-        old.engine.close(kindly=False)
-        self._finalizer.detach()
-        self._start(*self._pending)
-        self._pending = None
-
-    # ------------------------------------------------------------------ accounts and the end
-
-    @property
-    def agent_version(self) -> int:
-        """The agent version of the last obtaining call; 0 before the first."""
-        return self._collector.dispatcher.version
+    # ------------------------------------------------------------------ accounts
 
     @property
     def total_env_steps(self) -> int:
         """Timesteps that were returned, in all calls so far."""
         return self.stats.kept_timesteps
 
-    def close(self) -> None:
-        """End the workers and give everything back; may be called twice.
-
-        Raises:
-            RolloutError: Closing an environment raised; everything is given back all the same.
-        """
-        if self._closed and not self._finalizer.alive:
-            return
-        self._closed = True
-        if os.getpid() != self._owner:
-            self._finalizer.detach()
-            return
-        failures = []
-        if self._lock.acquire(blocking=False):  # or another thread is in the stream, and ends it
-            try:
-                self._end_stream()
-            finally:
-                self._lock.release()
-        for said in _end(self._collector, self._lock):
-            if isinstance(said.answer, Report):
-                self.stats.take_report(said.worker, said.answer)
-                self.stats.stale_trajectories += said.answer.n_trajectories
-                self.stats.stale_timesteps += said.answer.n_timesteps
-            elif said.answer.phase is Phase.CLOSE:
-                failures.append(failure_error(said.worker, said.answer, said.contents))
-        self._finalizer.detach()
-        if failures:
-            raise failures[0]
-
-    def shutdown_worker(self) -> None:
-        """Do what `close` does."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self.close()
-        except SamplerError:
-            # What is already on its way matters more than what closing found.
-            if kind is None:
-                raise
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._check_usable()
-        engine = self._collector.engine
-        return {
-            "factory": self._factory,
-            "order": self._order,
-            "policy": self._policy,
-            "version": self.agent_version,
-            "updates": self._collector.updates.mapped(engine.recall),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._factory = state["factory"]
-        self._order = state["order"]
-        self._policy = state["policy"]
-        self._begin_life(state["updates"], state["version"])
-
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"agent version {self.agent_version}"
         return f"{type(self).__name__}({self.n_workers} workers, seed {self.seed}, {state})"
-
-
-def _end(collector: Collector, lock: Lock) -> list[Answered]:
-    """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
-    ours = lock.acquire(blocking=False)
-    if not ours:
-        collector.cancel()
-        # If it does not end in time it is stuck in code that nothing can end, or this is a callback of its own.
-        ours = lock.acquire(timeout=_CANCEL_SECONDS)
-    collector.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
-    try:
-        return collector.engine.close(kindly=not collector.suspect)
-    finally:
-        if ours:
-            lock.release()
-
-
-def _end_quietly(collector: Collector, lock: Lock, owner: int) -> None:
-    if os.getpid() == owner:
-        _end(collector, lock)

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, fields
 
 from streamsampler.protocol import Report
 
-__all__ = ["TIMES", "Stats", "WorkerTimes"]
+__all__ = ["REMEMBERED", "TIMES", "Dropped", "Stats", "WorkerTimes"]
+
+REMEMBERED = 1_000
+"""How many dropped trajectories are told one by one."""
 
 TIMES = ("reset", "agent", "step", "sending", "idle")
 """What a worker's time is divided into: the order of `protocol.Report.seconds`."""
@@ -38,6 +41,25 @@ class WorkerTimes:
             setattr(self, name, getattr(self, name) + value)
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A trajectory that was left out because its rollout raised.
+
+    Attributes:
+        version: The agent version.
+        index: The trajectory index.
+        worker: The worker that ran it.
+        phase: What the worker was doing.
+        error: The exception in one line.
+    """
+
+    version: int
+    index: int
+    worker: int
+    phase: str
+    error: str
+
+
 @dataclass
 class Stats:
     """What a call did, or a sampler in all its calls.
@@ -51,7 +73,9 @@ class Stats:
         surplus_timesteps: Their timesteps.
         abandoned_trajectories: Rollouts that were cut short because nobody wanted them any more.
         abandoned_timesteps: Their timesteps.
-        failed_trajectories: Trajectories whose worker raised or died.
+        failed_trajectories: Trajectories whose worker raised or died, whether they were run again or ended the call.
+        dropped_trajectories: Trajectories that raised and were left out, of those that the batch has passed by.
+        dropped: Which they were, and why; the latest thousand.
         restarts: Workers that were started in place of others: dead ones, hung ones, too large ones.
         hangs: Workers that made no progress and were killed.
         replaced: Workers that had more memory than they may, and ended.
@@ -69,6 +93,8 @@ class Stats:
     abandoned_trajectories: int = 0
     abandoned_timesteps: int = 0
     failed_trajectories: int = 0
+    dropped_trajectories: int = 0
+    dropped: list[Dropped] = field(default_factory=list)
     restarts: int = 0
     hangs: int = 0
     replaced: int = 0
@@ -101,5 +127,6 @@ class Stats:
         for item in fields(self):
             if item.name != "workers":
                 setattr(self, item.name, getattr(self, item.name) + getattr(call, item.name))
+        del self.dropped[:-REMEMBERED]
         for mine, theirs in zip(self.workers, call.workers, strict=True):
             mine.add([getattr(theirs, name) for name in TIMES])

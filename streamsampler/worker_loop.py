@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from time import perf_counter
@@ -23,11 +24,10 @@ from streamsampler.protocol import (
     WorkerSide,
 )
 from streamsampler.seeding import TrajectorySeeds, seed_generators
-from streamsampler.workers.base import Outcome, Worker
+from streamsampler.workers.base import Outcome, Worker, class_names, summary_of
 
 _CONSTRUCTION = 0
 """The agent version that constructors are seeded with: trajectories have later ones."""
-_SUMMARY_LENGTH = 2_000
 
 __all__ = ["Channel", "Life", "run_worker"]
 
@@ -96,6 +96,7 @@ class Life:
         self._worker: Worker | None = None
         self._spaces_told = False
         self._seconds = [0.0, 0.0]  # sending, idle
+        self._in_force: dict[str, Any] = {}  # payloads by kind
 
     def turn(self, *, wait: bool) -> bool:
         """Hear one message or run one ticket. False means that this was the end.
@@ -133,8 +134,10 @@ class Life:
             seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
             if self._worker is None:
                 self._worker = self._make_worker()
+                self._worker.rebuild = self._rebuild
             worker = self._worker
             worker.trajectory = None
+            self._take_note(start)
             if start.env is not None:
                 phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
                 worker.update_env(self._channel.load(start.env))
@@ -151,6 +154,28 @@ class Life:
             ticket = self._side.next_ticket()
             assert ticket is not None
             self._fail(ticket, phase, None, error)
+
+    def _take_note(self, start: Start) -> None:
+        """Remember what is in force. It can be loaded as long as the version is wanted."""
+        if start.agent is not None:
+            self._in_force.pop("parameters", None)  # a new agent comes without them
+        told = {"env": start.env, "agent": start.agent, "parameters": start.parameters}
+        self._in_force.update({kind: payload for kind, payload in told.items() if payload is not None})
+
+    def _rebuild(self) -> None:
+        """Give the worker a new agent and a new environment, whatever became of the old ones."""
+        worker = self._worker
+        assert worker is not None
+        with contextlib.suppress(Exception):
+            worker.shutdown()
+        seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
+        self._enter(worker, Phase.ENV_CONSTRUCTION)
+        worker.update_env(self._channel.load(self._in_force["env"]))
+        self._enter(worker, Phase.AGENT_CONSTRUCTION)
+        worker.update_agent(self._channel.load(self._in_force["agent"]))
+        if "parameters" in self._in_force:
+            self._enter(worker, Phase.AGENT_UPDATE)
+            worker.update_agent(self._channel.load(self._in_force["parameters"]))
 
     def _enter(self, worker: Worker, phase: Phase) -> Phase:
         worker.phase = phase
@@ -187,12 +212,13 @@ class Life:
         begin = perf_counter()
         report = Report(
             ticket,
-            given_up=outcome.rollouts is None,
+            given_up=outcome.rollouts is None and not outcome.dropped,
             n_trajectories=outcome.n_trajectories,
             n_timesteps=outcome.n_timesteps,
             n_abandoned=outcome.n_abandoned,
             abandoned_timesteps=outcome.abandoned_timesteps,
             seconds=(*outcome.seconds, *self._seconds),
+            dropped=outcome.dropped,
         )
         self._seconds = [0.0, 0.0]
         if outcome.rollouts is None:
@@ -230,9 +256,5 @@ def _failure(ticket: Ticket | None, phase: Phase, trajectory: int | None, error:
         exception = cloudpickle.dumps(error)
     except Exception:
         exception = None
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    if len(summary) > _SUMMARY_LENGTH:
-        summary = f"{summary[:_SUMMARY_LENGTH]} … ({len(summary):,} characters in all)"
     text = "".join(traceback.format_exception(error)).rstrip()
-    kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
-    return Failure(ticket, phase, trajectory, summary, text, exception, kinds)
+    return Failure(ticket, phase, trajectory, summary_of(error), text, exception, class_names(error))

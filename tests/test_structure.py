@@ -47,7 +47,7 @@ LAYERS = [
     ],
     ["crew", "collector", "collecting"],
     ["progress"],
-    ["payloads", "sampler", "samplers", "portions"],
+    ["payloads", "lifetime", "sampler", "samplers", "portions"],
     [
         "testing.records",
         "testing.misdeeds",

@@ -26,7 +26,8 @@ def encode_answer(answer: Answer) -> bytes:
     # Python's own numbers: marshal takes one of NumPy's for a buffer, and makes bytes of it.
     finished = int(answer.n_trajectories), int(answer.n_timesteps)
     abandoned = int(answer.n_abandoned), int(answer.abandoned_timesteps)
-    values = _of_ticket(answer.ticket), bool(answer.given_up), finished, abandoned, tuple(map(float, answer.seconds))
+    seconds, dropped = tuple(map(float, answer.seconds)), tuple(answer.dropped)
+    values = _of_ticket(answer.ticket), bool(answer.given_up), finished, abandoned, seconds, dropped
     return _FLAT + marshal.dumps(values)
 
 
@@ -36,8 +37,8 @@ def decode_answer(data: memoryview) -> Answer:
         answer: Answer = pickle.loads(data[1:])
         return answer
     values: Any = marshal.loads(data[1:])  # noqa: S302 - our own worker wrote it
-    ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, abandoned_timesteps), seconds = values
-    return Report(_ticket(ticket), given_up, n_trajectories, n_timesteps, n_abandoned, abandoned_timesteps, seconds)
+    ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, n_cut), seconds, dropped = values
+    return Report(_ticket(ticket), given_up, n_trajectories, n_timesteps, n_abandoned, n_cut, seconds, dropped)
 
 
 def encode_command(message: Message, released: Sequence[Region]) -> bytes:

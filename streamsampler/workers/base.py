@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,10 @@ from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import Rollouts
 
-__all__ = ["Outcome", "Worker"]
+__all__ = ["Outcome", "Worker", "class_names", "summary_of"]
+
+_SUMMARY_LENGTH = 2_000
+_ROLLOUT_PHASES = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, Phase.RECORDING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Outcome:
         n_abandoned: Rollouts that were cut short.
         abandoned_timesteps: Their timesteps.
         seconds: Time spent in reset, agent and step.
+        dropped: The trajectories that raised and were left out; see `protocol.Report`.
     """
 
     rollouts: Rollouts | None
@@ -41,6 +46,24 @@ class Outcome:
     n_abandoned: int = 0
     abandoned_timesteps: int = 0
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    dropped: tuple[tuple[int, str, str], ...] = ()
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def class_names(error: BaseException) -> tuple[str, ...]:
+    """Return the names of an exception's class and of its bases; see `protocol.Failure`."""
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+
+
+def summary_of(error: BaseException) -> str:
+    """Return an exception in one line, of bounded length."""
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    if len(summary) > _SUMMARY_LENGTH:
+        return f"{summary[:_SUMMARY_LENGTH]} … ({len(summary):,} characters in all)"
+    return summary
 
 
 class Worker(ABC):
@@ -59,7 +82,13 @@ class Worker(ABC):
         trajectory: Index of the trajectory in hand, or None.
         allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
             sent. Each ticket's are to be new ones.
+        dropping: None, or trajectories that raise are to be left out; then it tells, from the names of an exception's
+            classes, what is to be raised nevertheless.
+        rebuild: Replaces agent and environment by new ones, as they were at the last update.
+        can_drop: Whether this kind of worker can leave out trajectories.
     """
+
+    can_drop = False
 
     def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
         self.row = row
@@ -68,6 +97,8 @@ class Worker(ABC):
         self.phase = Phase.WAITING
         self.trajectory: int | None = None
         self.allocate: Allocate = np.empty
+        self.dropping: Callable[[tuple[str, ...]], bool] | None = None
+        self.rebuild: Callable[[], None] = _nothing
 
     @classmethod
     def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:  # noqa: ARG003 - for those whose blocks depend on them
@@ -103,14 +134,20 @@ class Worker(ABC):
         Whatever the agent or the environment raises is let through, with `phase` and `trajectory` telling where.
         """
 
-    def finished(self, finish: Callable[[], Rollouts], ticket: Ticket) -> Rollouts:
+    def drops(self, error: BaseException) -> bool:
+        """Whether the trajectory in hand is to be left out because of an exception, instead of raising it."""
+        if self.dropping is None or self.trajectory is None or self.phase not in _ROLLOUT_PHASES:
+            return False
+        return isinstance(error, (Exception, SystemExit)) and not self.dropping(class_names(error))
+
+    def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int]) -> Rollouts:
         """Return what a recorder's `finish` gives; if it raises, `phase` and `trajectory` tell where."""
         self.phase = Phase.RECORDING
         try:
             return finish()
         except DataError as error:
             if (position := getattr(error, "position", None)) is not None:
-                self.trajectory = ticket.indices[position]
+                self.trajectory = indices[position]
             if isinstance(error, ActionError):
                 self.phase = Phase.ACTION
             raise

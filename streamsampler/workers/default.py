@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from streamsampler.errors import ActionError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import RolloutRecorder
 from streamsampler.seeding import Stream, derived_seed, seed_generators
-from streamsampler.workers.base import Outcome, Worker
+from streamsampler.workers.base import Outcome, Worker, summary_of
 
 __all__ = ["DefaultWorker"]
 
@@ -47,6 +47,8 @@ class DefaultWorker(Worker):
         worker_number: 0 to n-1.
         max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
     """
+
+    can_drop = True
 
     def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
         super().__init__(row, worker_number=worker_number, max_episode_length=max_episode_length)
@@ -87,25 +89,78 @@ class DefaultWorker(Worker):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""
+        if self.dropping is not None:
+            return self._rollout_dropping(ticket, seeds)
         recorder = self._recorder
         assert recorder is not None
         recorder.clear()
-        abandoned_timesteps, seconds = self._run(ticket, seeds, recorder)
+        abandoned_timesteps, seconds = self._run(ticket.version, ticket.indices, seeds, recorder)
+        return self._outcome(recorder, ticket.indices, abandoned_timesteps, seconds)
+
+    def _outcome(
+        self,
+        recorder: RolloutRecorder,
+        indices: Sequence[int],
+        abandoned_timesteps: int,
+        seconds: tuple[float, float, float],
+        dropped: tuple[tuple[int, str, str], ...] = (),
+    ) -> Outcome:
         n_trajectories, n_timesteps = recorder.n_trajectories, recorder.n_timesteps
         given_up = abandoned_timesteps >= 0
         return Outcome(
-            rollouts=None if given_up else self.finished(recorder.finish, ticket),
+            rollouts=self.finished(recorder.finish, indices) if n_trajectories and not given_up else None,
             n_trajectories=n_trajectories,
             n_timesteps=n_timesteps,
             n_abandoned=int(given_up),
             abandoned_timesteps=max(0, abandoned_timesteps),
             seconds=seconds,
+            dropped=() if given_up else dropped,
         )
 
+    def _rollout_dropping(self, ticket: Ticket, seeds: list[int]) -> Outcome:
+        """Run the ticket's trajectories, and leave out those that raise.
+
+        After each of them agent and environment are made anew: they may be half of something, and what comes next must
+        not depend on what was run before.
+        """
+        seed_of = dict(zip(ticket.indices, seeds, strict=True))
+        left_out: dict[int, tuple[str, str]] = {}
+        seconds = 0.0, 0.0, 0.0
+        assert self._recorder is not None
+        self._recorder.clear()
+        todo = list(ticket.indices)
+        while True:
+            recorder, spaces, finishing = self._recorder, self.spaces, False
+            try:
+                abandoned, more = self._run(ticket.version, todo, [seed_of[index] for index in todo], recorder)
+                seconds = seconds[0] + more[0], seconds[1] + more[1], seconds[2] + more[2]
+                finishing = True
+                dropped = tuple((ticket.indices.index(index), *left_out[index]) for index in sorted(left_out))
+                kept = [index for index in ticket.indices if index not in left_out]
+                return self._outcome(recorder, kept, abandoned, seconds, dropped)
+            except BaseException as error:
+                if not self.drops(error):
+                    raise
+                failed = self.trajectory
+                assert failed is not None
+                left_out[failed] = str(self.phase), summary_of(error)
+            self.trajectory = None
+            recorder.abandon()
+            if not self.row.wanted(ticket.version):
+                return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
+            self.rebuild()
+            if finishing or self.spaces != spaces:
+                # What is wrong lies among what was recorded, or does not go with what comes: the others once more.
+                self._recorder.clear()
+                todo = [index for index in ticket.indices if index not in left_out]
+            else:
+                self._recorder = recorder
+                todo = todo[todo.index(failed) + 1 :]
+
     def _run(  # noqa: C901 - see below
-        self, ticket: Ticket, seeds: list[int], recorder: RolloutRecorder
+        self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder
     ) -> tuple[int, tuple[float, float, float]]:
-        """Run the ticket's trajectories, one after the other.
+        """Run trajectories, one after the other.
 
         This is what the package's speed is made of, so it is written out in one function, with everything it touches
         in local variables, the phases included (an enum's member costs 100 ns to look up on Python 3.11).
@@ -124,7 +179,7 @@ class DefaultWorker(Worker):
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action = _NoClass if actions is None else int
         window = iter(_NOTHING)
-        row, version, max_length = self.row, ticket.version, self.max_episode_length
+        row, max_length = self.row, self.max_episode_length
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
         limit = _NO_LIMIT
@@ -136,7 +191,7 @@ class DefaultWorker(Worker):
         action: Any = None
         began = clock()
         try:
-            for index, seed in zip(ticket.indices, seeds, strict=True):
+            for index, seed in zip(indices, seeds, strict=True):
                 self.trajectory = index
                 words[trajectory_word] = index + 1
                 words[phase_word] = _RESET_NUMBER

@@ -1,0 +1,233 @@
+"""`on_failure="drop"`: what raises is left out and told; the batch is what one process sampling alone would return."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamsampler import LocalSampler, VecWorker
+from streamsampler.errors import RolloutError, UsageError
+from streamsampler.gathering import AtLeast, Exactly, Gathering
+
+from .conftest import Maker
+
+SEED = 77
+
+
+class Brittle(gymnasium.Env[Any, Any]):
+    """Lasts 3 to 12 steps; raises in some of its trajectories, and is of no use afterwards.
+
+    Args:
+        where: Where it raises: "step", "reset", or "shape" for an observation that fits nowhere.
+        share: In which share of the trajectories.
+        kind: What it raises.
+    """
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, where: str = "step", share: float = 0.3, kind: type[BaseException] = OSError) -> None:
+        self.where, self.share, self.kind = where, share, kind
+        self.broken = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        assert not self.broken, "used after it raised"
+        self.left = int(self.np_random.integers(3, 13))
+        self.fails_at = int(self.np_random.integers(1, 4)) if self.np_random.random() < self.share else None
+        if self.where == "reset" and self.fails_at:
+            self.fail()
+        return self.observation(), {"left": self.left}
+
+    def observation(self) -> Any:
+        return self.np_random.random(3, dtype=np.float32)
+
+    def fail(self) -> None:
+        self.broken = True
+        raise self.kind("the arm is stuck")
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        observation = self.observation()
+        if self.fails_at is not None:
+            self.fails_at -= 1
+            if self.fails_at == 0 and self.where == "step":
+                self.fail()
+            if self.fails_at == 0 and self.where == "shape":
+                observation = observation[:2]
+        return observation, float(action), self.left == 0, False, {"left": self.left}
+
+
+def agent(observation: Any) -> int:
+    return int(observation[0] > 0.5)
+
+
+def alone(where: str = "step", share: float = 0.3, version: int = 1, n: int = 400) -> dict[int, Any]:
+    """What each trajectory is by itself, of those that do not raise."""
+    trajectories = {}
+    for index in range(n):
+        with LocalSampler(agent, partial(Brittle, where, share), seed=SEED) as sampler:
+            for _ in range(version - 1):
+                sampler._collector.dispatcher.version += 1
+            try:
+                trajectories[index] = next(iter(sampler.stream(first_trajectory=index)))
+            except RolloutError:
+                continue
+    return trajectories
+
+
+SOUND = {where: alone(where, n=60) for where in ("step", "reset", "shape")}
+
+
+@pytest.fixture(params=["local", "forkserver", pytest.param("shared memory", marks=pytest.mark.slow)])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("where", SOUND)
+def test_the_batch_is_what_is_left_of_the_prefix(make_sampler: Maker, where: str) -> None:
+    sampler = make_sampler(agent, partial(Brittle, where), n_workers=3, seed=SEED, on_failure="drop")
+    batch = sampler.obtain_trajectories(20)
+    expected = list(SOUND[where])[:20]
+    assert batch.indices.tolist() == expected
+    for position, index in enumerate(expected):
+        assert batch[position] == SOUND[where][index]
+    left_out = sorted(set(range(expected[-1])) - set(expected))
+    assert left_out, "or this shows nothing"
+    stats = batch.stats
+    assert stats is not None
+    assert stats.kept_trajectories == 20
+    assert stats.dropped_trajectories == len(left_out)
+    assert [dropped.index for dropped in stats.dropped] == left_out
+    for dropped in stats.dropped:
+        assert dropped.version == 1
+        assert ("arm is stuck" if where != "shape" else "(2,)") in dropped.error
+        assert (
+            dropped.phase
+            == {
+                "step": "stepping the environment",
+                "reset": "resetting the environment",
+                "shape": "recording the trajectory",
+            }[where]
+        )
+    assert sampler.stats.dropped_trajectories == len(left_out)
+
+
+def test_timesteps_of_what_is_left_count(make_sampler: Maker) -> None:
+    sampler = make_sampler(agent, Brittle, n_workers=3, seed=SEED, on_failure="drop")
+    batch = sampler.obtain_samples(100)
+    expected, total = [], 0
+    for index, trajectory in SOUND["step"].items():
+        expected.append(index)
+        total += trajectory.n_timesteps
+        if total >= 100:
+            break
+    assert batch.indices.tolist() == expected
+
+
+def test_a_stream_passes_by(make_sampler: Maker) -> None:
+    sampler = make_sampler(agent, Brittle, n_workers=2, seed=SEED, on_failure="drop")
+    expected = list(SOUND["step"])[:25]
+    found = [int(trajectory.indices[0]) for trajectory, _ in zip(sampler.stream(), expected, strict=False)]
+    assert found == expected
+    assert sampler.stats.dropped_trajectories >= expected[-1] + 1 - len(expected)
+
+
+def test_whatever_finishes_first_too(make_sampler: Maker) -> None:
+    sampler = make_sampler(agent, Brittle, n_workers=2, seed=SEED, on_failure="drop", order="arrival")
+    batch = sampler.obtain_trajectories(30)
+    assert len(batch) == 30
+    assert set(batch.indices.tolist()) <= set(SOUND["step"])
+
+
+def test_workers_of_their_own(make_sampler: Maker) -> None:
+    sampler = make_sampler(2 * [agent], Brittle, n_workers=2, seed=SEED, on_failure="drop")
+    assert sampler.obtain_trajectories(20).indices.tolist() == list(SOUND["step"])[:20]
+    with pytest.raises(UsageError, match="obtain_exact_trajectories"):
+        sampler.obtain_exact_trajectories(3)
+    assert len(sampler.obtain_trajectories(2)) == 2
+
+
+def test_what_restart_on_names_is_run_again_instead(make_sampler: Maker) -> None:
+    sampler = make_sampler(
+        agent, Brittle, n_workers=2, seed=SEED, on_failure="drop", restart_on=OSError, max_restarts=2
+    )
+    with pytest.raises(RolloutError, match="max_restarts is 2"):
+        sampler.obtain_trajectories(20)
+
+
+def test_where_everything_fails_the_call_ends(make_sampler: Maker) -> None:
+    sampler = make_sampler(agent, partial(Brittle, "step", 1.0), n_workers=2, seed=SEED, on_failure="drop")
+    with pytest.raises(RolloutError, match="trajectories failed and 0 did not") as caught:
+        sampler.obtain_trajectories(1)
+    assert "the arm is stuck" in str(caught.value)
+    assert len(sampler.obtain_trajectories(5, env_update=partial(Brittle, "step", 0.0))) == 5
+
+
+def test_exit_is_a_failure_like_any_other(make_sampler: Maker) -> None:
+    sampler = make_sampler(agent, partial(Brittle, "step", 0.3, SystemExit), n_workers=2, seed=SEED, on_failure="drop")
+    assert sampler.obtain_trajectories(20).indices.tolist() == list(SOUND["step"])[:20]
+
+
+def test_an_update_that_raises_is_raised(make_sampler: Maker) -> None:
+    sampler = make_sampler(agent, Brittle, n_workers=2, seed=SEED, on_failure="drop")
+    with pytest.raises(RolloutError, match="making the environment"):
+        sampler.obtain_trajectories(2, env_update=_no_environment)
+    assert len(sampler.obtain_trajectories(2)) == 2
+
+
+def _no_environment() -> gymnasium.Env[Any, Any]:
+    raise OSError("nothing to be had")
+
+
+def test_a_worker_of_blocks_refuses() -> None:
+    with pytest.raises(UsageError, match="VecWorker cannot leave out"):
+        LocalSampler(agent, Brittle, on_failure="drop", worker_class=VecWorker)
+
+
+# ---------------------------------------------------------------------- pure
+
+
+@settings(max_examples=200)
+@given(
+    lengths=st.lists(st.integers(0, 5), max_size=30),
+    n_workers=st.integers(1, 3),
+    plan=st.one_of(st.integers(1, 40).map(AtLeast), st.integers(1, 20).map(Exactly)),
+    own_lanes=st.booleans(),
+    events=st.integers(0, 10**6).map(random.Random),
+)
+def test_any_course_of_events_gives_the_same_prefix(
+    lengths: list[int], n_workers: int, plan: AtLeast | Exactly, own_lanes: bool, events: random.Random
+) -> None:
+    lengths = lengths + [2] * 400
+    gathering: Gathering[int] = Gathering(plan, n_workers=n_workers, own_lanes=own_lanes, dropping=True)
+    held: dict[int, range] = {}
+    while not gathering.complete:
+        for worker in range(n_workers):
+            if worker not in held and (indices := gathering.take(worker)):
+                held[worker] = indices
+        worker = events.choice(sorted(held))
+        indices = held.pop(worker)
+        if events.random() < 0.1:
+            gathering.give_back(worker, indices)
+        else:
+            gathering.pace.add([lengths[index] for index in indices if lengths[index]] or [1], 0.01, worker, 8)
+            gathering.add(worker, indices, [lengths[index] for index in indices], worker)
+    found = [index for run in gathering.runs() for index in run.indices if lengths[index]]
+    expected, total = [], 0
+    for index, length in enumerate(lengths):
+        if (total >= plan.timesteps) if plan.timesteps is not None else (len(expected) == plan.limit):
+            break
+        if length:
+            expected.append(index)
+            total += length
+    assert found == expected
+    assert gathering.n_trajectories == len(expected)
