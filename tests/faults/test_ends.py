@@ -135,7 +135,6 @@ def check_nothing_left(process, pids, tmp_path, shm_before):
 SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}
 QUICK = {
     ("idle", "interrupt"),
-    ("idle", "exit"),
     ("hung holding the lock", "interrupt"),
     ("hung holding the lock", "raise"),
     ("hung holding the lock", "kill"),

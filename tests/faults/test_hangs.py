@@ -29,10 +29,11 @@ def test_a_hang_is_made_good(tmp_path, where, kind):
     trajectory = 3 if where in IN_TRAJECTORIES else None
     faults = Faults(tmp_path, Fault(kind, where, trajectory=trajectory, step=3, version=2), seed=SEED)
     env = faults.env(ScriptedEnv)
-    timeouts = {"step_timeout": 0.6, "construction_timeout": 1.2}
-    with MultiprocessingSampler(faults.agent(ScriptedAgent()), env, n_workers=2, seed=SEED, **timeouts) as sampler:
+    timeouts = {"step_timeout": 0.3, "construction_timeout": 1.2}
+    # One worker: of two, the other one might not wait for it, but run the trajectory a second time.
+    with MultiprocessingSampler(faults.agent(ScriptedAgent()), env, n_workers=1, seed=SEED, **timeouts) as sampler:
         assert calls(sampler, 2, env_update=env) == undisturbed(2)
-        assert sampler.stats.hangs == faults.fired() == 1
+        assert sampler.stats.hangs == sampler.stats.restarts == faults.fired() == 1
         assert faults.pids()[0] not in sampler.worker_pids()
 
 
@@ -40,13 +41,14 @@ def test_a_hang_is_made_good(tmp_path, where, kind):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_hang_is_made_good_with_every_start_method(tmp_path, method):
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
-    options = {"n_workers": 2, "seed": SEED, "start_method": method, "step_timeout": 1.0}
+    options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 1.0}
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
         assert calls(sampler) == undisturbed()
         assert sampler.stats.hangs == faults.fired() == 1
 
 
-@pytest.mark.parametrize("kind", ["hang_gil", pytest.param("hang", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hang", "hang_gil"])
 def test_a_hang_in_close_does_not_hold_up_the_end(tmp_path, kind):
     faults = Faults(tmp_path, Fault(kind, "close", times=None))
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, seed=SEED) as sampler:
@@ -83,10 +85,10 @@ ENDLESS = functools.partial(ScriptedEnv, 10**9, seconds=0.0005)
 
 def test_an_endless_trajectory_is_no_hang():
     """It makes progress; the user's Ctrl-C ends it, and the sampler is usable afterwards."""
-    with MultiprocessingSampler(ScriptedAgent(), ENDLESS, n_workers=2, seed=SEED, step_timeout=0.2) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), ENDLESS, n_workers=2, seed=SEED, step_timeout=0.1) as sampler:
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.8)
+            signal.setitimer(signal.ITIMER_REAL, 0.4)
             with pytest.raises(KeyboardInterrupt):
                 sampler.obtain_trajectories(2)
         finally:

@@ -66,6 +66,7 @@ def may_have_namespaces():
     return subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_have_namespaces(), reason="this user may not have mounts of his own (unshare -rm)")
 def test_full_shared_memory_does_not_matter(tmp_path):
     mount = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$0" "$@"'
@@ -73,6 +74,7 @@ def test_full_shared_memory_does_not_matter(tmp_path):
     assert printed == ["28", "True", "filler"]
 
 
+METHODS = ["forkserver", "spawn"]
 FEW_DESCRIPTORS = """
 import errno, itertools, os, resource
 from streamsampler import MultiprocessingSampler
@@ -107,7 +109,9 @@ print(limit - before[1])
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
+)
 def test_no_half_built_sampler_when_descriptors_run_out(tmp_path, method):
     (n_failures,) = run_script(tmp_path, FEW_DESCRIPTORS.format(method=method))
     assert int(n_failures) > 20

@@ -28,15 +28,14 @@ def is_right(folder, method="forkserver", **options):
         return calls(sampler, 3) == undisturbed(3) and faults.fired() == 1
 
 
-SLOW_METHODS = [pytest.param(method, marks=pytest.mark.slow) for method in ("fork", "spawn")]
-METHODS = ["forkserver", "fork", SLOW_METHODS[1]]
+FORK_SERVER, SPAWN = (pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))
 
 
 def exit_with_the_answer(folder, method):
     sys.exit(0 if is_right(folder, method) else 5)
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow), SLOW_METHODS[1]])
+@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
 def test_in_a_daemonic_process(tmp_path, method):
     """`multiprocessing` would not let it have children."""
     daemon = multiprocessing.get_context("fork").Process(
@@ -47,7 +46,7 @@ def test_in_a_daemonic_process(tmp_path, method):
     assert daemon.exitcode == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["forkserver", "fork", SPAWN])
 def test_in_a_thread_that_ends_before_the_sampler(tmp_path, method):
     """The kernel's own signal for a parent's death would come when the thread ends."""
     faults = Faults(tmp_path, Fault("kill", trajectory=2, version=2), seed=SEED)
@@ -100,7 +99,7 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", *SLOW_METHODS])
+@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
 def test_a_parent_that_forked_is_killed(tmp_path, method):
     """Its child, which lives on, has copies of all descriptors: they must not keep the workers alive."""
     command = [sys.executable, "-c", FORKING_PARENT.format(method=method)]
@@ -125,7 +124,7 @@ class Jumping:
         return 1.7e9 + self.dice.uniform(-10_000, 10_000)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", FORK_SERVER])
 def test_a_wall_clock_that_is_set_back_and_forth(tmp_path, monkeypatch, method):
     """With all limits on: none of them is taken from it. By fork the workers have it, too."""
     monkeypatch.setattr(time, "time", Jumping())
