@@ -6,6 +6,7 @@ Settings:
     order: "index" (default) or "arrival".
     vec: If given, so many environments in each worker, with batched actions.
     start_method: See `MultiprocessingSampler`.
+    watched: Whether workers are watched for hangs and for memory.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         seed=1,
         order=settings.get("order", "index"),
         start_method=settings.get("start_method"),
+        **({"step_timeout": 10.0, "max_worker_memory": 1 << 34} if settings.get("watched") else {}),
         **worker_options(settings),
     ) as sampler:
         collector = Collector(workload, sampler, settings)
