@@ -138,10 +138,13 @@ class _OneByOne(BatchedAgent):
 
     def choose(self, rows: Rows, recorder: BatchRecorder, worker: Worker) -> tuple[Tree | None, list[Any]]:
         record, record_info = recorder.actions.record, recorder.record_agent_info
+        words, timesteps_word, watched = worker.row.words, worker.row.timesteps_word, worker.row.attention
         singles = []
         for row, slot in enumerate(rows.slots.tolist()):
             self.row = row
             worker.phase = _ACTION
+            if watched:
+                words[timesteps_word] = rows.first + row
             chosen = self._get_action[slot % len(self._get_action)](row_of(rows.observations, row))
             if not isinstance(chosen, tuple | list) or len(chosen) != 2:
                 raise UsageError("get_action must return (action, agent_info), with agent_info a dict")

@@ -24,7 +24,8 @@ from streamsampler.workers.slots import Block, FinishedPrefix, Seconds, begin_of
 
 __all__ = ["NativeRunner"]
 
-_RESET_NUMBER, _STEP_NUMBER = phase_number(Phase.RESET), phase_number(Phase.STEP)
+_RESET_NUMBER = phase_number(Phase.RESET)
+_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 _SILENT = -1
 _FINAL = ("final_obs", "final_info")
 
@@ -209,9 +210,12 @@ class _Run:
         worker, seconds, positions = self._worker, self._seconds, self._positions[live]
         first = len(self._recorder.rewards)
         began = perf_counter()
+        words, phase_word = worker.row.words, worker.row.phase_word
+        words[phase_word] = _ACTION_NUMBER
         if len(live):
             self._choose(first, live)
         between = perf_counter()
+        words[phase_word] = _STEP_NUMBER
         worker.phase = Phase.STEP
         try:
             observations, rewards, terminated, truncated, infos = self._env.step(self._actions())

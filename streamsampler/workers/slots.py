@@ -24,7 +24,8 @@ __all__ = ["Block", "FinishedPrefix", "Seconds", "SlotRunner", "begin_of", "expl
 _NO_LIMIT = 2**62
 # An enum's member costs 100 ns to look up on Python 3.11.
 _RESET, _AGENT_RESET, _RECORDING, _STEP = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING, Phase.STEP
-_RESET_NUMBER, _STEP_NUMBER = phase_number(Phase.RESET), phase_number(Phase.STEP)
+_RESET_NUMBER = phase_number(Phase.RESET)
+_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +175,13 @@ class _Run:
         worker.phase = _RECORDING
         self._row = -1
         observations = recorder.observations.rows(first, first + n_rows)
+        words, phase_word = worker.row.words, worker.row.phase_word
+        words[phase_word] = _ACTION_NUMBER
         began = perf_counter()
         rows = Rows(first, observations, self._slot_numbers, self._begun, self._step)
         self._actions = self._agent.choose(rows, recorder, worker)[1]
         between = perf_counter()
+        words[phase_word] = _STEP_NUMBER
         recorder.positions.extend(self._positions)
         self._resetting = 0.0
         worker.phase = _STEP
@@ -206,11 +210,15 @@ class _Run:
         append, dtype, shape = recorder.observations.append, recorder.observations.dtype, recorder.observations.shape
         limit, float64 = self._limit, np.float64
         at_limit = self._step + 1 - min(self._begun) >= limit
+        board_row = self._worker.row
+        words, timesteps_word, watched = board_row.words, board_row.timesteps_word, board_row.attention
         silent: list[int] = []
         row = -1
         try:
             for row, (step, action) in enumerate(zip(self._steps, self._actions, strict=True)):
                 observation, reward, terminated, truncated, info = step(action)
+                if watched:
+                    words[timesteps_word] = first + row + 1
                 kind = reward.__class__
                 add_reward(reward if kind is float or kind is float64 else number_of(reward))
                 if info:

@@ -1,0 +1,81 @@
+"""What a worker with several environments tells of its progress, to who watches it."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from streamsampler import VecWorker
+from streamsampler.board import Board, board_bytes
+from streamsampler.environments import as_env_update
+from streamsampler.protocol import Phase, Ticket
+
+
+class Telling(gymnasium.Env):
+    """Ten steps, each of which calls back."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, tell):
+        self.tell = tell
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.tell("reset")
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.tell("step")
+        self.t += 1
+        return np.zeros(2, np.float32), 0.0, self.t == 10, False, {}
+
+
+class OneByOne:
+    def __init__(self, tell):
+        self.tell = tell
+
+    def get_action(self, observation):
+        self.tell("action")
+        return 0, {}
+
+
+class Batched(OneByOne):
+    def get_actions(self, observations):
+        self.tell("actions")
+        return np.zeros(len(observations), int), {}
+
+
+def progress_in(agent_class, *, watched):
+    """What the board says at each call of user code, in a block of six trajectories in three environments."""
+    board = Board(memoryview(bytearray(board_bytes(1))))
+    worker = VecWorker(board.row(0), n_envs=3, block_size=6)
+    seen = []
+
+    def tell(what):
+        seen.append((what, board.progress(0)))
+
+    worker.update_env(as_env_update(lambda: Telling(tell)))
+    worker.update_agent(agent_class(tell))
+    seen.clear()
+    board.want(1)
+    board.heed(0)
+    if watched:
+        board.watch(0)
+    assert worker.rollout(Ticket(1, range(6), 6), list(range(6))).n_timesteps == 60
+    return seen
+
+
+@pytest.mark.parametrize("agent_class", [OneByOne, Batched])
+def test_each_step_and_each_action_shows_to_who_watches(agent_class):
+    seen = progress_in(agent_class, watched=True)
+    assert len(seen) > 66
+    for (_, before), (_, after) in zip(seen, seen[1:], strict=False):
+        assert before != after
+
+
+@pytest.mark.parametrize("agent_class", [OneByOne, Batched])
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_phase_is_the_one_it_is_in(agent_class, watched):
+    phases = {"reset": Phase.RESET, "action": Phase.ACTION, "actions": Phase.ACTION, "step": Phase.STEP}
+    assert all(progress.phase == phases[what] for what, progress in progress_in(agent_class, watched=watched))
