@@ -144,9 +144,10 @@ class Crew:
         worker = event.worker
         self._dead.add(worker)
         self.moved(worker)
-        if self._leaving.pop(worker, "no") != "no":
-            return None
         hang = self._hung.pop(worker, None)
+        # Who was to go and had not been told yet had work still.
+        if self._leaving.pop(worker, None) is not None:
+            return None
         what = cause_of_death(event.exitcode)
         if hang is not None:
             seen = hang.seen

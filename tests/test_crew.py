@@ -1,0 +1,87 @@
+"""Who comes and goes, with workers that are only told about."""
+
+from streamsampler.board import Progress
+from streamsampler.crew import Crew
+from streamsampler.engines.base import Died
+from streamsampler.protocol import Phase, Ticket
+from streamsampler.supervision import Policy
+
+TICKET = Ticket(1, range(3))
+
+
+class Workers:
+    """An engine whose workers stand still in the middle of a step."""
+
+    n_workers = 1
+
+    def __init__(self):
+        self.killed, self.retired = [], []
+
+    def progress(self, worker):
+        return Progress(1, 7, 2, Phase.STEP)
+
+    def watch(self, worker):
+        pass
+
+    def stacks(self, worker):
+        return "a stack"
+
+    def kill_worker(self, worker):
+        self.killed.append(worker)
+
+    def retire(self, worker):
+        self.retired.append(worker)
+        return True
+
+    def restart(self, worker):
+        pass
+
+
+class Course:
+    """A crew, and time that passes as it is told to."""
+
+    def __init__(self, **policy):
+        self.now = 0.0
+        self.engine = Workers()
+        self.crew = Crew(self.engine, Policy(**policy), lambda: self.now)
+
+    def until_killed(self, limit=100):
+        for _ in range(limit):
+            planned = self.crew.planned(None)
+            self.now += planned
+            self.crew.waited(planned, planned, lambda: {0: TICKET})
+            if self.engine.killed:
+                return self.engine.killed.pop()
+        return None
+
+    def bury(self):
+        return self.crew.buried(Died(0, -9), self.engine.progress(0), 1)
+
+
+def test_who_hangs_before_it_is_told_to_go_is_a_loss_like_any_other():
+    course = Course(step_timeout=1.0)
+    course.crew.replace(0)
+    assert course.until_killed() == 0
+    incident = course.bury()
+    assert incident is not None
+    assert (incident.hung, incident.stack) == (True, "a stack")
+
+
+def test_the_successor_of_one_that_hung_before_it_went_is_watched():
+    course = Course(step_timeout=1.0)
+    course.crew.replace(0)
+    assert course.until_killed() == 0
+    course.bury()
+    assert course.crew.revive(0)
+    assert course.until_killed() == 0
+
+
+def test_who_dies_before_it_is_told_to_go_is_a_loss_and_who_dies_then_is_none():
+    course = Course()
+    course.crew.replace(0)
+    assert course.bury() is not None
+    assert course.crew.revive(0)
+    course.crew.replace(0)
+    course.crew.may_go(0)
+    assert course.engine.retired == [0]
+    assert course.bury() is None
