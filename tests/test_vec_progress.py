@@ -1,5 +1,7 @@
 """What a worker with several environments tells of its progress, to who watches it."""
 
+from itertools import pairwise
+
 import gymnasium
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ def progress_in(agent_class, *, watched):
 def test_each_step_and_each_action_shows_to_who_watches(agent_class):
     seen = progress_in(agent_class, watched=True)
     assert len(seen) > 66
-    for (_, before), (_, after) in zip(seen, seen[1:], strict=False):
+    for (_, before), (_, after) in pairwise(seen):
         assert before != after
 
 
