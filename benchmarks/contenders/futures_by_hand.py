@@ -1,10 +1,13 @@
 """What one writes without a library: `concurrent.futures`, tasks of 1,000 timesteps, trajectories pickled back.
 
-Settings: `chunk`, timesteps of a task (default 1,000; 100 where environments sleep, so that no task takes seconds).
+Settings:
+    chunk: Timesteps of a task (default 1,000; 100 where environments sleep, so that no task takes seconds).
+    seeded: Whether each trajectory is seeded as in the bare loop (default False: who writes this by hand does not).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -13,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from contenders.bare import seeded_begin, unseeded_begin
 from harness.contender import Measure, serve
 from workloads import WORKLOADS, Workload, checksum, marks
 
@@ -22,14 +26,15 @@ Chunk = dict[str, np.ndarray]
 class _Process:
     """What a process of the pool keeps between tasks."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, *, seeded: bool) -> None:
         self.env, self.agent = workload.make_env(), workload.make_agent()
-        self.observation, _ = self.env.reset()
+        self.begin = seeded_begin(self.env, self.agent, os.getpid()) if seeded else unseeded_begin(self.env)
+        self.observation = self.begin()
 
     def collect(self, size: int) -> Chunk:
         """Go on for `size` timesteps; a trajectory goes on in the next task."""
         observations, actions, rewards, ends = [], [], [], []
-        step, get_action, observation = self.env.step, self.agent.get_action, self.observation
+        step, get_action, begin, observation = self.env.step, self.agent.get_action, self.begin, self.observation
         for _ in range(size):
             observations.append(observation)
             action, _ = get_action(observation)
@@ -38,7 +43,7 @@ class _Process:
             rewards.append(reward)
             ends.append((terminated, truncated))
             if terminated or truncated:
-                observation, _ = self.env.reset()
+                observation = begin()
         self.observation = observation
         return {
             "observations": np.array(observations),
@@ -51,8 +56,8 @@ class _Process:
 _process: list[_Process] = []
 
 
-def _initialize(name: str) -> None:
-    _process.append(_Process(WORKLOADS[name]))
+def _initialize(name: str, seeded: bool) -> None:
+    _process.append(_Process(WORKLOADS[name], seeded=seeded))
 
 
 def _task(size: int, parameters: dict[str, Any] | None) -> Chunk:
@@ -118,7 +123,8 @@ class Collector:
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the pool."""
     chunk = settings.get("chunk", 1000 if workload.ideal is None else 100)
-    with ProcessPoolExecutor(n_processes, initializer=_initialize, initargs=(workload.name,)) as pool:
+    initial = workload.name, settings.get("seeded", False)
+    with ProcessPoolExecutor(n_processes, initializer=_initialize, initargs=initial) as pool:
         collector = Collector(workload, pool, n_processes, chunk)
         collector.measure({"timesteps": n_processes * chunk})
         yield collector.measure

@@ -24,6 +24,7 @@ PEERS = (
     Contender("async_vector_env_2", "async_vector_env", {"n_envs": 2}),
     Contender("async_vector_env_8", "async_vector_env", {"n_envs": 8}),
     Contender("futures_by_hand", "futures_by_hand"),
+    Contender("futures_by_hand_seeded", "futures_by_hand", {"seeded": True}),
     Contender("sb3_subproc_2", "sb3_subproc", {"n_envs": 2}, peer=True),
     Contender("sb3_subproc_8", "sb3_subproc", {"n_envs": 8}, peer=True),
     Contender("tianshou", "tianshou", peer=True),
