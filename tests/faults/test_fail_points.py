@@ -70,3 +70,31 @@ def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, method, pa
     assert gone_within(pids, 0)
     assert sampler.stats.restarts == (point != "exit")
     assert sampler.stats.kept_trajectories == N_CALLS * N_TRAJECTORIES
+
+
+@pytest.mark.parametrize("occurrence", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_half_a_message_that_no_pipe_holds_at_once(tmp_path, monkeypatch, occurrence):
+    """With everything sent through pipes, however large, a message is written in parts."""
+    monkeypatch.setattr("streamsampler.engines.processes.INLINE_LIMIT", 1 << 40)
+    fail_point = FailPoint("send", worker=1, occurrence=occurrence, folder=tmp_path)
+    agents, envs = arguments("shared memory")
+    with fail_point.armed(), MultiprocessingSampler(agents, envs, n_workers=N_WORKERS, seed=SEED) as sampler:
+        assert batches(sampler) == undisturbed("shared memory")
+    assert fail_point.fired()
+
+
+@pytest.mark.parametrize("worker", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_death_when_told_to_stop(tmp_path, worker):
+    """Leaving a stream stops its workers; the call after it finds one of them dead."""
+    fail_point = FailPoint("stop", worker=worker, folder=tmp_path)
+    agents, envs = arguments("small")
+    with LocalSampler(agents, envs, seed=SEED) as local:
+        next(local.stream())
+        reference = local.obtain_trajectories(N_TRAJECTORIES)
+    with fail_point.armed(), MultiprocessingSampler(agents, envs, n_workers=N_WORKERS, seed=SEED) as sampler:
+        stream = sampler.stream()
+        for _ in range(4):  # each worker has begun, and an endless stream always has more for it
+            next(stream)
+        stream.close()
+        assert sampler.obtain_trajectories(N_TRAJECTORIES) == reference
+    assert fail_point.fired()

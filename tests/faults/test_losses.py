@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from streamsampler import MultiprocessingSampler
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
@@ -113,3 +113,20 @@ def test_two_samplers_whose_streams_interleave(tmp_path):
             stream.close()
         assert second.stats.restarts == 0
     assert faults.fired() == 2
+
+
+def test_deaths_of_workers_with_several_environments(tmp_path):
+    """What is lost there is a whole block, or what of it the ticket had; it is run again as it was."""
+    options = {"seed": SEED, "worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
+    with LocalSampler(ScriptedAgent(), ScriptedEnv, **options) as local:
+        reference = calls(local, 2, 20)
+    faults = Faults(
+        tmp_path,
+        Fault("kill", trajectory=4, step=2),
+        Fault("abort", trajectory=13, step=5),
+        Fault("exit", "reset", trajectory=7, version=2),
+        seed=SEED,
+    )
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, **options) as sampler:
+        assert calls(sampler, 2, 20) == reference
+    assert faults.fired() == 3
