@@ -8,7 +8,7 @@ never piece by piece, so that it does not matter how the trajectories were sprea
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,9 +19,21 @@ from .compact import by_position
 from .errors import DataError
 from .trees import Array, object_array
 
-__all__ = ["InfoColumn", "InfoColumns", "KeyPath", "check_names", "column_of", "merge", "name_of"]
+__all__ = [
+    "InfoColumn",
+    "InfoColumns",
+    "KeyPath",
+    "Owners",
+    "are_uniform",
+    "check_names",
+    "column_of",
+    "is_typed",
+    "merge",
+    "name_of",
+]
 
 KeyPath: TypeAlias = tuple[str, ...]
+Owners: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 # Dtype and shape of a value that can live in an array, None for one that cannot.
 Kind: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]] | None
 
@@ -33,6 +45,7 @@ _PYTHON_NUMBERS: dict[type, np.dtype[Any]] = {
     float: np.dtype(np.float64),
     complex: np.dtype(np.complex128),
 }
+_ALL = slice(None)
 _INT64 = np.iinfo(np.int64)
 _CODES = {float: "d", np.float64: "d", int: "q", np.int64: "q"}
 
@@ -68,9 +81,14 @@ def _kind(value: Any) -> Kind:
         return (_PYTHON_NUMBERS[int], ()) if _INT64.min <= value <= _INT64.max else None
     if cls in _PYTHON_NUMBERS:
         return _PYTHON_NUMBERS[cls], ()
-    if (cls is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _TYPED:
+    if (cls is np.ndarray or isinstance(value, np.generic)) and is_typed(value.dtype):
         return value.dtype, value.shape
     return None
+
+
+def is_typed(dtype: np.dtype[Any]) -> bool:
+    """Whether a column may have this dtype; what has another one becomes a column of objects."""
+    return dtype.kind in _TYPED
 
 
 def column_of(steps: NDArray[np.int64] | None, values: list[Any]) -> InfoColumn:
@@ -169,15 +187,31 @@ def _steps(column: InfoColumn, rows: slice) -> NDArray[np.int64]:
     return np.arange(rows.start, rows.stop, dtype=np.int64) if column.steps is None else column.steps[rows]
 
 
+def _kinds(column: InfoColumn, rows: slice = _ALL) -> set[Kind]:
+    if column.raw:
+        return set(map(_kind, column.values[rows]))
+    return {None if column.values.dtype == object else (column.values.dtype, column.values.shape[1:])}
+
+
+def are_uniform(parts: Iterable[InfoColumns]) -> bool:
+    """Whether the values of each key are of one kind over all of these, and no key of a dict is one beside it.
+
+    Then what a column becomes is the same for all ranges of steps: what is cut out of all of them, merged, is what
+    would be merged of the cut alone. Only the names of masks are not looked at.
+    """
+    kind_of: dict[KeyPath, Kind] = {}
+    for part in parts:
+        for path, column in part.columns.items():
+            kinds = _kinds(column)
+            if len(kinds) > 1 or (kinds and kind_of.setdefault(path, next(iter(kinds))) not in kinds):
+                return False
+    return not any(path[:depth] in kind_of for path in kind_of for depth in range(1, len(path)))
+
+
 def _common_kind(pieces: Iterable[tuple[InfoColumn, slice, int]]) -> Kind:
     kinds: set[Kind] = set()
     for column, rows, _ in pieces:
-        if column.raw:
-            kinds.update(map(_kind, column.values[rows]))
-        elif column.values.dtype == object:
-            return None
-        else:
-            kinds.add((column.values.dtype, column.values.shape[1:]))
+        kinds |= _kinds(column, rows)
     if len(kinds) == 1 or None in kinds:
         return None if None in kinds else kinds.pop()
     known = [kind for kind in kinds if kind is not None]
@@ -226,16 +260,41 @@ def _fold_children(column: InfoColumn, children: dict[KeyPath, InfoColumn], leng
     return InfoColumn(present, object_array([whole[step] for step in steps]))
 
 
-def check_names(columns: dict[KeyPath, InfoColumn], path: str) -> None:
-    """Refuse a key `_x` beside a key `x`: the mask of `x` goes by that name."""
+def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | None = None) -> None:
+    """Refuse a key `_x` beside a key `x`: the mask of `x` goes by that name.
+
+    Args:
+        columns: The columns.
+        path: What the infos are called in errors.
+        owners: Tells whose the steps are: numbers of trajectories for numbers of steps. Then the two names only clash
+            where both are one trajectory's, for the others need not come into one batch.
+
+    Raises:
+        DataError: Two names clash. With `owners`, its attribute `position` is the number of the trajectory.
+    """
     names = {key[:depth] for key in columns for depth in range(1, len(key) + 1)}
-    for name in names:
+    for name in sorted(names):
         mask = (*name[:-1], f"_{name[-1]}")
-        if mask in names:
-            raise DataError(
-                f"{name_of(path, name)} and {name_of(path, mask)} are both keys of an info, "
-                f"and {mask[-1]!r} is the name of the mask of {name[-1]!r}: rename one of them"
-            )
+        if mask not in names:
+            continue
+        error = DataError(
+            f"{name_of(path, name)} and {name_of(path, mask)} are both keys of an info, "
+            f"and {mask[-1]!r} is the name of the mask of {name[-1]!r}: rename one of them"
+        )
+        if owners is not None:
+            both = _owners_of(columns, name, owners) & _owners_of(columns, mask, owners)
+            if not both:
+                continue
+            error.position = min(both)  # type: ignore[attr-defined]
+        raise error
+
+
+def _owners_of(columns: dict[KeyPath, InfoColumn], name: KeyPath, owners: Owners) -> set[int]:
+    found: set[int] = set()
+    for key, column in columns.items():
+        if key[: len(name)] == name:
+            found.update(owners(_steps(column, slice(0, len(column.values)))).tolist())
+    return found
 
 
 def name_of(path: str, keys: KeyPath) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .columns import InfoColumn, InfoColumns, KeyPath, check_names, column_of, merge, name_of
+from .columns import InfoColumn, InfoColumns, KeyPath, Owners, check_names, column_of, merge, name_of
 from .errors import DataError
 from .trees import Array, snapshot
 
@@ -95,8 +95,12 @@ class InfoRecorder:
         self._columns.clear()
         self._plain.clear()
 
-    def finish(self, length: int) -> InfoColumns:
+    def finish(self, length: int, owners: Owners | None = None) -> InfoColumns:
         """The infos of steps 0 to length - 1, as columns that share nothing with the recorder's lists.
+
+        Args:
+            length: How many steps there are.
+            owners: Tells whose the steps are; see `check_names`.
 
         Raises:
             DataError: A key `_x` beside a key `x`, whose mask goes by that name.
@@ -107,7 +111,7 @@ class InfoRecorder:
             if n_present:
                 present = None if n_present == length else np.array(steps[:n_present], dtype=np.int64)
                 columns[path] = column_of(present, values[:n_present])
-        check_names(columns, self._path)
+        check_names(columns, self._path, owners)
         return InfoColumns(length, columns)
 
 

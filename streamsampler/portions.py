@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+from streamsampler.apart import slice_of
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
 from streamsampler.gathering import Endless, Run
@@ -71,9 +72,9 @@ class Portions:
         for run in runs:
             n = quota.take(run.lengths)
             if n:
-                wanted.append(_slice(run, 0, n))
+                wanted.append(slice_of(run, 0, n))
             if n < len(run.lengths):
-                self._ahead.append(_slice(run, n, len(run.lengths)))
+                self._ahead.append(slice_of(run, n, len(run.lengths)))
         return wanted
 
     def __enter__(self) -> Self:
@@ -82,7 +83,3 @@ class Portions:
     def __exit__(self, *_: object) -> None:
         if self._sampler._streaming is self._call:
             self._sampler._end_stream()
-
-
-def _slice(run: Run[Part], start: int, stop: int) -> Run[Part]:
-    return Run(run.part, run.indices[start:stop], run.start + start, run.start + stop, run.lengths[start:stop])

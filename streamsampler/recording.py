@@ -190,7 +190,7 @@ class RolloutRecorder:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
                 ticket.
             ObservationError: An observation of another size than its space's, with the same attribute.
-            DataError: An info with a key `_x` beside a key `x`.
+            DataError: A trajectory with infos with a key `_x` beside a key `x`, with the same attribute.
         """
         n_timesteps, n_trajectories = self.n_timesteps, self.n_trajectories
         try:
@@ -200,6 +200,11 @@ class RolloutRecorder:
             error.position = self._position(getattr(error, "row", 0))[0]  # type: ignore[attr-defined]
             raise
         self._check_actions(actions)
+        lengths = np.array(self._lengths, dtype=np.int64)
+
+        def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+            return np.searchsorted(np.cumsum(lengths), steps, side="right")
+
         return Rollouts(
             observations=observations,
             last_observations=self._last_observations.view(0, n_trajectories),
@@ -207,10 +212,10 @@ class RolloutRecorder:
             rewards=np.ndarray((n_timesteps,), np.float64, _packed_floats(self._rewards[:n_timesteps])),
             terminated=np.array(self._terminated, dtype=np.bool_),
             truncated=np.array(self._truncated, dtype=np.bool_),
-            lengths=np.array(self._lengths, dtype=np.int64),
-            env_infos=self._env_infos.finish(n_timesteps),
-            agent_infos=self._agent_infos.finish(n_timesteps),
-            episode_infos=self._episode_infos.finish(n_trajectories),
+            lengths=lengths,
+            env_infos=self._env_infos.finish(n_timesteps, owners),
+            agent_infos=self._agent_infos.finish(n_timesteps, owners),
+            episode_infos=self._episode_infos.finish(n_trajectories, lambda positions: positions),
         )
 
     def _position(self, row: int) -> tuple[int, int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from streamsampler.agents import as_agent
+from streamsampler.apart import apart
 from streamsampler.blocks import Blocks
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
@@ -240,7 +241,7 @@ class Sampler(SamplerLife):
             if self._streaming is call:
                 self._end_stream()
 
-    def _next_of(self, call: Call) -> TrajectoryBatch:
+    def _next_of(self, call: Call) -> Iterable[TrajectoryBatch]:
         """Return the next trajectories of a stream, in memory of their own."""
         with self._watched(), self._exclusive():
             self._check_still(call)
@@ -249,7 +250,7 @@ class Sampler(SamplerLife):
                 while not (popped := call.gathering.pop_runs()):
                     call.pump()
                 runs += popped
-            trajectories = call.batch(runs)
+            trajectories = apart(call, runs)
             call.account_for_dropped(runs)
             for run in runs:
                 if run.stop == run.part.n_indices:

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamsampler import trees
-from streamsampler.columns import column_of, merge
+from streamsampler.columns import are_uniform, column_of, merge
 from streamsampler.errors import DataError
 from streamsampler.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
+from streamsampler.workers.batch_infos import BatchInfos
 
 SCALARS = st.sampled_from(
     [True, 3, -1, 2**70, 0.5, np.nan, "text", None, np.float32(1.5), np.int8(-3), np.uint64(2**63), np.array(2.5), 1j]
@@ -51,6 +52,50 @@ def test_a_range_is_as_if_only_it_had_been_recorded(infos, data):
     start = data.draw(st.integers(0, len(infos)))
     stop = data.draw(st.integers(start, len(infos)))
     assert trees.same(infos_of(merge([(record(infos), start, stop)], "x")), form(infos[start:stop]))
+
+
+ALIKE = st.sampled_from([1, 0.5, "text", np.float32(2), np.arange(3), np.array(["a"])])
+LONELY = st.builds(lambda value: [{"a": value}, {}, {"b": {"u": value}}, {"a": value, "b": {"u": value}}], ALIKE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(infos=INFO_LISTS | NUMBER_LISTS | LONELY, data=st.data())
+def test_where_all_is_uniform_a_range_can_be_cut_out_afterwards(infos, data):
+    start = data.draw(st.integers(0, len(infos)))
+    stop = data.draw(st.integers(start, len(infos)))
+    parts = [record(infos[:start]), record(infos[start:])]
+    if are_uniform(parts):
+        whole = infos_of(merge([(part, 0, part.length) for part in parts], "x"))
+        assert trees.same(take_infos(whole, slice(start, stop)), form(infos[start:stop]))
+
+
+@pytest.mark.parametrize(
+    ("infos", "uniform"),
+    [
+        ([{"a": 1}, {"a": np.int64(2)}, {}], True),
+        ([{"a": "one"}, {"a": None}], True),
+        ([{"a": {"u": 1}}, {"b": 0.5}], True),
+        ([{"a": 1}, {"a": 0.5}], False),
+        ([{"a": 1}, {"a": "one"}], False),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(3)}], False),
+        ([{"a": 1}, {"a": {"u": 1}}], False),
+    ],
+)
+def test_what_is_uniform(infos, uniform):
+    assert are_uniform([record(infos)]) is uniform
+    assert are_uniform([record([info]) for info in infos]) is uniform
+
+
+def test_arrays_of_text_are_objects_however_long_the_text_is():
+    def recorded(*batches):
+        infos = BatchInfos("x")
+        for number, texts in enumerate(batches):
+            infos.record(np.arange(2) + 2 * number, {"a": np.array(texts)})
+        return infos.finish(2 * len(batches))
+
+    expected = infos_of(merge([(recorded(["a", "bc"]), 0, 2)], "x"))
+    assert expected["a"].dtype == object
+    assert trees.same(infos_of(merge([(recorded(["a", "bc"], ["def", "g"]), 0, 2)], "x")), expected)
 
 
 @settings(max_examples=100, deadline=None)

@@ -45,7 +45,7 @@ LAYERS = [
         "engines.local",
         "engines.processes",
     ],
-    ["crew", "collector", "collecting"],
+    ["crew", "collector", "collecting", "apart"],
     ["progress"],
     ["payloads", "lifetime", "sampler", "samplers", "portions"],
     [

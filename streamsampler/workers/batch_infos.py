@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.columns import InfoColumn, InfoColumns, KeyPath, check_names, column_of, name_of
+from streamsampler.columns import InfoColumn, InfoColumns, KeyPath, Owners, check_names, column_of, is_typed, name_of
 from streamsampler.errors import DataError
 from streamsampler.trees import Array, snapshot
 
@@ -95,14 +95,18 @@ class BatchInfos:
         """Forget everything."""
         self._pieces.clear()
 
-    def finish(self, length: int) -> InfoColumns:
+    def finish(self, length: int, owners: Owners | None = None) -> InfoColumns:
         """The infos of steps 0 to length - 1, as columns.
+
+        Args:
+            length: How many steps there are.
+            owners: Tells whose the steps are; see `check_names`.
 
         Raises:
             DataError: A key `_x` beside a key `x`, whose mask goes by that name.
         """
         columns = {path: _column(pieces, length) for path, pieces in self._pieces.items()}
-        check_names(columns, self._path)
+        check_names(columns, self._path, owners)
         return InfoColumns(length, columns)
 
 
@@ -115,7 +119,7 @@ def _is_mask(key: str, value: Any, infos: Mapping[str, Any]) -> bool:
 
 
 def _copied(values: Any) -> Array | list[Any]:
-    if isinstance(values, np.ndarray) and values.dtype != object:
+    if isinstance(values, np.ndarray) and is_typed(values.dtype):
         return values.copy()
     return [snapshot(value) for value in values]
 

@@ -109,7 +109,7 @@ class BatchRecorder:
         Raises:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
                 ticket.
-            DataError: An info with a key `_x` beside a key `x`.
+            DataError: A trajectory with infos with a key `_x` beside a key `x`, with the same attribute.
         """
         positions = np.array([position for position, _, _ in self._ends], dtype=np.int64)
         ends = np.argsort(positions)
@@ -133,9 +133,9 @@ class BatchRecorder:
             terminated=flags[:, 0].copy(),
             truncated=flags[:, 1].copy(),
             lengths=lengths,
-            env_infos=reordered(_finished(self._env_info, self.env_infos, n_rows), target, len(order)),
-            agent_infos=reordered(_finished(self._agent_info, self.agent_infos, n_rows), target, len(order)),
-            episode_infos=self._episode_infos.finish(n_trajectories),
+            env_infos=reordered(_finished(self._env_info, self.env_infos, trajectory), target, len(order)),
+            agent_infos=reordered(_finished(self._agent_info, self.agent_infos, trajectory), target, len(order)),
+            episode_infos=self._episode_infos.finish(n_trajectories, lambda positions: positions),
         )
 
     def _check_actions(self, actions: Tree, lengths: NDArray[np.int64]) -> None:
@@ -154,7 +154,7 @@ class BatchRecorder:
         raise error
 
 
-def _finished(single: InfoRecorder, batches: BatchInfos, n_rows: int) -> InfoColumns:
+def _finished(single: InfoRecorder, batches: BatchInfos, trajectory: NDArray[np.int64]) -> InfoColumns:
     """What the one or the other holds: an agent and an environment always use the same."""
-    columns = single.finish(n_rows)
-    return columns if columns.columns else batches.finish(n_rows)
+    columns = single.finish(len(trajectory), trajectory.__getitem__)
+    return columns if columns.columns else batches.finish(len(trajectory), trajectory.__getitem__)
