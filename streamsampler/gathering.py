@@ -69,7 +69,7 @@ class Run(Generic[Part]):
     @property
     def n_kept(self) -> int:
         """How many of them were not left out."""
-        return sum(map(bool, self.lengths))
+        return len(self.lengths) - self.lengths.count(0)
 
 
 @dataclass(slots=True)
@@ -305,7 +305,7 @@ class Gathering(Generic[Part]):
         if n <= there:
             raise ProtocolError(f"trajectories {indices} came with {n} lengths, and {there} of them were there before")
         self._handed_out += n - there - self._cuts.forget(indices)
-        n_dropped = sum(1 for length in lengths[there:] if not length)
+        n_dropped = lengths[there:].count(0)
         self.arrived_dropped += n_dropped
         self.arrived_trajectories += n - there - n_dropped
         self.arrived_timesteps += n_timesteps - timesteps_there
@@ -333,7 +333,8 @@ class Gathering(Generic[Part]):
         lengths = tuple(entry.lengths[entry.position : stop])
         if self.plan.timesteps is not None:
             missing = self.plan.timesteps - self.n_timesteps
-            lengths = lengths[: 1 + sum(1 for total in accumulate(lengths[:-1]) if total < missing)]
+            if sum(lengths) - lengths[-1] >= missing:
+                lengths = lengths[: 1 + sum(1 for total in accumulate(lengths[:-1]) if total < missing)]
         elif self.plan.limit is not None:
             missing = self.plan.limit - self.n_trajectories
             if len(lengths) > missing:
@@ -342,7 +343,7 @@ class Gathering(Generic[Part]):
         stop = entry.position + len(lengths)
         self._runs.append(Run(entry.part, entry.indices[entry.position : stop], entry.position, stop, lengths))
         self._passed += len(lengths)
-        self.n_trajectories += sum(map(bool, lengths))
+        self.n_trajectories += len(lengths) - lengths.count(0)
         self.n_timesteps += sum(lengths)
         entry.position = stop
         if stop < len(entry.indices):
@@ -375,7 +376,7 @@ class Gathering(Generic[Part]):
         yield from self._repeated
         for entry in self._waiting.values():
             lengths = entry.lengths[entry.position :]
-            yield entry.part, sum(map(bool, lengths)), sum(lengths)
+            yield entry.part, len(lengths) - lengths.count(0), sum(lengths)
 
 
 def _endless(lane: range, n_lanes: int) -> range:

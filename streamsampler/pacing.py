@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import mul
 
 __all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "Pace", "needed_for"]
 
@@ -52,7 +53,7 @@ class Pace:
         if not lengths:
             return
         n, total = len(lengths), sum(lengths)
-        self._note_lengths(lengths, total / n)
+        self._note_lengths(lengths, total)
         keep = min(1.0, self._MEMORY / (self._weight + n))
         self._weight = (self._weight + n) * keep
         self._squares *= keep
@@ -62,13 +63,13 @@ class Pace:
             old_timesteps, old_seconds = self._workers.get(worker, (0.0, 0.0))
             self._workers[worker] = (self._KEPT * old_timesteps + total, self._KEPT * old_seconds + seconds)
 
-    def _note_lengths(self, lengths: Sequence[int], mean: float) -> None:
+    def _note_lengths(self, lengths: Sequence[int], total: int) -> None:
         # Means and squared deviations of two groups are joined as in Chan, Golub and LeVeque (1979): where all are of
         # one length the mean stays exact and the spread exactly 0, so that nothing is rounded up to a surplus rollout.
         weight, n = self._weight, len(lengths)
-        delta = mean - self._mean
+        delta = total / n - self._mean
         self._mean += delta * n / (weight + n)
-        within = sum([(length - mean) ** 2 for length in lengths]) if n > 1 else 0.0
+        within = max(0.0, sum(map(mul, lengths, lengths)) - total * total / n)
         self._squares += within + delta * delta * weight * n / (weight + n)
 
     @property
