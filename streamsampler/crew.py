@@ -20,7 +20,10 @@ logger = logging.getLogger("streamsampler")
 RETIREMENT_SECONDS = 1.0
 """How long a worker that is to be replaced may take to close its environment."""
 
-_CONSTRUCTION = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION}
+_UNSTEADY = {
+    *(Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION),
+    *(Phase.RECORDING, Phase.SENDING),  # on the board: packing a whole ticket, which takes the longer the more there is
+}
 
 
 @dataclass(slots=True)
@@ -78,7 +81,7 @@ class Crew:
         begun = {worker: ticket.version for worker, ticket in owing().items()}
         suspects, hung = self._watch.look(
             {
-                worker: (progress, progress.version < begun[worker] or progress.phase in _CONSTRUCTION)
+                worker: (progress, progress.version < begun[worker] or progress.phase in _UNSTEADY)
                 for worker, progress in seen.items()
             }
         )

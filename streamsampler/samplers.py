@@ -44,8 +44,9 @@ class MultiprocessingSampler(Sampler):
         step_timeout: Seconds that a reset, an action or a timestep may take. A worker that makes no progress for so
             long, while this process waits for it, is killed and counts as a loss (see `max_restarts`), with its
             Python stacks in the log or the error. It is noticed within half as much again. None for no limit.
-        construction_timeout: Seconds that a worker may take from its start to its first reset, and for an update.
-            None for 60 or `step_timeout`, whichever is longer; for no limit where there is no `step_timeout`.
+        construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
+            send what it recorded. None for 60 or `step_timeout`, whichever is longer; for no limit where there is no
+            `step_timeout`.
         max_worker_memory: Bytes of private memory above which a worker is replaced between two tickets; see
             `stats.replaced`. It does not count as a loss. None for no limit.
 

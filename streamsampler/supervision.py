@@ -53,8 +53,8 @@ class Policy:
         restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
         on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
         step_timeout: Seconds that a reset, an action or a timestep may take; None for any.
-        construction_timeout: Seconds that a worker may take from its start to its first reset, and an update;
-            None for 60 or `step_timeout`, whichever is longer, where there is a `step_timeout`.
+        construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
+            send what it recorded; None for 60 or `step_timeout`, whichever is longer, where there is a `step_timeout`.
         max_worker_memory: Bytes of private memory above which a worker is replaced; None for any.
 
     Raises:
@@ -224,7 +224,7 @@ class Watch:
 
     Args:
         step_timeout: Seconds without progress after which a worker hangs that runs trajectories.
-        construction_timeout: The same for one that has not begun yet, or is being updated.
+        construction_timeout: The same for one that has not begun yet, is being updated, or sends what it recorded.
         n_workers: How many workers there are.
 
     Attributes:

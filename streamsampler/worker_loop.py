@@ -133,6 +133,7 @@ class Life:
             # What constructors draw, too, must not depend on the process, nor on when it was started.
             seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
             if self._worker is None:
+                self._row.phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
                 self._worker = self._make_worker()
                 self._worker.rebuild = self._rebuild
             worker = self._worker

@@ -1,5 +1,7 @@
 """Who comes and goes, with workers that are only told about."""
 
+import pytest
+
 from streamsampler.board import Progress
 from streamsampler.crew import Crew
 from streamsampler.engines.base import Died
@@ -16,9 +18,10 @@ class Workers:
 
     def __init__(self):
         self.killed, self.retired = [], []
+        self.phase = Phase.STEP
 
     def progress(self, worker):
-        return Progress(1, 7, 2, Phase.STEP)
+        return Progress(1, 7, 2, self.phase)
 
     def watch(self, worker):
         pass
@@ -85,3 +88,13 @@ def test_who_dies_before_it_is_told_to_go_is_a_loss_and_who_dies_then_is_none():
     course.crew.may_go(0)
     assert course.engine.retired == [0]
     assert course.bury() is None
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_what_is_done_once_a_ticket_is_no_step(phase):
+    """A large ticket takes long to pack and to pickle, in code that cannot tell how far it is."""
+    course = Course(step_timeout=1.0, construction_timeout=8.0)
+    course.engine.phase = phase
+    assert course.until_killed() == 0
+    within_trajectories = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, Phase.WAITING, Phase.CLOSE}
+    assert (course.now < 2.0) == (phase in within_trajectories)

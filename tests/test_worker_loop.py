@@ -120,3 +120,25 @@ def test_a_long_message_is_cut_in_the_summary(board):
     ((failure, _),) = channel.answers
     assert len(failure.summary) < 3_000
     assert len(failure.traceback) > 10_000
+
+
+def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board):
+    """Such as a worker's constructor, which imports what its class needs, and the pickling of what was recorded."""
+    row = board.row(0)
+    shown = []
+
+    class Slow(DefaultWorker):
+        def __init__(self, row):
+            shown.append(board.progress(0).phase)
+            super().__init__(row)
+
+        def finished(self, finish, indices):
+            return super().finished(lambda: (shown.append(board.progress(0).phase), finish())[1], indices)
+
+    class Sending(Channel):
+        def answer(self, answer, contents=None):
+            shown.append(board.progress(0).phase)
+
+    life = Life(Sending([start(1, range(1), **UPDATES)]), lambda: Slow(row), row, seed=0)
+    assert all(life.turn(wait=False) for _ in range(2))
+    assert shown == [Phase.AGENT_CONSTRUCTION, Phase.RECORDING, Phase.SENDING]
