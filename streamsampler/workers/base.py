@@ -142,7 +142,7 @@ class Worker(ABC):
 
     def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int]) -> Rollouts:
         """Return what a recorder's `finish` gives; if it raises, `phase` and `trajectory` tell where."""
-        self.phase = Phase.RECORDING
+        self.phase, self.trajectory = Phase.RECORDING, None
         self.row.phase(Phase.RECORDING)
         try:
             return finish()

@@ -56,6 +56,7 @@ class DefaultWorker(Worker):
         self._reset_agent: Callable[[int], None] | None = None
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
+        self._spoiled = False  # whether a trajectory raised after which nothing was made anew
 
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
@@ -123,6 +124,9 @@ class DefaultWorker(Worker):
         After each of them agent and environment are made anew: they may be half of something, and what comes next must
         not depend on what was run before.
         """
+        if self._spoiled:
+            self._spoiled = False
+            self.rebuild()
         seed_of = dict(zip(ticket.indices, seeds, strict=True))
         left_out: dict[int, tuple[str, str]] = {}
         seconds = 0.0, 0.0, 0.0
@@ -147,6 +151,7 @@ class DefaultWorker(Worker):
             self.trajectory = None
             recorder.abandon()
             if not self.row.wanted(ticket.version):
+                self._spoiled = True  # what is in force may not be there to be loaded any more
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             self.rebuild()
             if finishing or self.spaces != spaces:
