@@ -254,7 +254,8 @@ class Watch:
             Whether it is time for a look at the board.
         """
         if elapsed <= _LATE * planned + _LATE_SECONDS:
-            self._awake += elapsed
+            # No more than was planned: what came on top of it was the machine's, and workers lacked it, too.
+            self._awake += min(planned, elapsed)
         return self._awake >= self.interval
 
     def look(self, seen: Mapping[int, tuple[Hashable, bool]]) -> tuple[list[int], dict[int, float]]:

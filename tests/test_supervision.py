@@ -200,6 +200,17 @@ def test_a_suspended_machine_is_no_hang():
     assert waits.until_hung("row") is not None
 
 
+@pytest.mark.parametrize("elapsed", [0.15, 0.9, 3.0])
+def test_one_wait_that_took_much_longer_than_planned_is_no_hang(elapsed):
+    """With a limit of 0.2 s: the machine stood still for a moment, and no worker had a chance to move."""
+    waits = Waits(step_timeout=0.2)
+    assert waits.wait("row") is None
+    assert waits.wait("row") is None
+    assert waits.suspected == 1
+    assert waits.wait("row", elapsed) is None
+    assert waits.until_hung("row") is not None
+
+
 def test_many_short_waits_add_up():
     waits = Waits(step_timeout=8.0)
     assert waits.until_hung("row", limit=1000, elapsed=0.125) == 80
