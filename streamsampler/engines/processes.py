@@ -159,6 +159,8 @@ class ProcessEngine(Engine):
         # The new one first: if it cannot be started, the old one is still what it was, and can be tried again.
         new, old = self._link(worker), self._links[worker]
         self._links[worker] = new
+        if self._wanted == NEVER_AGAIN:
+            new.child.kill()  # all of them were, by another thread, which may not have seen this one
         self._unlink(old)
 
     def _unlink(self, link: _Link) -> None:
