@@ -29,7 +29,7 @@ def test_a_hang_is_made_good(tmp_path, where, kind):
     trajectory = 3 if where in IN_TRAJECTORIES else None
     faults = Faults(tmp_path, Fault(kind, where, trajectory=trajectory, step=3, version=2), seed=SEED)
     env = faults.env(ScriptedEnv)
-    timeouts = {"step_timeout": 0.3, "construction_timeout": 1.2}
+    timeouts = {"step_timeout": 0.4, "construction_timeout": 2.0}
     # One worker: of two, the other one might not wait for it, but run the trajectory a second time.
     with MultiprocessingSampler(faults.agent(ScriptedAgent()), env, n_workers=1, seed=SEED, **timeouts) as sampler:
         assert calls(sampler, 2, env_update=env) == undisturbed(2)
@@ -85,10 +85,10 @@ ENDLESS = functools.partial(ScriptedEnv, 10**9, seconds=0.0005)
 
 def test_an_endless_trajectory_is_no_hang():
     """It makes progress; the user's Ctrl-C ends it, and the sampler is usable afterwards."""
-    with MultiprocessingSampler(ScriptedAgent(), ENDLESS, n_workers=2, seed=SEED, step_timeout=0.1) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), ENDLESS, n_workers=2, seed=SEED, step_timeout=0.25) as sampler:
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.4)
+            signal.setitimer(signal.ITIMER_REAL, 0.8)
             with pytest.raises(KeyboardInterrupt):
                 sampler.obtain_trajectories(2)
         finally:

@@ -76,7 +76,7 @@ def test_no_quota(tmp_path):
 
 def test_too_many_hangs_are_an_error_that_shows_where(tmp_path):
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
-    with make(faults, max_restarts=0, step_timeout=0.2) as sampler:
+    with make(faults, max_restarts=0, step_timeout=0.4) as sampler:
         with pytest.raises(WorkerHungError, match=re.escape("stepping the environment in trajectory 3")) as caught:
             calls(sampler)
         assert "_hang_gil" in caught.value.stack
