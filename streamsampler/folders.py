@@ -175,13 +175,15 @@ def all_shards(folder: Path, manifest: Manifest) -> list[Shard]:
         StorageError: One of the latter is damaged or does not fit; names it.
     """
     shards = list(manifest.shards)
-    following = manifest.n_trajectories
+    following = manifest.next_trajectory
     while not manifest.complete and (path := folder / shard_name(len(shards))).exists():
         arrays = storage.read_arrays(path, "indices", "lengths")
-        shard = Shard(following, len(arrays["lengths"]), int(arrays["lengths"].sum()))
-        check_shard(path, shard, arrays["indices"], arrays["lengths"])
+        indices, lengths = arrays["indices"], arrays["lengths"]
+        n_dropped = int(indices[-1]) + 1 - following - len(indices) if manifest.drops and len(indices) else 0
+        shard = Shard(following, len(lengths), int(lengths.sum()), n_dropped)
+        check_shard(path, shard, indices, lengths)
         shards.append(shard)
-        following += shard.trajectories
+        following = shard.stop
     return shards
 
 
@@ -191,10 +193,13 @@ def check_shard(path: Path, shard: Shard, indices: Any, lengths: Any) -> None:
     Raises:
         StorageError: They differ.
     """
-    stop = shard.first_trajectory + shard.trajectories
-    if not np.array_equal(indices, np.arange(shard.first_trajectory, stop)) or lengths.sum() != shard.timesteps:
+    first, last = shard.first_trajectory, shard.stop - 1
+    # Rising from first to last, and as many as there are indices: without gaps, unless some were dropped.
+    rising = len(indices) > 0 and indices[0] >= first and indices[-1] == last and bool((np.diff(indices) > 0).all())
+    if not rising or len(indices) != shard.trajectories or lengths.sum() != shard.timesteps:
+        but = f" but {shard.dropped}" if shard.dropped else ""
         raise StorageError(
-            f"{path} should hold trajectories {shard.first_trajectory} to {stop - 1} with {shard.timesteps} timesteps, "
+            f"{path} should hold trajectories {first} to {last}{but} with {shard.timesteps} timesteps, "
             f"and holds {len(indices)} from {indices[0] if len(indices) else None} on with {lengths.sum()}"
         )
 

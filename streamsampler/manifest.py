@@ -37,14 +37,21 @@ class Shard:
     """One file of a folder.
 
     Attributes:
-        first_trajectory: The index of its first trajectory.
+        first_trajectory: The index of its first trajectory, or of one that was left out before it.
         trajectories: How many there are.
         timesteps: Their timesteps.
+        dropped: How many more indices there are up to its last trajectory's: of those that were left out.
     """
 
     first_trajectory: int
     trajectories: int
     timesteps: int
+    dropped: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The index behind its last trajectory's."""
+        return self.first_trajectory + self.trajectories + self.dropped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +79,17 @@ class Manifest:
     @property
     def n_trajectories(self) -> int:
         """Trajectories of all shards."""
-        return self.shards[-1].first_trajectory + self.shards[-1].trajectories if self.shards else 0
+        return sum(shard.trajectories for shard in self.shards)
+
+    @property
+    def next_trajectory(self) -> int:
+        """The index behind those of all shards."""
+        return self.shards[-1].stop if self.shards else 0
+
+    @property
+    def drops(self) -> bool:
+        """Whether trajectories may have been left out."""
+        return self.provenance.get("on_failure") == "drop"
 
     @property
     def n_timesteps(self) -> int:
@@ -113,9 +130,13 @@ def _as_json(manifest: Manifest) -> str:
         "trajectories": manifest.n_trajectories,
         "timesteps": manifest.n_timesteps,
     }
-    lines = [json.dumps({"file": shard_name(i), **vars(shard)}) for i, shard in enumerate(manifest.shards)]
+    lines = [json.dumps({"file": shard_name(i), **_facts(shard)}) for i, shard in enumerate(manifest.shards)]
     rows = "\n    " + ",\n    ".join(lines) + "\n  " if lines else ""
     return f'{json.dumps(head, indent=2)[:-2]},\n  "shards": [{rows}]\n}}\n'
+
+
+def _facts(shard: Shard) -> dict[str, int]:
+    return {name: number for name, number in vars(shard).items() if number or name != "dropped"}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -166,6 +187,6 @@ def _shards(entries: Any) -> tuple[Shard, ...]:
         shard = Shard(**values)
         if shard.first_trajectory != following:
             raise ValueError(f"shard {number} begins with {shard.first_trajectory}, and not with {following}")
-        following += shard.trajectories
+        following = shard.stop
         shards.append(shard)
     return tuple(shards)

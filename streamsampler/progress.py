@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bar", "Display", "ProgressArgument", "Snapshot", "display"]
 
+_CLEAR_LINE = "\x1b[K"
 _INTERVAL = 0.1  # seconds: what looks alive
 
 
@@ -155,6 +156,7 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self._drawn is not None:
             self._drawn.render_finish()
+            self._drawn = None
 
     def __call__(self, snapshot: Snapshot) -> None:
         """Draw a snapshot."""
@@ -167,6 +169,20 @@ class Bar:
         text = _fitting(describe(snapshot), room - self._NARROWEST)
         self._drawn.width = max(0, min(self._WIDEST, room - len(text)))
         self._drawn.update(snapshot.reached - self._drawn.pos, text)
+
+    def write_above(self, text: str) -> bool:
+        """Write lines where the bar is, and the bar below them.
+
+        Returns:
+            Whether there is a bar; nothing is written where there is none.
+        """
+        drawn = self._drawn
+        if drawn is None or self._stream is None:
+            return False
+        self._stream.write(f"\r{_CLEAR_LINE}{text}\n")
+        drawn._last_line = None  # or it would see no reason to draw the same again
+        drawn.render_progress()
+        return True
 
     def _new(self, length: int) -> ProgressBar[str]:
         return click.progressbar(

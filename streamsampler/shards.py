@@ -79,6 +79,7 @@ class ShardWriter:
         manifest: What the folder is to hold; None in a new one, until `begin`. Its shards may lag behind.
         n_shards: How many shards there are.
         n_trajectories: How many trajectories they have.
+        next_trajectory: The index behind those of their trajectories.
         n_timesteps: How many timesteps they have.
 
     Raises:
@@ -98,6 +99,7 @@ class ShardWriter:
             check_folder(path, resume=resume)  # once more: now it is certain
             self._shards: list[Shard] = []
             self.manifest = self._recover()
+            self._n_trajectories = sum(shard.trajectories for shard in self._shards)
             self.n_timesteps = sum(shard.timesteps for shard in self._shards)
         except BaseException:
             self.close()
@@ -150,7 +152,12 @@ class ShardWriter:
     @property
     def n_trajectories(self) -> int:
         """How many trajectories they have."""
-        return self._shards[-1].first_trajectory + self._shards[-1].trajectories if self._shards else 0
+        return self._n_trajectories
+
+    @property
+    def next_trajectory(self) -> int:
+        """The index behind those of their trajectories."""
+        return self._shards[-1].stop if self._shards else 0
 
     def contents(self) -> Iterator[tuple[Array, Array]]:
         """For each shard that is there, the lengths and the returns of its trajectories.
@@ -175,7 +182,10 @@ class ShardWriter:
         manifest = self._begun()
         path = self._path / shard_name(len(self._shards))
         storage.save(batch, path, provenance=manifest.provenance)
-        self._shards.append(Shard(self.n_trajectories, batch.n_trajectories, batch.n_timesteps))
+        first = self.next_trajectory
+        n_dropped = int(batch.indices[-1]) + 1 - first - batch.n_trajectories
+        self._shards.append(Shard(first, batch.n_trajectories, batch.n_timesteps, n_dropped))
+        self._n_trajectories += batch.n_trajectories
         self.n_timesteps += batch.n_timesteps
         unlisted = len(self._shards) - len(manifest.shards)
         if unlisted * _LISTED_LATE > len(self._shards):

@@ -11,6 +11,7 @@
     tally.py        returns and lengths, added up
     summary.py      what a run came to, for people and for programs
     failures.py     exceptions, as messages and exit codes
+    notices.py      the library's warnings, above the progress bar
     interrupts.py   Ctrl-C and SIGTERM
     streams.py      standard output for the result alone
     grouping.py     options in groups

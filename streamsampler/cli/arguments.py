@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import math
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,8 +14,10 @@ import click
 
 from streamsampler.errors import UsageError
 
-__all__ = ["env_kwargs", "import_modules", "parse_value"]
+__all__ = ["env_kwargs", "import_modules", "number_or_none", "parse_value", "seconds", "size"]
 
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])?(i?B)?", re.IGNORECASE)
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -25,6 +29,55 @@ def parse_value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
+
+
+def seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
+    """Return a positive number of seconds: an option's callback.
+
+    Raises:
+        click.BadParameter: It is none.
+    """
+    if text is None:
+        return None
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise click.BadParameter(f"{text!r} is not a number of seconds above 0")
+    return number
+
+
+def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
+    """Return a number of bytes, given with K, M, G or T for powers of 1,024: an option's callback.
+
+    Raises:
+        click.BadParameter: It is none.
+    """
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    n_bytes = _number(match["number"]) * 1024 ** " KMGT".index((match["unit"] or " ").upper()) if match else math.nan
+    if not 1 <= n_bytes < 2**63:
+        raise click.BadParameter(f"{text!r} is not an amount of memory, such as 500M or 2G")
+    return int(n_bytes)
+
+
+def number_or_none(_ctx: click.Context, _param: click.Parameter, text: str) -> int | None:
+    """Return an integer of at least 0, or None for 'none': an option's callback.
+
+    Raises:
+        click.BadParameter: It is neither.
+    """
+    if text.strip().lower() == "none":
+        return None
+    if not _DIGITS.fullmatch(text.strip()):
+        raise click.BadParameter(f"{text!r} is neither an integer of at least 0 nor 'none'")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from streamsampler.cli import arguments, summary
 from streamsampler.cli.failures import translated
 from streamsampler.cli.grouping import TYPED, GroupedCommand, grouped_option
 from streamsampler.cli.interrupts import Interrupted, Interrupts
+from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.outfile import out_file
 from streamsampler.cli.request import Amount, Outcome, Request
 from streamsampler.cli.sampling import run
@@ -98,6 +99,24 @@ def cli() -> None:
 )  # fmt: skip
 @grouped_option("How", "--start-method", type=click.Choice(START_METHODS), help="How processes are started.")
 @grouped_option(
+    "When something fails", "--on-failure", type=click.Choice(["raise", "drop"]), default="raise", show_default=True,
+    help="What an exception of the environment or the agent does: 'raise' ends the command. 'drop' leaves its "
+    "trajectory out, and takes another one instead; where failures depend on the state, what is left is biased.",
+)  # fmt: skip
+@grouped_option(
+    "When something fails", "--step-timeout", callback=arguments.seconds, metavar="SECONDS", show_default="no limit",
+    help="Kill a process in which a reset, an action or a timestep takes longer; another one takes its place.",
+)  # fmt: skip
+@grouped_option(
+    "When something fails", "--max-restarts", callback=arguments.number_or_none, default="10", show_default=True,
+    metavar="N", help="How many processes that died or hung are replaced within a minute, and ten times as many in "
+    "all; 'none' for any number. Their trajectories are run again, and come out the same. One more ends the command.",
+)  # fmt: skip
+@grouped_option(
+    "When something fails", "--max-worker-memory", callback=arguments.size, metavar="SIZE", show_default="no limit",
+    help="Replace a process that has more memory of its own than this, such as 500M or 2G.",
+)  # fmt: skip
+@grouped_option(
     "Output", "--out", callback=out_file, metavar="FILE",
     help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it gets "
     "those that are finished. With --shard-size, a folder of such files.",
@@ -129,7 +148,7 @@ def sample(
     bar = Bar(sys.stderr, hidden=quiet)
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     try:
-        with stdout_reserved(), translated(), warnings.catch_warnings():
+        with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet), warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
             make_current_directory_importable()

@@ -14,11 +14,20 @@ from gymnasium.envs import registration
 
 from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, UsageError
 
-__all__ = ["Failure", "UsageFailure", "traceback_of", "translated"]
+__all__ = ["Failure", "UsageFailure", "traceback_of", "translated", "without_own_frames"]
 
 # Not the user's: this package, and what it calls to get at the user's code.
 _OWN_FRAMES = (f"{Path(__file__).parents[1]}/", registration.__file__, importlib.__file__, "<frozen importlib")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+')
+
+
+# What is said of a sampler's arguments, and of its later calls, which a command does not have.
+_OPTIONS = {
+    "; the next call starts a new one in its place": "",
+    "max_restarts is ": "--max-restarts is ",
+    "max_lifetime_restarts is ": "ten times --max-restarts is ",
+    'on_failure="drop"': "--on-failure drop",
+}
 
 
 class Failure(click.ClickException):
@@ -75,7 +84,7 @@ def translated() -> Iterator[None]:
     except ProtocolError:
         raise  # a bug in this package: its traceback is wanted
     except SamplerError as error:
-        failure = Failure(str(error), details=traceback_of(error.__cause__))
+        failure = Failure(_as_options(str(error)), details=traceback_of(error.__cause__))
         for note in getattr(error, "__notes__", ()):
             failure.add_note(note)
         raise failure from None
@@ -83,6 +92,13 @@ def translated() -> Iterator[None]:
         raise Failure(f"there is not enough memory{f': {error}' if str(error) else ''}") from None
     except OSError as error:
         raise Failure(f"the operating system refused: {error}") from None
+
+
+def _as_options(message: str) -> str:
+    """Return what the library says, in the words of the command line."""
+    for words, option in _OPTIONS.items():
+        message = message.replace(words, option)
+    return message
 
 
 def traceback_of(error: BaseException | None) -> str:
@@ -97,8 +113,13 @@ def traceback_of(error: BaseException | None) -> str:
     if error is None:
         return ""
     text = error.text if isinstance(error, RemoteTraceback) else "".join(traceback.format_exception(error))
-    lines = list(_without_own_frames(text.strip("\n").split("\n")))
-    return "\n".join(lines) if any(_FRAME.match(line) for line in lines) else ""
+    text = without_own_frames(text.strip("\n"))
+    return text if any(_FRAME.match(line) for line in text.split("\n")) else ""
+
+
+def without_own_frames(text: str) -> str:
+    """Return a text without what tracebacks and stacks in it have of this package."""
+    return "\n".join(_without_own_frames(text.split("\n")))
 
 
 def _without_own_frames(lines: list[str]) -> Iterator[str]:

@@ -14,9 +14,13 @@ from streamsampler.engines.launch import StartMethod
 from streamsampler.gathering import Order
 from streamsampler.samplers import MultiprocessingSampler
 from streamsampler.statistics import Stats
+from streamsampler.supervision import OnFailure
 from streamsampler.trajectories import TrajectoryBatch
 
 __all__ = ["Amount", "Outcome", "Request"]
+
+_IN_ALL = 10
+"""How many times the losses that are made good within a minute are made good in all."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,10 @@ class Request:
     order: Order
     start_method: StartMethod | None
     out: Path | None
+    on_failure: OnFailure = "raise"
+    step_timeout: float | None = None
+    max_restarts: int | None = 10
+    max_worker_memory: int | None = None
     shard_size: int | None = None
     resume: bool = False
     command: tuple[str, ...] = ()
@@ -87,7 +95,35 @@ class Request:
             "agent": self.agent,
             "max_episode_length": self.max_episode_length,
             "order": self.order,
+            "on_failure": self.on_failure,
         }
+
+    def sampler(self, agent: Any, env: Any, n_workers: int | None, seed: int) -> MultiprocessingSampler:
+        """Return a sampler as it was asked for.
+
+        Args:
+            agent: The agent.
+            env: The environment.
+            n_workers: How many workers; None for as many as there are cores to use.
+            seed: The seed.
+
+        Raises:
+            SamplerError: As the sampler says.
+        """
+        return MultiprocessingSampler(
+            agent,
+            env,
+            n_workers=n_workers,
+            seed=seed,
+            max_episode_length=self.max_episode_length,
+            order=self.order,
+            start_method=self.start_method,
+            on_failure=self.on_failure,
+            step_timeout=self.step_timeout,
+            max_restarts=self.max_restarts,
+            max_lifetime_restarts=None if self.max_restarts is None else _IN_ALL * self.max_restarts,
+            max_worker_memory=self.max_worker_memory,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

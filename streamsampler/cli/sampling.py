@@ -57,15 +57,7 @@ def run(request: Request, interrupts: Interrupts, bar: Bar) -> Outcome:
     if request.shard_size is not None:
         return write_shards(request, agent, env, interrupts, bar)
     seed = secrets.randbits(53) if request.seed is None else request.seed  # as long as JSON readers take it exactly
-    sampler = MultiprocessingSampler(
-        agent,
-        env,
-        n_workers=request.workers,
-        seed=seed,
-        max_episode_length=request.max_episode_length,
-        order=request.order,
-        start_method=request.start_method,
-    )
+    sampler = request.sampler(agent, env, request.workers, seed)
     try:
         with sampler:
             return _sample(request, sampler, interrupts, bar)

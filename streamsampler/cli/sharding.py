@@ -19,7 +19,6 @@ from streamsampler.manifest import Manifest
 from streamsampler.portions import Portions
 from streamsampler.progress import Bar, Snapshot
 from streamsampler.quotas import Target
-from streamsampler.samplers import MultiprocessingSampler
 from streamsampler.shards import ShardWriter
 from streamsampler.statistics import Stats
 
@@ -99,21 +98,13 @@ class ShardedRun:
             self.interrupted = True
 
     def _sample(self, agent: Any, env: Any, seed: int) -> None:
-        request = self._request
-        sampler = MultiprocessingSampler(
-            agent,
-            env,
-            n_workers=self._n_workers,
-            seed=seed,
-            max_episode_length=request.max_episode_length,
-            start_method=request.start_method,
-        )
+        sampler = self._request.sampler(agent, env, self._n_workers, seed)
         self._stats = sampler.stats
         self._begun = perf_counter()
         try:
             with sampler, self._bar:
                 self._show(complete=False)
-                with Portions(sampler, self._writer.n_trajectories) as portions:
+                with Portions(sampler, self._writer.next_trajectory) as portions:
                     while self._missing:
                         self._next_shard(portions)
                 self._interrupts.shield()

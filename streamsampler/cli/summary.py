@@ -11,6 +11,8 @@ from streamsampler.version import __version__
 __all__ = ["as_json", "as_line", "as_text"]
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
+_REPLACEMENTS = ("restarts", "hangs", "replaced")
+_SHOWN_ERRORS = 5
 
 
 def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
@@ -36,6 +38,14 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
             }
             for name in _LEFT_OVER
         },
+        **{name: getattr(stats, name) for name in _REPLACEMENTS},
+        "dropped": {
+            "trajectories": stats.dropped_trajectories,
+            "errors": [
+                {"trajectory": dropped.index, "phase": dropped.phase, "error": dropped.error}
+                for dropped in stats.dropped[:_SHOWN_ERRORS]
+            ],
+        },
         "out": None if outcome.written is None else str(outcome.written),
         **_sharding(request, outcome),
         "version": __version__,
@@ -58,6 +68,8 @@ def as_text(request: Request, outcome: Outcome) -> str:
         "workers": f"{outcome.n_workers:,}",
         "seed": str(outcome.seed),
         "left over": ", ".join(_left_over(name, facts[name]) for name in _LEFT_OVER),
+        "restarts": _restarts(facts),
+        "dropped": _dropped(facts["dropped"], width=len("trajectories")),
         "written to": _written(request, outcome),
         "to go on": facts.get("to_go_on") or "",
     }
@@ -136,6 +148,25 @@ def _left_over(name: str, amount: dict[str, int]) -> str:
     if not amount["trajectories"]:
         return f"0 {name}"
     return f"{amount['trajectories']:,} {name} ({count(amount['timesteps'], 'timestep')})"
+
+
+def _restarts(facts: dict[str, Any]) -> str:
+    """Return who was replaced; nothing where nobody was."""
+    if not any(facts[name] for name in _REPLACEMENTS):
+        return ""
+    reasons = [f"{facts['hangs']:,} hung", f"{facts['replaced']:,} had too much memory"]
+    return ", ".join([f"{facts['restarts']:,}", *(reason for reason in reasons if not reason.startswith("0 "))])
+
+
+def _dropped(dropped: dict[str, Any], width: int) -> str:
+    """Return what was left out, with some of the reasons below; nothing where nothing was."""
+    n_trajectories, errors = dropped["trajectories"], dropped["errors"]
+    if not n_trajectories:
+        return ""
+    lines = [f"trajectory {error['trajectory']}, {error['phase']}: {error['error']}" for error in errors]
+    if n_trajectories > len(errors):
+        lines.append("…")
+    return f"\n{' ' * (width + 2)}".join([count(n_trajectories, "trajectory"), *lines])
 
 
 def number(value: float | None) -> str:

@@ -31,9 +31,9 @@ class Scripted(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(3)
 
-    def __init__(self, endless_from=None, announce=None, fail_at=None, fail_in_close=False, chatty=False):
+    def __init__(self, endless_from=None, announce=None, fail_at=None, fail_in_close=False, chatty=False, fail_share=0):
         self.endless_from, self.announce, self.fail_at = endless_from, announce, fail_at
-        self.fail_in_close, self.chatty = fail_in_close, chatty
+        self.fail_in_close, self.chatty, self.fail_share = fail_in_close, chatty, fail_share
         self.resets = 0
 
     def reset(self, seed=None, options=None):
@@ -41,6 +41,7 @@ class Scripted(gym.Env):
         self.resets += 1
         self.timestep = 0
         self.length = int(self.np_random.integers(2, 9))
+        self.stumbles = self.fail_share and self.np_random.random() < self.fail_share
         if self.chatty:
             print("chatty reset", flush=True)
         return self.observe(), {}
@@ -50,7 +51,7 @@ class Scripted(gym.Env):
 
     def step(self, action):
         self.timestep += 1
-        if self.resets == self.fail_at:
+        if self.resets == self.fail_at or (self.stumbles and self.timestep == 2):
             self.stumble()
         if self.endless_from is not None and self.resets >= self.endless_from:
             if self.timestep == 1 and self.announce is not None:

@@ -90,6 +90,7 @@ def test_the_file_tells_where_it_comes_from(home: Path) -> None:
         "agent": "scripted:always_two",
         "max_episode_length": None,
         "order": "index",
+        "on_failure": "raise",
         "wanted": {"timesteps": 9},
         "interrupted": False,
     }

@@ -6,10 +6,11 @@ import errno
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-from streamsampler.cli.arguments import parse_value
+from streamsampler.cli.arguments import parse_value, size
 from streamsampler.cli.commands import cli
 from streamsampler.engines import processes
 from streamsampler.errors import SerializationError
@@ -45,6 +46,22 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", 5, "--seed", -1], "'--seed': -1"),
         (["--num-samples", 5, "--max-episode-length", 0], "'--max-episode-length': 0"),
         (["--num-samples", 5, "--order", "random"], "'random' is not one of 'index', 'arrival'"),
+        (["--num-samples", 5, "--on-failure", "ignore"], "'ignore' is not one of 'raise', 'drop'"),
+        (["--num-samples", 5, "--step-timeout", 0], "'--step-timeout': '0' is not a number of seconds above 0"),
+        (["--num-samples", 5, "--step-timeout", "nan"], "'nan' is not a number of seconds"),
+        (["--num-samples", 5, "--step-timeout", "1e999"], "'1e999' is not a number of seconds"),
+        (["--num-samples", 5, "--step-timeout", "soon"], "'soon' is not a number of seconds"),
+        (
+            ["--num-samples", 5, "--max-restarts", -1],
+            "'--max-restarts': '-1' is neither an integer of at least 0 nor 'none'",
+        ),
+        (["--num-samples", 5, "--max-restarts", 1.5], "'1.5' is neither an integer"),
+        (["--num-samples", 5, "--max-restarts", "many"], "'many' is neither an integer"),
+        (["--num-samples", 5, "--max-worker-memory", "2X"], "'--max-worker-memory': '2X' is not an amount of memory"),
+        (["--num-samples", 5, "--max-worker-memory", "0G"], "'0G' is not an amount of memory"),
+        (["--num-samples", 5, "--max-worker-memory", "-1G"], "'-1G' is not an amount of memory"),
+        (["--num-samples", 5, "--max-worker-memory", "9" * 400], "is not an amount of memory"),
+        (["--num-samples", 5, "--max-worker-memory", ""], "'' is not an amount of memory"),
         (["--num-samples", 5, "--env-kwarg", "size"], "'size' is not of the form key=value"),
         (["--num-samples", 5, "--env-kwarg", "a b=1"], "'a b' is no Python name"),
         (["--num-samples", 5, "--env-kwarg", "a=1", "--env-kwarg", "a=2"], "'a' is given twice"),
@@ -137,7 +154,7 @@ def test_what_the_library_foresees_is_a_failure(monkeypatch: pytest.MonkeyPatch,
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("streamsampler.cli.sampling.MultiprocessingSampler", refuse)
+    monkeypatch.setattr("streamsampler.cli.request.MultiprocessingSampler", refuse)
     result = sample("--num-samples", 5)
     assert result.exit_code == 1
     assert words in result.stderr
@@ -162,3 +179,11 @@ def test_values_are_literals_or_text(text: str, value: object) -> None:
     parsed = parse_value(text)
     assert parsed == value
     assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("2G", 2 << 30), ("500m", 500 << 20), ("1.5K", 1536), ("64", 64), ("2GiB", 2 << 30), ("3 MB", 3 << 20)],
+)
+def test_amounts_of_memory(text: str, n_bytes: int) -> None:
+    assert size(click.Context(cli), click.Option(["--size"]), text) == n_bytes

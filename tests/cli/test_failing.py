@@ -1,0 +1,256 @@
+"""Environments that raise, hang, die and grow: what the command makes good, what it says, and when it gives up."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import streamsampler
+from streamsampler.cli.commands import cli
+from streamsampler.errors import StorageError
+from streamsampler.folders import check_shard
+from streamsampler.manifest import Shard
+from tests.cli.harness import Terminal, run
+
+# A user's module: the kit's environment, with one fault of each kind that is asked for.
+FAULTY = '''
+import gymnasium as gym
+from streamsampler.testing import Fault, Faults, ScriptedEnv
+
+
+class Weary(ScriptedEnv):
+    """What the user wrote."""
+
+    def __init__(self, faults):
+        super().__init__((2, 9))
+        self.faults = faults
+
+    def step(self, action):
+        self.faults.maybe("step", self.seed, 1)
+        return super().step(action)
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        return super().reset(seed=seed, options=options)
+
+
+def make(folder, kind="kill", trajectory=None, times=1, n_bytes=1 << 20):
+    return Weary(Faults(folder, Fault(kind, trajectory=trajectory, times=times, n_bytes=n_bytes), seed=7))
+
+
+gym.register("Weary-v0", make)
+'''
+WEARY = ("sample", "faulty:Weary-v0", "--num-trajectories", 60, "--seed", 7, "--workers", 2)
+BRITTLE = ("sample", "scripted:Scripted-v0", "--env-kwarg", "fail_share=0.3", "--seed", 5, "--start-method", "fork")
+
+
+@pytest.fixture
+def weary(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (home / "faulty.py").write_text(FAULTY)
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(home)
+    return home
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
+
+
+def summary_of(result: Any) -> dict[str, Any]:
+    assert getattr(result, "exit_code", 0) == getattr(result, "returncode", 0) == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_what_is_lost_is_made_good_and_told(weary: Path) -> None:
+    options = ("--start-method", "fork", "--env-kwarg", f"folder={weary / 'faults'}", "--json")
+    lost = invoke(*WEARY, *options, "--env-kwarg", "times=2", "--out", "lost.npz", "--env-kwarg", "kind=exit")
+    facts = summary_of(lost)
+    assert (facts["restarts"], facts["hangs"], facts["replaced"]) == (2, 0, 0)
+    assert facts["dropped"] == {"trajectories": 0, "errors": []}
+    warnings = [line for line in lost.stderr.splitlines() if line.startswith("Warning: worker")]
+    assert len(warnings) == 2
+    assert all("ended with exit code 7 while stepping the environment in trajectory" in line for line in warnings)
+    assert streamsampler.load(weary / "lost.npz") == undisturbed(weary)
+
+
+def undisturbed(folder: Path) -> Any:
+    """The same batch without any fault: all that may happen has been recorded already."""
+    options = ("--start-method", "fork", "--env-kwarg", f"folder={folder / 'faults'}", "--env-kwarg", "kind=exit")
+    facts = summary_of(invoke(*WEARY, *options, "--env-kwarg", "times=2", "--out", "calm.npz", "--json"))
+    assert facts["restarts"] == 0
+    return streamsampler.load(folder / "calm.npz")
+
+
+def test_a_hang_is_found_and_told(weary: Path) -> None:
+    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "kind=hang")
+    result = run(*arguments, "--start-method", "fork", "--step-timeout", 0.3, cwd=weary)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^restarts +1, 1 hung$", result.stdout, re.MULTILINE)
+    assert re.search(r"^Warning: worker \d made no progress for 0\.\d+ s while stepping", result.stderr)
+    assert f'File "{weary / "faulty.py"}", line 14 in step' in result.stderr
+    assert "workers/default.py" not in result.stderr
+
+
+def test_a_process_that_grows_is_replaced(weary: Path) -> None:
+    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "kind=leak", "--start-method")
+    options = ("--max-worker-memory", "150M", "--env-kwarg", f"n_bytes={300 << 20}", "--env-kwarg", "trajectory=3")
+    result = run(*arguments, "forkserver", *options, cwd=weary)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^restarts +[01], 1 had too much memory$", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("quota", "n_losses"), [(0, 1), (2, 3)])
+def test_one_loss_too_many_ends_the_command_with_all_of_them(weary: Path, quota: int, n_losses: int) -> None:
+    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=null")
+    result = invoke(*arguments, "--start-method", "fork", "--max-restarts", quota)
+    assert (result.exit_code, result.stdout) == (1, "")
+    message = result.stderr.partition("Error: ")[2]
+    assert re.match(r"worker \d was killed by SIGKILL .* while stepping the environment in trajectory \d", message)
+    assert (
+        f"that is {n_losses} loss{'es' if n_losses > 1 else ''} within 60 s, and --max-restarts is {quota}\n" in message
+    )
+    assert message.count("was killed by SIGKILL") == (1 if n_losses == 1 else 1 + n_losses)
+    assert "--seed 7 samples the same again" in message
+    assert "next call" not in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_no_quota_is_none(weary: Path) -> None:
+    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=15", "--json")
+    facts = summary_of(invoke(*arguments, "--start-method", "fork", "--max-restarts", "none", "--quiet"))
+    assert facts["restarts"] == 15
+
+
+def test_quiet_says_nothing(weary: Path) -> None:
+    arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--start-method", "fork")
+    result = invoke(*arguments, "--quiet")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "restarts      1" in result.stdout
+
+
+def test_warnings_do_not_tear_the_bar(weary: Path) -> None:
+    arguments = ("--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=3", "--env-kwarg", "kind=exit")
+    terminal = Terminal(*WEARY, *arguments, "--start-method", "fork", cwd=weary, columns=300)
+    assert terminal.finish() == 0
+    bar = terminal.text.partition("\r\nenvironment")[0]
+    # Of what a terminal shows in the end, each line is either a warning or the bar.
+    shown = [re.split(r"\r(?!$)", line)[-1].strip() for line in bar.replace("\x1b[?25l", "").split("\n")]
+    assert [line.startswith("\x1b[KWarning: worker") for line in shown[:3]] == [True] * 3
+    assert re.fullmatch(r"\[#+\]  100%  60/60 trajectories .*", shown[3].replace("\x1b[?25h", ""))
+    # Each warning is followed by the bar as it was.
+    assert len(re.findall(r"takes its place\r\n\r(?:\x1b\[\?25l)?\[", bar)) == 3
+
+
+# ---------------------------------------------------------------------- left out
+
+
+@pytest.fixture
+def brittle(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(home)
+    return home
+
+
+def test_what_raises_is_left_out_and_told(brittle: Path) -> None:
+    arguments = (*BRITTLE, "--num-trajectories", 50, "--on-failure", "drop", "--workers")
+    result = invoke(*arguments, 2, "--out", "out.npz")
+    assert result.exit_code == 0, result.stderr
+    batch = streamsampler.load(brittle / "out.npz")
+    assert len(batch) == 50
+    missing = sorted(set(range(int(batch.indices[-1]))) - set(batch.indices.tolist()))
+    assert len(missing) > 5
+    told = result.stdout.partition("dropped       ")[2].splitlines()
+    assert told[0] == f"{len(missing)} trajectories"
+    assert told[1:6] == [
+        f"{' ' * 14}trajectory {index}, stepping the environment: RuntimeError: the robot stumbled"
+        for index in missing[:5]
+    ]
+    assert told[6].strip() == "…"
+    facts = summary_of(invoke(*arguments, 1, "--json"))
+    assert facts["on_failure"] == "drop"
+    assert facts["dropped"]["trajectories"] == len(missing)
+    assert [error["trajectory"] for error in facts["dropped"]["errors"]] == missing[:5]
+
+
+def test_where_all_fails_the_command_does(brittle: Path) -> None:
+    result = invoke(*BRITTLE, "--env-kwarg", "chatty=False", "--num-trajectories", 50)
+    assert result.exit_code == 1
+    assert "RuntimeError: the robot stumbled" in result.stderr
+    arguments = [*BRITTLE, "--num-trajectories", 50, "--on-failure", "drop"]
+    arguments[arguments.index("fail_share=0.3")] = "fail_share=1"
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert "that is more than --on-failure drop is for" in result.stderr
+
+
+SHARDS = (*BRITTLE, "--on-failure", "drop", "--shard-size", 25)
+
+
+@pytest.mark.parametrize(
+    ("amount", "every"),
+    [(("--num-samples", 300), 4), pytest.param(("--num-trajectories", 60), 1, marks=pytest.mark.slow)],
+)
+def test_a_folder_with_gaps_is_gone_on_with_from_anywhere(brittle: Path, amount: tuple[str, int], every: int) -> None:
+    result = invoke(*SHARDS, *amount, "--out", "whole", "--workers", 2)
+    assert result.exit_code == 0, result.stderr
+    whole = contents(brittle / "whole")
+    folder = streamsampler.load(brittle / "whole")
+    indices = folder.to_batch().indices.tolist()
+    one = invoke(*BRITTLE, "--on-failure", "drop", *amount, "--out", "one.npz")
+    assert one.exit_code == 0, one.stderr
+    assert folder.to_batch() == streamsampler.load(brittle / "one.npz")
+    assert len(indices) < indices[-1]
+
+    manifest = json.loads(whole["manifest.json"])
+    entries = manifest["shards"]
+    assert sum(entry.get("dropped", 0) for entry in entries) == indices[-1] + 1 - len(indices)
+    for n_left in range(0, len(entries), every):
+        # As far as the run had come by then; of its last two shards the manifest does not know yet.
+        (brittle / "part").mkdir()
+        for name in whole:
+            if name.startswith("shard") and int(name[6:12]) < n_left:
+                (brittle / "part" / name).write_bytes(whole[name])
+        known = {**manifest, "complete": False, "shards": entries[: max(0, n_left - 2)]}
+        (brittle / "part" / "manifest.json").write_text(json.dumps(known))
+        result = invoke(*SHARDS, *amount, "--out", "part", "--resume", "--workers", 1 + n_left % 2)
+        assert result.exit_code == 0, result.stderr
+        assert contents(brittle / "part") == whole
+        for name in whole:
+            (brittle / "part" / name).unlink()
+        (brittle / "part").rmdir()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_folder_is_not_gone_on_with_otherwise(brittle: Path) -> None:
+    assert invoke(*SHARDS, "--num-samples", 60, "--out", "out").exit_code == 0
+    result = invoke(*SHARDS, "--on-failure", "raise", "--num-samples", 60, "--out", "out", "--resume")
+    assert result.exit_code == 2
+    assert "on_failure is 'drop' there, and 'raise' here" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("shard", "indices"),
+    [
+        (Shard(2, 3, 9), [2, 3, 5]),
+        (Shard(2, 3, 9), [1, 2, 3]),
+        (Shard(2, 3, 9), [2, 3]),
+        (Shard(2, 3, 9, dropped=1), [2, 3, 4]),
+        (Shard(2, 3, 9, dropped=1), [3, 3, 5]),
+        (Shard(2, 3, 9, dropped=1), [1, 3, 5]),
+        (Shard(2, 3, 9, dropped=2), [3, 5]),
+    ],
+)
+def test_a_shard_with_other_gaps_is_damaged(shard: Shard, indices: list[int]) -> None:
+    check_shard(Path("x"), Shard(2, 3, 9), np.arange(2, 5), np.array([3, 3, 3]))
+    check_shard(Path("x"), Shard(2, 3, 9, dropped=2), np.array([3, 4, 6]), np.array([3, 3, 3]))
+    with pytest.raises(StorageError, match="x should hold trajectories 2 to"):
+        check_shard(Path("x"), shard, np.array(indices), np.full(len(indices), 9 / len(indices)))
