@@ -35,13 +35,10 @@ def undisturbed(payload):
 # A diagonal in every run, all of it in the slow tier.
 DIAGONAL = {
     ("start", "first", 1, "forkserver", "small"),
-    ("start", "last", 2, "forkserver", "shared memory"),
     ("continue", "second", 1, "fork", "small"),
-    ("rollout", "second", 2, "forkserver", "shared memory"),
+    ("rollout", "last", 1, "fork", "small"),
     ("write", "last", 2, "forkserver", "shared memory"),
     ("send", "first", 2, "forkserver", "small"),
-    ("send", "second", 1, "fork", "shared memory"),
-    ("sent", "last", 1, "forkserver", "small"),
     ("sent", "second", 2, "fork", "shared memory"),
     ("exit", "first", 2, "forkserver", "small"),
 }
@@ -72,7 +69,8 @@ def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, method, pa
     assert sampler.stats.kept_trajectories == N_CALLS * N_TRAJECTORIES
 
 
-@pytest.mark.parametrize("occurrence", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("occurrence", [1, 2])
 def test_half_a_message_that_no_pipe_holds_at_once(tmp_path, monkeypatch, occurrence):
     """With everything sent through pipes, however large, a message is written in parts."""
     monkeypatch.setattr("streamsampler.engines.processes.INLINE_LIMIT", 1 << 40)
@@ -83,7 +81,8 @@ def test_half_a_message_that_no_pipe_holds_at_once(tmp_path, monkeypatch, occurr
     assert fail_point.fired()
 
 
-@pytest.mark.parametrize("worker", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", [0, 2])
 def test_a_death_when_told_to_stop(tmp_path, worker):
     """Leaving a stream stops its workers; the call after it finds one of them dead."""
     fail_point = FailPoint("stop", worker=worker, folder=tmp_path)

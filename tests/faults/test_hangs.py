@@ -83,6 +83,7 @@ def test_a_worker_that_was_stopped_and_goes_on(tmp_path):
 ENDLESS = functools.partial(ScriptedEnv, 10**9, seconds=0.0005)
 
 
+@pytest.mark.slow
 def test_an_endless_trajectory_is_no_hang():
     """It makes progress; the user's Ctrl-C ends it, and the sampler is usable afterwards."""
     with MultiprocessingSampler(ScriptedAgent(), ENDLESS, n_workers=2, seed=SEED, step_timeout=0.25) as sampler:

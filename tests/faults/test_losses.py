@@ -98,6 +98,7 @@ def test_two_samplers_at_once(tmp_path):
     assert [faults.fired() for faults in all_faults] == [3, 3]
 
 
+@pytest.mark.slow
 def test_two_samplers_whose_streams_interleave(tmp_path):
     faults = Faults(tmp_path, Fault("kill", trajectory=2), Fault("kill", trajectory=5), seed=SEED)
 

@@ -67,6 +67,7 @@ def test_quotas(tmp_path, quota, n_made_good):
         assert second_call(sampler)
 
 
+@pytest.mark.slow
 def test_no_quota(tmp_path):
     faults = Faults(tmp_path, Fault("kill", trajectory=2, times=12), seed=SEED)
     with make(faults, max_restarts=None, max_lifetime_restarts=None) as sampler:
@@ -110,6 +111,7 @@ def test_other_exceptions_are_raised_at_once(tmp_path):
         assert second_call(sampler)
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaks_is_replaced_between_tickets(tmp_path):
     """Each leak is so large that the worker may keep two of them, and not three."""
     leak, n_leaks = 60 << 20, 12
