@@ -268,8 +268,9 @@ class Gathering(Generic[Part]):
         if mean is None and self.arrived_trajectories:
             mean = self.arrived_timesteps / self.arrived_trajectories
         if mean is None:
-            # Nothing is known: one block for each worker shows how long they are; each has at least one timestep.
-            return min(self._n_workers * self._lanes[0].next_size, self.plan.timesteps)
+            # Nothing is known: one block for each worker shows how long they are; each has at least one timestep,
+            # but for those that were left out, which showed nothing.
+            return self.arrived_dropped + min(self._n_workers * self._lanes[0].next_size, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
         return self._handed_out + max(0, needed_for(missing, mean, prudence * self.pace.spread) - outstanding)
 

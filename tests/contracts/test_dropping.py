@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from streamsampler import LocalSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.gathering import AtLeast, Exactly, Gathering
+from streamsampler.seeding import TrajectorySeeds
 
 from .conftest import Maker
 
@@ -64,6 +65,19 @@ class Brittle(gymnasium.Env[Any, Any]):
             if self.fails_at == 0 and self.where == "shape":
                 observation = observation[:2]
         return observation, float(action), self.left == 0, False, {"left": self.left}
+
+
+class Doomed(Brittle):
+    """Raises in the trajectories of these seeds."""
+
+    def __init__(self, seeds: set[int]) -> None:
+        super().__init__(share=0.0)
+        self.seeds = seeds
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if seed in self.seeds:
+            self.fail()
+        return super().reset(seed=seed, options=options)
 
 
 def agent(observation: Any) -> int:
@@ -172,6 +186,15 @@ def test_where_everything_fails_the_call_ends(make_sampler: Maker) -> None:
     assert len(sampler.obtain_trajectories(5, env_update=partial(Brittle, "step", 0.0))) == 5
 
 
+@pytest.mark.parametrize("n_first", [1, 5])
+def test_where_the_first_ones_fail_others_follow(make_sampler: Maker, n_first: int) -> None:
+    """Nothing is known of lengths then."""
+    failing = set(TrajectorySeeds(SEED, 1).of(range(n_first)))
+    sampler = make_sampler(agent, partial(Doomed, failing), n_workers=2, seed=SEED, on_failure="drop")
+    batch = sampler.obtain_samples(10)
+    assert batch.indices[0] == n_first
+
+
 def test_exit_is_a_failure_like_any_other(make_sampler: Maker) -> None:
     sampler = make_sampler(agent, partial(Brittle, "step", 0.3, SystemExit), n_workers=2, seed=SEED, on_failure="drop")
     assert sampler.obtain_trajectories(20).indices.tolist() == list(SOUND["step"])[:20]
@@ -194,6 +217,12 @@ def test_a_worker_of_blocks_refuses() -> None:
 
 
 # ---------------------------------------------------------------------- pure
+
+
+def arrive(gathering: Gathering[int], worker: int, indices: range, lengths: list[int]) -> None:
+    if kept := [length for length in lengths if length]:  # of what was left out nothing is known
+        gathering.pace.add(kept, 0.01, worker, 8)
+    gathering.add(worker, indices, lengths, worker)
 
 
 @settings(max_examples=200)
@@ -219,8 +248,7 @@ def test_any_course_of_events_gives_the_same_prefix(
         if events.random() < 0.1:
             gathering.give_back(worker, indices)
         else:
-            gathering.pace.add([lengths[index] for index in indices if lengths[index]] or [1], 0.01, worker, 8)
-            gathering.add(worker, indices, [lengths[index] for index in indices], worker)
+            arrive(gathering, worker, indices, [lengths[index] for index in indices])
     found = [index for run in gathering.runs() for index in run.indices if lengths[index]]
     expected, total = [], 0
     for index, length in enumerate(lengths):
