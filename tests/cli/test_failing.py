@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -51,10 +54,21 @@ BRITTLE = ("sample", "scripted:Scripted-v0", "--env-kwarg", "fail_share=0.3", "-
 
 
 @pytest.fixture
-def weary(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (home / "faulty.py").write_text(FAULTY)
+def users_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the command imports and registers in this process is forgotten again."""
     monkeypatch.chdir(home)
     monkeypatch.syspath_prepend(home)
+    known, modules = set(gymnasium.registry), set(sys.modules)
+    yield
+    for env_id in gymnasium.registry.keys() - known:
+        del gymnasium.registry[env_id]
+    for name in {"scripted", "faulty"} - modules:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def weary(home: Path, users_modules: None) -> Path:
+    (home / "faulty.py").write_text(FAULTY)
     return home
 
 
@@ -151,9 +165,7 @@ def test_warnings_do_not_tear_the_bar(weary: Path) -> None:
 
 
 @pytest.fixture
-def brittle(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(home)
-    monkeypatch.syspath_prepend(home)
+def brittle(home: Path, users_modules: None) -> Path:
     return home
 
 
