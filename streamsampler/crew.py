@@ -52,6 +52,8 @@ class Crew:
         self._dead: set[int] = set()
         self._leaving: dict[int, float | None] = {}  # until when it may take, once it was told to
         self._hung: dict[int, _Hang] = {}
+        self._fresh = set(range(engine.n_workers))  # who has not answered yet
+        self._warned = False
 
     # ------------------------------------------------------------------ waiting
 
@@ -112,12 +114,26 @@ class Crew:
             return False
         self._engine.restart(worker)
         self._dead.discard(worker)
+        self._fresh.add(worker)
         return True
 
     def is_too_large(self, worker: int) -> bool:
         """Whether a worker has more memory than it may, and is not on its way out already."""
         limit = self.policy.max_worker_memory
-        return limit is not None and worker not in self._leaving and self._engine.memory(worker) > limit
+        if limit is None or worker in self._leaving:
+            return False
+        fresh, memory = worker in self._fresh, self._engine.memory(worker)
+        self._fresh.discard(worker)
+        if fresh and memory > limit and not self._warned:
+            self._warned = True
+            logger.warning(
+                "worker %d has %d bytes after its first answer: with max_worker_memory=%d every worker is replaced all "
+                "the time",
+                worker,
+                memory,
+                limit,
+            )
+        return memory > limit
 
     def replace(self, worker: int) -> None:
         """Let a worker end as soon as it owes nothing; see `may_go`."""

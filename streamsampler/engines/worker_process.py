@@ -89,22 +89,36 @@ def main(number: int, fds: Sequence[int]) -> None:
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
     channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit)
     if setup.report_memory:
-        channel.before_answer = partial(_tell_memory, row)
+        channel.before_answer = partial(_tell_memory, row, _inherited_bytes())
     make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
     run_worker(armed(channel, number), make_worker, row, setup.seed)
 
 
-def _tell_memory(row: WorkerRow) -> None:
-    """Write to the board what the process has of memory that it shares with nobody; pages of files do not count.
+def _inherited_bytes() -> int:
+    """Return how much of this process's memory is its parent's, by fork: copied only where one of them writes to it."""
+    if not _HAS_PROC:
+        return 0
+    with open("/proc/self/smaps_rollup", "rb") as file:
+        sizes = dict(line.split(b":") for line in file.read().splitlines()[1:])
+    private = sum(1024 * int(sizes[name].split()[0]) for name in (b"Private_Dirty", b"Private_Clean"))
+    return max(0, _anonymous_bytes() - private)
+
+
+def _anonymous_bytes() -> int:
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        resident, shared = file.read().split()[1:3]
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+def _tell_memory(row: WorkerRow, inherited: int) -> None:
+    """Write to the board what the process has of memory of its own; pages of files do not count.
 
     Where there is no /proc it is the most that it ever had.
     """
     if not _HAS_PROC:
         row.memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
-    with open("/proc/self/statm", "rb", buffering=0) as file:
-        resident, shared = file.read().split()[1:3]
-    row.memory((int(resident) - int(shared)) * mmap.PAGESIZE)
+    row.memory(max(0, _anonymous_bytes() - inherited))
 
 
 def _make_worker(payload: Payload, row: Any, number: int, allocate: Allocate) -> Any:

@@ -131,3 +131,19 @@ def private_memory():
     with open("/proc/self/statm") as file:
         resident, shared = file.read().split()[1:3]
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_a_fork_inherits_is_not_the_workers(tmp_path):
+    inherited = b"\1" * (100 << 20)
+    faults = Faults(tmp_path)
+    with make(faults, start_method="fork", max_worker_memory=50 << 20) as sampler:
+        assert calls(sampler, 2) == undisturbed(2)
+        assert sampler.stats.replaced == 0
+    assert len(inherited) > 50 << 20
+
+
+def test_a_limit_that_no_worker_can_keep_is_told(tmp_path, caplog):
+    with make(Faults(tmp_path), max_worker_memory=1000) as sampler:
+        assert calls(sampler, 2) == undisturbed(2)
+        assert sampler.stats.replaced > 0
+    assert [record.getMessage() for record in caplog.records if "all the time" in record.getMessage()]
