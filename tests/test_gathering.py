@@ -105,7 +105,7 @@ def gather(data, plan, *, order="index", own_lanes=False, known=True, blocks=Non
     return gathering
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(data=st.data(), plan=plans, own_lanes=st.booleans(), known=st.booleans(), blocks=some_blocks)
 def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_lanes, known, blocks):
     gathering = gather(data, plan, own_lanes=own_lanes, known=known, blocks=blocks)
@@ -240,7 +240,7 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     assert gathering.take(0) is not None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data(), first=st.integers(0, 20), wanted=st.integers(1, 40), own_lanes=st.booleans())
 def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_lanes):
     gathering = Gathering(Endless(first), n_workers=3, own_lanes=own_lanes)

@@ -23,7 +23,7 @@ def endless(announcements: Announcements, resets: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("fork", marks=pytest.mark.slow)])
 def test_the_finished_prefix_is_kept(
     home: Path, announcements: Announcements, number: signal.Signals, start_method: str
 ) -> None:

@@ -62,13 +62,18 @@ def open_files() -> frozenset[tuple[int, int, str]]:
     return frozenset(found)
 
 
+def shared_memory() -> list[str]:
+    """What is named in shared memory; semaphores, of which this package has none, come and go with other programs."""
+    return [name for name in os.listdir("/dev/shm") if not name.startswith("sem.")]
+
+
 @dataclass(frozen=True)
 class Traces:
     """What samplers could leave behind."""
 
     processes: frozenset[int] = field(default_factory=descendants)
     files: frozenset[tuple[int, int, str]] = field(default_factory=open_files)
-    shared_memory: frozenset[str] = field(default_factory=lambda: frozenset(os.listdir("/dev/shm")))
+    shared_memory: frozenset[str] = field(default_factory=lambda: frozenset(shared_memory()))
 
     def since(self, before: Traces) -> Traces:
         return Traces(

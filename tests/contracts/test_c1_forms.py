@@ -67,7 +67,7 @@ def alone(kinds: list[dict[str, Any]], only: str = "", version: int = 1) -> list
     return trajectories
 
 
-@pytest.fixture(scope="module", params=["all", "numbers"])
+@pytest.fixture(scope="module", params=["all", pytest.param("numbers", marks=pytest.mark.slow)])
 def moods(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return KINDS if request.param == "all" else KINDS[:3]
 
@@ -126,7 +126,7 @@ def test_surplus_trajectories_decide_nothing(make_local: Callable[..., LocalSamp
     assert n_surplus, "or this shows nothing"
 
 
-@pytest.mark.parametrize("engine", ["local", "forkserver"], indirect=True)
+@pytest.mark.parametrize("engine", ["local", pytest.param("forkserver", marks=pytest.mark.slow)], indirect=True)
 def test_dropped_trajectories_decide_nothing(make_sampler: Maker) -> None:
     kinds = [{"x": 1}, {"x": 0.5, "fails": 1, "_x": 0}]
     sampler = make_sampler(always_zero, Moody(kinds), seed=SEED, on_failure="drop")

@@ -116,8 +116,11 @@ def test_same_batches(make_sampler: Maker, name: str, n_workers: int) -> None:
     assert len(batches[3]) == 2 * n_workers
 
 
-@pytest.mark.parametrize("engine", ["local", "fork", "forkserver", "spawn"], indirect=True)
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
+LIVES = [(engine, n_workers) for engine in ("local", "fork", "forkserver") for n_workers in (1, 2, 3, 7)]
+SPAWNED = [("spawn", 2), *(pytest.param("spawn", n_workers, marks=pytest.mark.slow) for n_workers in (1, 3, 7))]
+
+
+@pytest.mark.parametrize(("engine", "n_workers"), [*LIVES, *SPAWNED], indirect=["engine"])
 def test_same_batches_in_one_life(make_sampler: Maker, n_workers: int) -> None:
     """One sampler goes through all agents and environments: fewer processes to start, and more updates."""
     first = SCENARIOS["CartPole"]

@@ -21,6 +21,7 @@ def share_of_short_ones(batches: list[TrajectoryBatch]) -> float:
     return float((np.concatenate([batch.lengths for batch in batches]) == 2).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_the_share_of_short_trajectories(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     """Steps take real time here, so that with eight workers the short trajectories come in first."""

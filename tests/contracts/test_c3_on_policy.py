@@ -103,12 +103,15 @@ def test_closing_stops_the_workers(make_sampler: Maker, path: Path, long_seed: i
     assert count(path) - before <= STRAY_STEPS + 3
 
 
+@pytest.mark.parametrize("n_calls", [60, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
-def test_no_action_of_an_old_version(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
-    """In 200 calls with four workers and random delays."""
+def test_no_action_of_an_old_version(
+    make_sampler: Maker, make_local: Callable[..., LocalSampler], n_calls: int
+) -> None:
+    """In many calls with four workers and random delays."""
     sampler = make_sampler(Stamping(), jittery(AnyLength, 0.001), n_workers=4, seed=SEED)
     twin = make_local(Stamping(), AnyLength, n_workers=4, seed=SEED)
-    for call in range(200):
+    for call in range(n_calls):
         update = (call + 1,)
         match call % 20:
             case 0 | 3 | 6 | 9 | 12 | 15 | 18:

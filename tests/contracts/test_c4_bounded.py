@@ -21,7 +21,7 @@ from .scripted import AnyLength, SlowOne, Stamping, Steps, Wide, always_zero, co
 SEED = 23
 
 
-@pytest.mark.parametrize("engine", ["fork", "forkserver", "spawn"], indirect=True)
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
     sampler = make_sampler(always_zero, partial(Steps, 2), n_workers=2, seed=SEED)
     sampler.obtain_trajectories(4)
@@ -107,7 +107,8 @@ def stream_overtaken(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 @pytest.mark.parametrize(
-    "call", [samples, trajectories, stream_left, pytest.param(stream_overtaken, marks=pytest.mark.slow)]
+    "call",
+    [samples, *(pytest.param(call, marks=pytest.mark.slow) for call in (trajectories, stream_left, stream_overtaken))],
 )
 def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Callable[[Sampler], None]) -> None:
     others = memory_files().keys()

@@ -101,7 +101,10 @@ def alone(where: str = "step", share: float = 0.3, version: int = 1, n: int = 40
 SOUND = {where: alone(where, n=60) for where in ("step", "reset", "shape")}
 
 
-@pytest.fixture(params=["local", "forkserver", pytest.param("shared memory", marks=pytest.mark.slow)])
+PROCESSES = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("forkserver", "shared memory")]
+
+
+@pytest.fixture(params=["local", *PROCESSES])
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -211,7 +211,10 @@ def deaf_to_interrupts(pid):
     return bool((int(masks["SigBlk"], 16) | int(masks["SigIgn"], 16)) >> (signal.SIGINT - 1) & 1)
 
 
-@pytest.mark.parametrize("method", START_METHODS)
+SPAWN_IS_SLOW = ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("method", SPAWN_IS_SLOW)
 def test_workers_are_deaf_to_ctrl_c_from_their_first_instant(method):
     """Also while they import: or each would print a traceback of its own."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
@@ -221,7 +224,7 @@ def test_workers_are_deaf_to_ctrl_c_from_their_first_instant(method):
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("method", SPAWN_IS_SLOW)
 def test_garbage_collection(method):
     sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method)
     sampler.obtain_trajectories(2)
@@ -231,7 +234,7 @@ def test_garbage_collection(method):
     assert gone_within(pids, 2)
 
 
-@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("method", SPAWN_IS_SLOW)
 def test_an_exception_in_the_with_block(method):
     pids = []
 

@@ -34,7 +34,13 @@ ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.slow), 2]
 
 
 @pytest.mark.parametrize("capacity", ONE_OR_TWO)
-@pytest.mark.parametrize("faults", [{"deaths": 1}, {"failures": 1}], ids=["death", "exception"])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param({"deaths": 1}, id="death"),
+        pytest.param({"failures": 1}, id="exception", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_made_good_changes_nothing(capacity, faults, capsys):
     """Wherever it strikes, both calls complete, with the batches of the undisturbed run."""
     n_states, n_with_copies, endings = explore(capacity, (Exactly(5), AtLeast(4)), **faults)
@@ -43,7 +49,8 @@ def test_what_is_made_good_changes_nothing(capacity, faults, capsys):
     assert endings == {(2, 0)}
 
 
-@pytest.mark.parametrize("capacity", ONE_OR_TWO)
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [1, 2])
 def test_a_death_anywhere_fails_at_most_one_call(capacity, capsys):
     plans = (Exactly(5), AtLeast(4))
     n_states, n_with_copies, endings = explore(capacity, plans, deaths=1, policy=RAISE_AT_ONCE)
@@ -53,7 +60,8 @@ def test_a_death_anywhere_fails_at_most_one_call(capacity, capsys):
     assert endings == {(2, 0), (1, 1)}
 
 
-@pytest.mark.parametrize("capacity", ONE_OR_TWO)
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [1, 2])
 def test_an_exception_anywhere_fails_at_most_one_call(capacity, capsys):
     plans = (Exactly(5), AtLeast(4))
     n_states, n_with_copies, endings = explore(capacity, plans, failures=1, policy=RAISE_AT_ONCE)
