@@ -113,11 +113,14 @@ def run(tmp_path, method, busy, end):
         start_new_session=True,
         env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.getcwd()},
     ) as process:
-        pids = [int(word) for word in process.stdout.readline().split()]
-        assert len(pids) == 3, process.stderr.read()
-        if busy == "idle" and end in SIGNALS:
-            assert process.stdout.readline() == "ready\n"
-        yield process, pids
+        try:
+            pids = [int(word) for word in process.stdout.readline().split()]
+            assert len(pids) == 3, process.stderr.read()
+            if busy == "idle" and end in SIGNALS:
+                assert process.stdout.readline() == "ready\n"
+            yield process, pids
+        finally:
+            process.kill()  # or one that does not end would be waited for, after the test has failed
 
 
 def shared_memory():
