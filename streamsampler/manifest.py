@@ -63,7 +63,7 @@ class Manifest:
         shard_size: Timesteps that a shard has at least.
         wanted: How much there is to be: a number of timesteps or of trajectories, under that name.
         provenance: What else decides about the data: anything that JSON can hold.
-        library_version: The version of this package that began the folder.
+        package_version: The version of this package that began the folder.
         complete: Whether all is there.
         shards: What is there, in order.
     """
@@ -72,7 +72,7 @@ class Manifest:
     shard_size: int
     wanted: Mapping[str, int]
     provenance: Mapping[str, Any]
-    library_version: str = __version__
+    package_version: str = __version__
     complete: bool = False
     shards: tuple[Shard, ...] = field(default=(), repr=False)
 
@@ -103,7 +103,7 @@ class Manifest:
             "wanted": dict(self.wanted),
             "shard_size": self.shard_size,
             "seed": self.seed,
-            "library_version": self.library_version,
+            "package_version": self.package_version,
         }
 
 
@@ -121,7 +121,7 @@ def _as_json(manifest: Manifest) -> str:
     head = {
         "format": _FORMAT,
         "format_version": _VERSION,
-        "library_version": manifest.library_version,
+        "package_version": manifest.package_version,
         "provenance": dict(manifest.provenance),
         "seed": manifest.seed,
         "shard_size": manifest.shard_size,
@@ -157,7 +157,7 @@ def read_manifest(folder: Path) -> Manifest:
     if type(version) is not int or version > _VERSION:
         raise StorageError(
             f"{path} has format version {version}, and streamsampler {__version__} reads up to {_VERSION}: "
-            f"it was written by streamsampler {facts.get('library_version')}"
+            f"it was written by streamsampler {facts.get('package_version')}"
         )
     return _checked(path, facts)
 
@@ -169,7 +169,7 @@ def _checked(path: Path, facts: dict[str, Any]) -> Manifest:
             shard_size=facts["shard_size"],
             wanted=facts["wanted"],
             provenance=facts["provenance"],
-            library_version=facts["library_version"],
+            package_version=facts["package_version"],
             complete=facts["complete"],
             shards=_shards(facts["shards"]),
         )

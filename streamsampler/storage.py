@@ -84,7 +84,7 @@ def _entries(batch: TrajectoryBatch, provenance: Mapping[str, Any] | None) -> di
     header = {
         "format": _FORMAT,
         "format_version": _VERSION,
-        "library_version": __version__,
+        "package_version": __version__,
         "seed": batch.seed,
         "seeds": list(batch.seeds),
         "provenance": dict(provenance or {}),
@@ -158,7 +158,7 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch:
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The header of a file, with `format_version`, `library_version`, `seed`, `seeds` and `provenance`.
+    """The header of a file, with `format_version`, `package_version`, `seed`, `seeds` and `provenance`.
 
     Raises:
         StorageError: As `load`.
@@ -213,7 +213,7 @@ def _header(path: Path, archive: Any) -> dict[str, Any]:
     if type(version) is not int or version > _VERSION:
         raise StorageError(
             f"{path} has format version {version}, and streamsampler {__version__} reads up to {_VERSION}: "
-            f"it was written by streamsampler {header.get('library_version')}"
+            f"it was written by streamsampler {header.get('package_version')}"
         )
     return header
 

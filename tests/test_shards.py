@@ -262,7 +262,7 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_folder_locked(tmp_path):
         ({"wanted": {"trajectories": 13}}, "wanted is {'trajectories': 9} there, and {'trajectories': 13} here"),
         ({"provenance": {"environment": "Y"}}, "environment is 'X' there, and 'Y' here"),
         ({"provenance": {"environment": "X", "agent": "a"}}, "agent is None there, and 'a' here"),
-        ({"library_version": "0.0"}, "library_version is "),
+        ({"package_version": "0.0"}, "package_version is "),
     ],
 )
 def test_going_on_with_something_else_is_refused(tmp_path, change, words):
