@@ -3,8 +3,7 @@
 python benchmarks/all.py [--quick] [--again] [NAME ...]
 
 A question that has its results in the folder already is left out, so a run that was interrupted goes on where it was;
---again, or naming questions, answers them anew. `ppo.py` is a program of
-its own, and not among them.
+--again, or naming questions, answers them anew. `ppo.py` is a program of its own, and not among them.
 """
 
 import argparse

@@ -30,6 +30,7 @@ matplotlib.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import subprocess
@@ -150,6 +151,12 @@ def known_contenders(wanted: str | None) -> list[str]:
     return chosen
 
 
+def check_packages(names: list[str]) -> None:
+    """Raise an error where Stable-Baselines3 is missing: before the first run, and not after some minutes."""
+    if {"sb3", "sb3_subproc"} & {*names} and importlib.util.find_spec("stable_baselines3") is None:
+        raise click.ClickException("sb3 needs stable-baselines3: pip install stable-baselines3, or choose --contenders")
+
+
 @click.command(context_settings={"show_default": True})
 @click.option(
     "--env", "environments", multiple=True, default=["CartPole-v1", "Pendulum-v1"], type=click.Choice([*TASKS])
@@ -178,6 +185,7 @@ def main(
         one_run(single, environments[0], first_seed, workers, start_method, timesteps)
         return
     names = known_contenders(contenders)
+    check_packages(names)
     results: list[Result] = []
     for seed in range(first_seed, first_seed + seeds):
         for env_id in environments:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ class Crew:
 
     def planned(self, timeout: float | None) -> float | None:
         """Return how long to wait for workers at most, when `timeout` is all the caller knows."""
-        deadlines = [until - self._clock() for until in self._leaving.values() if until is not None]
+        deadlines = [until - self._clock() for until in self._leaving.values() if until not in (None, math.inf)]
         if self._watch is not None:
             deadlines.append(self._watch.interval)
         if timeout is not None:
@@ -76,6 +77,7 @@ class Crew:
         """
         for worker, until in self._leaving.items():
             if until is not None and self._clock() >= until:
+                self._leaving[worker] = math.inf
                 self._engine.kill_worker(worker)
         if self._watch is None or planned is None or not self._watch.waited(planned, elapsed):
             return

@@ -1,4 +1,5 @@
 import itertools
+import pickle
 import re
 
 import numpy as np
@@ -7,7 +8,7 @@ from gymnasium import spaces as S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamsampler import trees
+from streamsampler import buffers, trees
 from streamsampler.buffers import empty, make_recorder
 from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.spaces import check_actions, validate
@@ -104,6 +105,30 @@ def test_object_spaces_copy_too():
     recorder.record(value)
     value.append(3)
     assert recorder.view(0, 1)[0] == [1, 2]
+
+
+@pytest.mark.parametrize("shape", [(3,), (3_000,)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_an_array_made_from_an_unpickled_one_takes_the_quick_way(monkeypatch, shape, dtype):
+    """Its dtype equals its space's, and is not the same object."""
+    unpickled = pickle.loads(pickle.dumps(np.ones(shape, dtype), protocol=5))
+    value = unpickled + unpickled
+    space = S.Box(0, 5, shape, dtype)
+    assert value.dtype == space.dtype
+    assert value.dtype is not space.dtype
+    recorder = make_recorder(space, "observation")
+    monkeypatch.setattr(buffers._Leaf, "convert", None)
+    recorder.record(value)
+    assert np.array_equal(recorder.view(0, 1)[0], value)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3_000,)])
+def test_a_float_that_is_too_large_for_a_shorter_one_becomes_infinity(shape):
+    """Also where warnings are errors, as in these tests."""
+    recorder = make_recorder(S.Box(-np.inf, np.inf, shape, np.float32), "observation")
+    for value in (1e300, -1e300, 0.1):
+        recorder.record(np.full(shape, value))
+    assert np.array_equal(recorder.view(0, 3)[:, 0], np.array([np.inf, -np.inf, 0.1], np.float32))
 
 
 def test_truncate_rewinds_and_clear_keeps_the_memory():

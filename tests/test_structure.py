@@ -38,6 +38,8 @@ LAYERS = [
         "engines.stacks",
         "engines.wire",
         "engines.child",
+        "engines.descriptors",
+        "engines.children",
         "engines.fork_server",
         "engines.launch",
         "engines.fail_points",

@@ -257,7 +257,7 @@ class _Inputs:
         if (
             observation.__class__ is not np.ndarray
             or observation.shape != self._shape
-            or observation.dtype is not self._kind
+            or (observation.dtype is not self._kind and observation.dtype != self._kind)
         ):
             if isinstance(observation, Mapping):
                 return {key: self._child(key).one(part) for key, part in observation.items()}

@@ -12,52 +12,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from streamsampler.engines.child import STATUS, Main, run_as_child
+from streamsampler.engines.children import END_SECONDS, Child, DirectChild, bury_strays, end_of_life_pipe
+from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
 from streamsampler.engines.fork_server import serve
 from streamsampler.errors import SamplerError, UsageError
 
-__all__ = ["START_METHODS", "Child", "StartMethod", "close_fd", "default_start_method", "launch", "own_fd"]
+__all__ = [
+    "START_METHODS",
+    "ForkServerLostError",
+    "StartMethod",
+    "check_start_method",
+    "default_start_method",
+    "launch",
+]
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
 
-# Descriptors of this process's ends. A forked child closes them: a copy of a pipe's end there would keep workers from
-# noticing that this process is gone.
-_own_fds: set[int] = set()
-
-
-def own_fd(fd: int) -> int:
-    """Take note that `fd` belongs to this process alone, and return it."""
-    _own_fds.add(fd)
-    return fd
-
-
-def close_fd(fd: int) -> None:
-    """Close a descriptor that `own_fd` took note of."""
-    if fd in _own_fds:
-        _own_fds.discard(fd)
-        os.close(fd)
-
-
-def _close_own_fds_after_fork() -> None:
-    for fd in _own_fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _own_fds.clear()
-
-
-os.register_at_fork(after_in_child=_close_own_fds_after_fork)
+_CLOSE_SECONDS = 1.0  # for the fork server to notice that nobody needs it any more
+_TOLD_SECONDS = 2.0  # from a worker's end until the fork server tells of it
+_ANSWER_SECONDS = 60.0  # for a fork server's answer to its first request, too: after its imports
 
 
 def default_start_method() -> StartMethod:
@@ -79,90 +63,6 @@ def check_start_method(method: str | None) -> StartMethod:
     raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, got {method!r}")
 
 
-class Child(ABC):
-    """A running worker process.
-
-    Attributes:
-        pid: Its process id.
-    """
-
-    pid: int
-
-    @abstractmethod
-    def fileno(self) -> int:
-        """A descriptor that becomes readable when the process ends."""
-
-    @abstractmethod
-    def wait(self) -> int | None:
-        """Wait for the end and return the exit code: negative for a signal, None if nobody knows."""
-
-    def ended(self, timeout: float) -> bool:
-        """Whether the process ends within `timeout` seconds."""
-        poller = select.poll()
-        poller.register(self.fileno(), select.POLLIN)
-        return bool(poller.poll(max(0, int(timeout * 1000))))
-
-    def kill(self, signal_number: int = signal.SIGKILL) -> None:
-        """Send a signal; nothing happens if the process is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal_number)
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        close_fd(self.fileno())
-
-
-class _DirectChild(Child):
-    """A child of this process, by fork or spawn.
-
-    Its end is told by the kernel where that is possible. Otherwise it is the end of a pipe, which the child's own
-    children, if it forks any, keep open beyond its death.
-    """
-
-    def __init__(self, pid: int, end_of_life: int, process: subprocess.Popen[bytes] | None = None) -> None:
-        self.pid = pid
-        self._fd = end_of_life
-        self._process = process
-        self._exitcode: int | None = None
-        self._waited = False
-        if hasattr(os, "pidfd_open"):
-            try:
-                self._fd = own_fd(os.pidfd_open(pid))
-            except OSError:
-                self.kill()
-                self.wait()
-                raise
-            finally:
-                close_fd(end_of_life)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def wait(self) -> int | None:
-        if not self._waited:
-            self._exitcode = self._process.wait() if self._process is not None else _wait_for(self.pid)
-            self._waited = True
-        return self._exitcode
-
-    def kill(self, signal_number: int = signal.SIGKILL) -> None:
-        # Once waited for, the number may be somebody else's.
-        if not self._waited:
-            super().kill(signal_number)
-
-
-def _wait_for(pid: int) -> int | None:
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return None  # somebody else in this process waited for all children
-
-
-def _end_of_life() -> tuple[int, int]:
-    """Return a pipe that tells of a child's end: it alone holds the second descriptor."""
-    read_end, write_end = os.pipe()
-    return own_fd(read_end), write_end
-
-
 def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int]) -> Child:
     """Start a worker process.
 
@@ -174,18 +74,17 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int]) -> 
 
     Raises:
         OSError: There are no processes or descriptors left.
+        ForkServerLostError: There is no knowing whether the fork server started the worker. Another one is there for
+            the next attempt, which must not hand over the same descriptors: they may be somebody's already.
     """
+    bury_strays()
     match method:
         case "fork":
             return _fork(main, number, fds)
         case "spawn":
             return _spawn(main, number, fds)
         case "forkserver":
-            try:
-                return _fork_server(main).launch(number, fds)
-            except (ConnectionError, _ServerEndedError):
-                # Killed, perhaps, and not waited for yet: another one takes its place, once.
-                return _fork_server(main, afresh=True).launch(number, fds)
+            return _fork_server(main).launch(number, fds)
 
 
 @contextlib.contextmanager
@@ -206,7 +105,7 @@ def _fork(main: Main, number: int, fds: Sequence[int]) -> Child:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()  # or the child would print what is buffered once more
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as childs:
-        end_of_life, held_by_child = _end_of_life()
+        end_of_life, held_by_child = end_of_life_pipe()
         ours.callback(close_fd, end_of_life)
         childs.callback(os.close, held_by_child)
         # Copies, because the child closes what belongs to this process.
@@ -219,7 +118,7 @@ def _fork(main: Main, number: int, fds: Sequence[int]) -> Child:
             if pid == 0:
                 run_as_child(lambda: main(number, copies))
         ours.pop_all()
-    return _DirectChild(pid, end_of_life)
+    return DirectChild(pid, end_of_life)
 
 
 def _python(code: str) -> list[str]:
@@ -234,102 +133,124 @@ def _import(function: Callable[..., None]) -> str:
 
 
 def _spawn(main: Main, number: int, fds: Sequence[int]) -> Child:
-    end_of_life, held_by_child = _end_of_life()
+    return _start(f"{_import(main)}; {main.__name__}({number}, {list(fds)})", fds)
+
+
+def _start(code: str, fds: Sequence[int]) -> Child:
+    """Start a fresh interpreter that runs `code`, with these descriptors."""
+    end_of_life, held_by_child = end_of_life_pipe()
     try:
         with _interrupts_held_back():
-            process = subprocess.Popen(
-                _python(f"{_import(main)}; {main.__name__}({number}, {list(fds)})"),
-                stdin=subprocess.DEVNULL,
-                pass_fds=[*fds, held_by_child],
-            )
+            process = subprocess.Popen(_python(code), stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child])
     except BaseException:
         close_fd(end_of_life)
         raise
     finally:
         os.close(held_by_child)
-    return _DirectChild(process.pid, end_of_life, process)
+    return DirectChild(process.pid, end_of_life, process)
 
 
-class _ServerEndedError(SamplerError):
-    """The fork server is gone."""
+class ForkServerLostError(SamplerError):
+    """The fork server was killed, or stopped."""
 
 
 class _ServedChild(Child):
-    """A child of the fork server, which tells its process id and, at the end, its exit code."""
+    """A child of the fork server.
 
-    def __init__(self, status_fd: int) -> None:
-        self._fd = status_fd
-        self._exitcode: int | None = None
-        self._waited = False
-        pid = os.read(status_fd, STATUS.size)
+    Args:
+        status_fd: Tells its process id, which is waited for, and at the end its exit code. Owned by the child from here
+            on, unless this raises.
+        silent: Set when the server did not tell of a child's end: one child waits for that, not each.
+
+    Raises:
+        ForkServerLostError: The server does not tell.
+    """
+
+    def __init__(self, status_fd: int, silent: threading.Event) -> None:
+        self._silent = silent
+        answered = readable_within(status_fd, _ANSWER_SECONDS)
+        pid = os.read(status_fd, STATUS.size) if answered else b""
         if len(pid) < STATUS.size:
-            close_fd(status_fd)
-            raise _ServerEndedError("the fork server ended before it could start a worker")
-        (self.pid,) = STATUS.unpack(pid)
+            raise ForkServerLostError("it ended" if answered else f"it did not answer within {_ANSWER_SECONDS:g} s")
+        super().__init__(STATUS.unpack(pid)[0], status_fd)
+        # It may be gone already, and its number somebody else's: the server has said so then.
+        if self._pidfd is not None and readable_within(status_fd, 0):
+            close_fd(self._pidfd)
+            self._pidfd = None
 
-    def fileno(self) -> int:
-        return self._fd
-
-    def wait(self) -> int | None:
-        if not self._waited:
-            status = os.read(self._fd, STATUS.size)
-            self._waited = True
-            if len(status) == STATUS.size:
-                self._exitcode = os.waitstatus_to_exitcode(STATUS.unpack(status)[0])
-        return self._exitcode
-
-    def kill(self, signal_number: int = signal.SIGKILL) -> None:
-        if not self._waited:
-            super().kill(signal_number)
+    def _end(self, timeout: float) -> tuple[int | None, bool]:
+        ended = self.ended(timeout)
+        patience = _TOLD_SECONDS if ended and not self._silent.is_set() else 0.0
+        if not readable_within(self._fd, min(timeout, patience)):
+            if ended:
+                self._silent.set()  # the server is stopped: the end is known, and the exit code is not
+            return None, ended
+        status = os.read(self._fd, STATUS.size)
+        if len(status) < STATUS.size:
+            return None, ended
+        return os.waitstatus_to_exitcode(STATUS.unpack(status)[0]), True
 
 
 class _ForkServer:
     """The fork server of this process: started with the first worker, gone when this process is."""
 
     def __init__(self, main: Main) -> None:
+        self._silent = threading.Event()
         self._owner = os.getpid()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
-        with ours, theirs, _interrupts_held_back():
-            process = self._process = subprocess.Popen(
-                _python(f"{_import(main)}; {_import(serve)}; {serve.__name__}({main.__name__}, {theirs.fileno()})"),
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+        with ours, theirs:
+            code = f"{_import(main)}; {_import(serve)}; {serve.__name__}({main.__name__}, {theirs.fileno()})"
+            self._process = _start(code, [theirs.fileno()])
             self._fd = own_fd(ours.detach())
         # Finalizers run in reverse order: at exit, the samplers that were made later are closed before.
-        weakref.finalize(self, _close_server, self._fd, process, self._owner)
+        weakref.finalize(self, _close_server, self._fd, self._process, self._owner)
 
     def alive(self) -> bool:
-        return self._owner == os.getpid() and self._process.poll() is None
+        return self._owner == os.getpid() and not self._process.ended(0)
 
     def launch(self, number: int, fds: Sequence[int]) -> Child:
         status_read, status_write = os.pipe()
         own_fd(status_read)
         try:
-            with self._lock, socket.socket(fileno=os.dup(self._fd)) as connection:
-                socket.send_fds(connection, [STATUS.pack(number)], [*fds, status_write])
-        except BaseException:
+            try:
+                with self._lock, socket.socket(fileno=os.dup(self._fd)) as connection:
+                    socket.send_fds(connection, [STATUS.pack(number)], [*fds, status_write])
+            finally:
+                os.close(status_write)
+            return _ServedChild(status_read, self._silent)
+        except BaseException as error:
             close_fd(status_read)
+            if isinstance(error, (ConnectionError, ForkServerLostError)):
+                _forget(self)
+                raise ForkServerLostError(f"the fork server was lost: {error}") from error
             raise
-        finally:
-            os.close(status_write)
-        return _ServedChild(status_read)
 
 
-def _close_server(fd: int, process: subprocess.Popen[bytes], owner: int) -> None:
+def _close_server(fd: int, process: Child, owner: int) -> None:
     if os.getpid() == owner:
         close_fd(fd)
-        process.wait()
+        if not process.ended(_CLOSE_SECONDS):
+            process.kill()  # stopped, or hung
+        process.wait(END_SECONDS)
+        process.close()
 
 
 _server: _ForkServer | None = None
 _server_lock = threading.Lock()
 
 
-def _fork_server(main: Main, *, afresh: bool = False) -> _ForkServer:
+def _fork_server(main: Main) -> _ForkServer:
     global _server
     with _server_lock:
-        if afresh or _server is None or not _server.alive():
+        if _server is None or not _server.alive():
             _server = _ForkServer(main)
         return _server
+
+
+def _forget(server: _ForkServer) -> None:
+    """Let the next worker be started by another fork server than this one."""
+    global _server
+    with _server_lock:
+        if _server is server:
+            _server = None

@@ -17,12 +17,11 @@ threads, and no names in any file system.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
-import select
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,16 +29,16 @@ from functools import partial
 from mmap import mmap
 from typing import Any
 
-from setproctitle import getproctitle
-
 from streamsampler.board import Board, Progress, board_bytes
 from streamsampler.engines.base import Answered, Died, Engine, Event
-from streamsampler.engines.launch import Child, StartMethod, close_fd, launch, own_fd
+from streamsampler.engines.children import END_SECONDS, Child
+from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
+from streamsampler.engines.launch import ForkServerLostError, StartMethod, launch
 from streamsampler.engines.messages import decode_answer, encode_command
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.stacks import stacks_of
 from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, Stored, pack, send, unframe, unpack
-from streamsampler.engines.worker_process import Setup, main
+from streamsampler.engines.worker_process import main, setup_file
 from streamsampler.failures import unreadable
 from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Start
 from streamsampler.serialization import Payload
@@ -99,9 +98,10 @@ class ProcessEngine(Engine):
         self._links: list[_Link] = []
         self._wanted = 0
         self._closed = False
+        self._doomed: dict[int, float] = {}  # until when who was killed may take to be gone
         self._shared = contextlib.ExitStack()  # gives back what all workers share
         try:
-            self._share(_setup_file(n_workers, make_worker, seed, report_memory=report_memory))
+            self._share(setup_file(n_workers, make_worker, seed, INLINE_LIMIT, report_memory=report_memory))
             for number in range(n_workers):
                 self._links.append(self._link(number))
         except BaseException:
@@ -130,6 +130,14 @@ class ProcessEngine(Engine):
     # ------------------------------------------------------------------ starting
 
     def _link(self, number: int) -> _Link:
+        try:
+            return self._new_link(number)
+        except ForkServerLostError:
+            # Once more, with everything new. Should the lost server have started a worker all the same, it ends with
+            # the pipes of the first attempt.
+            return self._new_link(number)
+
+    def _new_link(self, number: int) -> _Link:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             commands_read, commands_write = _pipe(theirs, ours, ours_is=1)
             answers_read, answers_write = _pipe(theirs, ours, ours_is=0)
@@ -138,7 +146,7 @@ class ProcessEngine(Engine):
             ours.callback(close_fd, arena_fd)
             shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd, self._stacks_fds[1]]
             child = launch(self._start_method, main, number, [commands_read, answers_write, alive_read, *shared])
-            ours.callback(_discard, child)
+            ours.callback(_discard, child, END_SECONDS)
             link = _Link(
                 child,
                 commands_write,
@@ -161,9 +169,9 @@ class ProcessEngine(Engine):
         self._links[worker] = new
         if self._wanted == NEVER_AGAIN:
             new.child.kill()  # all of them were, by another thread, which may not have seen this one
-        self._unlink(old)
+        self._unlink(old, END_SECONDS)
 
-    def _unlink(self, link: _Link) -> None:
+    def _unlink(self, link: _Link, timeout: float) -> None:
         """Kill a worker if need be and close everything of it; may be repeated after an interrupt."""
         if link.unlinked:
             return
@@ -171,7 +179,7 @@ class ProcessEngine(Engine):
         for fd in (link.answers_fd, link.child.fileno()):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(fd)
-        _discard(link.child)
+        _discard(link.child, timeout)
         link.arena.close()
         for fd in (link.commands_fd, link.answers_fd, link.alive_fd, link.arena_fd):
             close_fd(fd)
@@ -216,8 +224,10 @@ class ProcessEngine(Engine):
             send(link.commands_fd, encode_command(message, released))
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Sleep until a worker answers or dies."""
+        """Sleep until a worker answers or dies, or is given up."""
         events: list[Event] = []
+        if self._doomed:
+            timeout = min([math.inf if timeout is None else timeout, *self._patience().values()])
         for key, _ in self._selector.select(timeout):
             worker, ended = key.data
             if self._links[worker].ended:
@@ -227,7 +237,14 @@ class ProcessEngine(Engine):
                 events += self._bury(worker)
             else:
                 events += answered
+        for worker, left in self._patience().items():
+            if left <= 0:
+                events += self._bury(worker)
         return events
+
+    def _patience(self) -> dict[int, float]:
+        """Return for how many seconds more who was killed is waited for."""
+        return {worker: max(0.0, until - time.monotonic()) for worker, until in self._doomed.items()}
 
     def _read(self, worker: int) -> list[Answered]:
         return [self._understood(worker, message) for message in self._links[worker].answers.read()]
@@ -257,14 +274,15 @@ class ProcessEngine(Engine):
         """
         link = self._links[worker]
         link.ended = True
-        if not link.child.ended(_GRACE_SECONDS):
+        overdue = self._doomed.pop(worker, math.inf) <= time.monotonic()
+        if not overdue and not link.child.ended(_GRACE_SECONDS):
             link.child.kill()  # it closed its end and goes on: nobody will ever hear of it again
         last_words: list[Event] = []
-        while _readable(link.answers_fd) and (answered := self._read(worker)):
+        while readable_within(link.answers_fd, 0) and (answered := self._read(worker)):
             last_words += answered
         self._selector.unregister(link.answers_fd)
         self._selector.unregister(link.child.fileno())
-        return [*last_words, Died(worker, link.child.wait())]
+        return [*last_words, Died(worker, link.child.wait(0 if overdue else END_SECONDS))]
 
     def progress(self, worker: int) -> Progress:
         """Return what a worker was last seen doing."""
@@ -283,8 +301,10 @@ class ProcessEngine(Engine):
         return stacks_of(self._links[worker].child.pid, self._stacks_fds[0])
 
     def kill_worker(self, worker: int) -> None:
-        """Kill a worker."""
-        self._links[worker].child.kill()
+        """Kill a worker; if it hangs in the kernel, it is given up after `END_SECONDS`, and counts as dead."""
+        if not self._links[worker].ended:
+            self._links[worker].child.kill()
+            self._doomed.setdefault(worker, time.monotonic() + END_SECONDS)
 
     def retire(self, worker: int) -> bool:
         """Ask a worker to end."""
@@ -321,7 +341,10 @@ class ProcessEngine(Engine):
                 self._terminate()
         finally:
             for link in self._links:
-                self._unlink(link)
+                link.child.kill()
+            deadline = time.monotonic() + END_SECONDS
+            for link in self._links:
+                self._unlink(link, deadline - time.monotonic())
         self._closed = True
         self._shared.close()
         return last_words
@@ -347,33 +370,10 @@ class ProcessEngine(Engine):
             link.child.ended(deadline - time.monotonic())
 
 
-def _setup_file(n_workers: int, make_worker: Payload, seed: int, *, report_memory: bool) -> int:
-    make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
-    setup = Setup(
-        n_workers,
-        seed,
-        make_worker,
-        list(sys.path),
-        os.getcwd(),
-        dict(os.environ),
-        getproctitle(),
-        INLINE_LIMIT,
-        report_memory,
-    )
-    data = pickle.dumps(setup, protocol=5)
-    fd = anonymous_file("streamsampler-setup")
-    try:
-        ArenaWriter(fd).write([memoryview(data)])
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _discard(child: Child) -> None:
-    """Let nothing be left of a child."""
+def _discard(child: Child, timeout: float) -> None:
+    """Let nothing be left of a child; if it hangs in the kernel, nothing but that."""
     child.kill()
-    child.wait()
+    child.wait(timeout)
     child.close()
 
 
@@ -383,9 +383,3 @@ def _pipe(theirs: contextlib.ExitStack, ours: contextlib.ExitStack, *, ours_is: 
     theirs.callback(os.close, ends[1 - ours_is])
     ours.callback(close_fd, own_fd(ends[ours_is]))
     return ends
-
-
-def _readable(fd: int) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))

@@ -26,21 +26,21 @@ from streamsampler.buffers import Allocate
 from streamsampler.engines.child import ignore_interrupts
 from streamsampler.engines.fail_points import armed
 from streamsampler.engines.messages import decode_command, encode_answer
-from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region
+from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.stacks import answer_with_stacks
 from streamsampler.engines.wire import MessageReader, Stored, frame, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message
 from streamsampler.serialization import Payload, dumps_report, loads
 from streamsampler.worker_loop import run_worker
 
-__all__ = ["Setup", "main"]
+__all__ = ["main", "setup_file"]
 
 _LARGE = 1 << 30
 _HAS_PROC = os.path.exists("/proc/self/statm")
 
 
 @dataclass(frozen=True)
-class Setup:
+class _Setup:
     """What all workers of a sampler are told at their start.
 
     Attributes:
@@ -66,6 +66,30 @@ class Setup:
     report_memory: bool
 
 
+def setup_file(n_workers: int, make_worker: Payload, seed: int, inline_limit: int, *, report_memory: bool) -> int:
+    """Return an anonymous file with what all workers are told; the arguments are as in `_Setup`."""
+    make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
+    setup = _Setup(
+        n_workers,
+        seed,
+        make_worker,
+        list(sys.path),
+        os.getcwd(),
+        dict(os.environ),
+        setproctitle.getproctitle(),
+        inline_limit,
+        report_memory,
+    )
+    data = pickle.dumps(setup, protocol=5)
+    fd = anonymous_file("streamsampler-setup")
+    try:
+        ArenaWriter(fd).write([memoryview(data)])
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def main(number: int, fds: Sequence[int]) -> None:
     """Be worker `number`.
 
@@ -79,7 +103,7 @@ def main(number: int, fds: Sequence[int]) -> None:
     commands_fd, answers_fd, parent_fd, setup_fd, board_fd, arena_fd, updates_fd, stacks_fd = fds
     answer_with_stacks(stacks_fd)
     _die_with_parent(parent_fd)
-    setup: Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
+    setup: _Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
     # Before the environment variables change: the title is written over their first place in memory.
     setproctitle.setproctitle("worker:" + setup.title)
     sys.path[:] = setup.path

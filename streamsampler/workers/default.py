@@ -231,7 +231,7 @@ class DefaultWorker(Worker):
                         else:
                             # The way of few words: a right dtype, and a look at the size when the ticket is done.
                             try:
-                                if observation.dtype is dtype:
+                                if observation.dtype is dtype or observation.dtype == dtype:
                                     observations.append(observation.tobytes())
                                 else:
                                     record_observation(observation)

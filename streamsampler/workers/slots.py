@@ -229,7 +229,7 @@ class _Run:
                         self._end(row, observation, bool(terminated), bool(truncated) or cut, silent)
                         continue
                 try:
-                    if observation.dtype is dtype and observation.shape == shape:
+                    if (observation.dtype is dtype or observation.dtype == dtype) and observation.shape == shape:
                         append(observation.tobytes())
                     else:
                         record(observation)

@@ -1,0 +1,153 @@
+"""Worker processes as the sampler's process sees them: how they end, and what of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+from abc import ABC, abstractmethod
+
+from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
+
+__all__ = ["END_SECONDS", "Child", "DirectChild", "bury_strays", "end_of_life_pipe"]
+
+END_SECONDS = 5.0
+"""How long a killed process may take to be gone. One that hangs in the kernel, by a file system perhaps that does not
+answer, is deaf even to SIGKILL until it comes back; nobody waits for it any longer than this."""
+
+
+class Child(ABC):
+    """A running worker process.
+
+    Its end is told by the kernel where that is possible, else by a pipe or socket.
+
+    Args:
+        pid: Its process id.
+        fd: Becomes readable when the process ends, as far as anybody but the kernel can tell.
+
+    Attributes:
+        pid: Its process id.
+    """
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self.pid = pid
+        self._fd = fd
+        self._pidfd = _pidfd(pid)
+        self._exitcode: int | None = None
+        self._waited = False
+        self._given_up = False
+        self._closed = False
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the process ends."""
+        return self._fd if self._pidfd is None else self._pidfd
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the end, and return the exit code: negative for a signal, None if nobody knows.
+
+        Args:
+            timeout: Seconds. A process that has not ended by then is given up, and not waited for again.
+        """
+        if not self._waited and not self._given_up:
+            self._exitcode, self._waited = self._end(timeout)
+            self._given_up = not self._waited
+        return self._exitcode
+
+    @abstractmethod
+    def _end(self, timeout: float) -> tuple[int | None, bool]:
+        """Wait for the end; return the exit code, and whether the process is known to have ended."""
+
+    def ended(self, timeout: float) -> bool:
+        """Whether the process ends within `timeout` seconds."""
+        return readable_within(self.fileno(), timeout)
+
+    def kill(self, signal_number: int = signal.SIGKILL) -> None:
+        """Send a signal; nothing happens if the process is gone, or was waited for or given up and closed."""
+        with contextlib.suppress(ProcessLookupError):
+            # Once waited for, the number may be somebody else's; once closed, the descriptor may.
+            if self._waited or self._closed:
+                return
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal_number)
+            else:
+                os.kill(self.pid, signal_number)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._closed = True
+        for fd in (self._fd, self._pidfd):
+            if fd is not None:
+                close_fd(fd)
+
+
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor of a process; None where the kernel has or allows no such thing, or the process is gone."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return own_fd(os.pidfd_open(pid))
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM, errno.ESRCH):
+            return None
+        raise
+
+
+class DirectChild(Child):
+    """A child of this process, by fork or spawn.
+
+    Args:
+        pid: Its process id.
+        end_of_life: A pipe whose other end it alone holds; and its own children, if it forks any, beyond its death.
+        process: What started it, if it was spawned.
+    """
+
+    def __init__(self, pid: int, end_of_life: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._process = process
+        try:
+            super().__init__(pid, end_of_life)
+        except OSError:
+            close_fd(end_of_life)
+            os.kill(pid, signal.SIGKILL)
+            self._reap(0)
+            raise
+
+    def _end(self, timeout: float) -> tuple[int | None, bool]:
+        # A pipe's end comes a moment before the process's own: then that is waited for.
+        return self._reap(0 if self.ended(timeout) else os.WNOHANG)
+
+    def _reap(self, options: int) -> tuple[int | None, bool]:
+        if self._process is not None:
+            exitcode = self._process.poll() if options else self._process.wait()
+            return exitcode, exitcode is not None
+        try:
+            ended, status = os.waitpid(self.pid, options)
+        except ChildProcessError:
+            return None, True  # somebody else in this process waited for all children
+        return (os.waitstatus_to_exitcode(status), True) if ended else (None, False)
+
+    def close(self) -> None:
+        """Close the descriptors; one that was given up is remembered, see `bury_strays`."""
+        super().close()
+        if not self._waited:
+            _strays.append(self)
+
+    def is_stray(self) -> bool:
+        """Whether a process that was given up is there still."""
+        return not self._reap(os.WNOHANG)[1]
+
+
+# Given up before they ended.
+_strays: list[DirectChild] = []
+
+
+def end_of_life_pipe() -> tuple[int, int]:
+    """Return a pipe that tells of a child's end: it alone holds the second descriptor."""
+    read_end, write_end = os.pipe()
+    return own_fd(read_end), write_end
+
+
+def bury_strays() -> None:
+    """See whether processes that were given up have ended since, so that none stays a zombie."""
+    _strays[:] = [child for child in _strays if child.is_stray()]

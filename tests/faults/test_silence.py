@@ -1,0 +1,143 @@
+"""Who does not answer: a process that no signal ends, a fork server that is stopped, a kernel that lacks something."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from streamsampler import MultiprocessingSampler
+from streamsampler.engines import children, launch, processes
+from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
+from tests.faults.test_ends import gone_within
+from tests.faults.undisturbed import SEED, calls, undisturbed
+
+METHODS = ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(processes, "END_SECONDS", 0.5)
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """Signals reach nobody, as in a system call that does not return."""
+    monkeypatch.setattr(children.Child, "kill", lambda self, signal_number=signal.SIGKILL: None)
+
+
+@pytest.mark.usefixtures("impatient", "deaf")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
+    faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
+    options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 1.0}
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+        assert calls(sampler) == undisturbed()
+        assert sampler.stats.hangs == sampler.stats.restarts == faults.fired() == 1
+        assert faults.pids()[0] not in sampler.worker_pids()
+    # Its pipe has ended, which the kernel tells it of.
+    assert gone_within(faults.pids(), 2)
+    children.bury_strays()
+    assert children._strays == []
+
+
+@pytest.mark.usefixtures("impatient", "deaf")
+def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path):
+    faults = Faults(tmp_path, Fault("hang_gil", "close", times=None))
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=4, seed=SEED) as sampler:
+        assert calls(sampler) == undisturbed()
+        pids = sampler.worker_pids()
+        begin = time.monotonic()
+    # One deadline for the kind part, and one for the rest: not one for each worker.
+    assert time.monotonic() - begin < 1.25 * processes.CLOSE_SECONDS + 2 * processes.END_SECONDS
+    assert gone_within(pids, 2)
+
+
+@pytest.fixture
+def give_up(monkeypatch):
+    """A function that lets the fork server's next answer be taken for late; those of its successor are waited for."""
+    real, left = launch.readable_within, []
+
+    def readable_within(fd, timeout):
+        return left.pop() if left and timeout == launch._ANSWER_SECONDS else real(fd, timeout)
+
+    monkeypatch.setattr(launch, "readable_within", readable_within)
+    return lambda: left.append(False)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stopped_fork_server_is_replaced(give_up):
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
+        first = calls(sampler)
+        server = launch._server._process.pid
+        os.kill(server, signal.SIGSTOP)
+        for pid in sampler.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        give_up()
+        assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
+        assert 1 <= sampler.stats.restarts <= 2  # as many as there was work for
+        assert gone_within([server], 2)
+        assert launch._server._process.pid != server
+
+
+def test_a_worker_that_the_fork_server_tells_of_too_late_is_nobody(give_up):
+    """It must not read what is meant for the one that was started in its place."""
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1):
+        server = launch._server._process.pid
+        give_up()
+        with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
+            assert launch._server._process.pid != server
+            assert calls(sampler, 3) == undisturbed(3)
+    assert gone_within([server], 2)
+
+
+def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
+        first = calls(sampler)
+        pids = sampler.worker_pids()
+        os.kill(launch._server._process.pid, signal.SIGKILL)
+        assert gone_within([launch._server._process.pid], 2)
+        assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
+        assert sampler.worker_pids() == pids
+        assert sampler.stats.restarts == 0
+    assert gone_within(pids, 0)
+
+
+STOPS_ITS_FORK_SERVER = """
+import os, signal
+from streamsampler import MultiprocessingSampler
+from streamsampler.engines import launch
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
+sampler.obtain_trajectories(2)
+print(launch._server._process.pid, *sampler.worker_pids())
+os.kill(launch._server._process.pid, signal.SIGSTOP)
+"""
+
+
+def test_a_stopped_fork_server_does_not_hold_up_the_end_of_the_program():
+    done = subprocess.run([sys.executable, "-c", STOPS_ITS_FORK_SERVER], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert gone_within(list(map(int, done.stdout.split())), 0)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_kernel_without_descriptors_of_processes(tmp_path, monkeypatch, method, number):
+    def refuse(pid, flags=0):
+        raise OSError(number, os.strerror(number))
+
+    faults = Faults(tmp_path, Fault("kill", trajectory=3), seed=SEED)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", refuse)
+        options = {"n_workers": 1, "seed": SEED, "start_method": method}
+        with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+            pids = sampler.worker_pids()
+            assert calls(sampler) == undisturbed()
+            assert sampler.stats.restarts == faults.fired() == 1
+            pids += sampler.worker_pids()
+    assert gone_within(pids, 0)
