@@ -15,7 +15,7 @@ from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
 
-METHODS = ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+FORK_SERVER, SPAWN = (pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def deaf(monkeypatch):
 
 
 @pytest.mark.usefixtures("impatient", "deaf")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
 def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
     options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 1.0}
@@ -44,6 +44,7 @@ def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
     assert children._strays == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient", "deaf")
 def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path):
     faults = Faults(tmp_path, Fault("hang_gil", "close", times=None))
@@ -119,14 +120,15 @@ os.kill(launch._server._process.pid, signal.SIGSTOP)
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_fork_server_does_not_hold_up_the_end_of_the_program():
     done = subprocess.run([sys.executable, "-c", STOPS_ITS_FORK_SERVER], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert gone_within(list(map(int, done.stdout.split())), 0)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("number", [errno.ENOSYS, pytest.param(errno.EPERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["forkserver", "fork", SPAWN])
 def test_a_kernel_without_descriptors_of_processes(tmp_path, monkeypatch, method, number):
     def refuse(pid, flags=0):
         raise OSError(number, os.strerror(number))
