@@ -1,6 +1,6 @@
 """What the on-policy user feels: PPO's wall time to a given return (question k).
 
-    python benchmarks/ppo.py                    # CartPole-v1 and Pendulum-v1, three seeds: some eight minutes
+    python benchmarks/ppo.py                    # CartPole-v1 and Pendulum-v1, three seeds: some twenty minutes
     python benchmarks/ppo.py --seeds 1 --env CartPole-v1 --contenders streamsampler,gymnasium_sync
 
 The contenders:
@@ -36,13 +36,12 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import click
 
 from harness import machine
 from ppo_learner import TASKS
+from ppo_results import Result, reached, save, summary
 
 RESULTS = Path(__file__).parent / "results"
 COLOURS = {
@@ -55,7 +54,6 @@ COLOURS = {
     "sb3": "tab:green",
     "sb3_subproc": "tab:olive",
 }
-Result = dict[str, Any]
 
 
 def run_in_process(name: str, env_id: str, seed: int, workers: int, start_method: str | None, steps: int) -> Result:
@@ -65,37 +63,6 @@ def run_in_process(name: str, env_id: str, seed: int, workers: int, start_method
     arguments += [] if start_method is None else ["--start-method", start_method]
     done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return {"contender": name, "env": env_id, "seed": seed, **json.loads(done.stdout.splitlines()[-1])}
-
-
-def reached(result: Result) -> tuple[float, float]:
-    """Timesteps and seconds to the target; infinite if it was not reached."""
-    target = TASKS[result["env"]].target
-    for point in result["curve"]:
-        if point["mean_return"] is not None and point["mean_return"] >= target:
-            return point["timesteps"], point["seconds"]
-    return math.inf, math.inf
-
-
-def table(results: list[Result]) -> str:
-    """Medians over the seeds."""
-    head = (
-        f"{'environment':13} {'contender':18} {'learned':>8} {'timesteps to':>13} {'seconds to':>11} {'seconds':>8} "
-        f"{'learning':>9} {'collecting':>11} {'us/timestep':>12} {'first batch':>12}"
-    )
-    lines = [head]
-    for env_id, name in dict.fromkeys((result["env"], result["contender"]) for result in results):
-        group = [result for result in results if (result["env"], result["contender"]) == (env_id, name)]
-        hits = [reached(result) for result in group]
-        collecting = median(result["seconds"] - result["learning"] for result in group)
-        lines.append(
-            f"{env_id:13} {name:18} {sum(map(math.isfinite, [t for t, _ in hits])):>4} of {len(group)}"
-            f" {median(t for t, _ in hits):>13,.0f} {median(s for _, s in hits):>11.1f}"
-            f" {median(result['seconds'] for result in group):>8.1f}"
-            f" {median(result['learning'] for result in group):>9.1f} {collecting:>11.1f}"
-            f" {1e6 * collecting / median(result['curve'][-1]['timesteps'] for result in group):>12.1f}"
-            f" {median(result['curve'][0]['seconds'] for result in group):>12.2f}"
-        )
-    return "\n".join(lines)
 
 
 def chart(results: list[Result], path: Path) -> None:
@@ -193,14 +160,13 @@ def main(
             for name in names[turn:] + names[:turn]:
                 steps = timesteps or TASKS[env_id].timesteps
                 results.append(run_in_process(name, env_id, seed, workers, start_method, steps))
-                steps_to, seconds_to = reached(results[-1])
+                steps_to, seconds_to = reached(results[-1], TASKS[env_id].target)
                 click.echo(f"{env_id} {name} seed {seed}: {steps_to:,.0f} timesteps, {seconds_to:.1f} s", err=True)
     results.sort(key=lambda result: (result["env"], names.index(result["contender"]), result["seed"]))
     targets = {env_id: TASKS[env_id].target for env_id in environments}
     path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine.describe(), "targets": targets, "runs": results}, indent=1) + "\n")
-    click.echo(table(results))
+    save(path, machine.describe(), targets, results)
+    click.echo(summary(results, targets))
     try:
         chart(results, path.with_suffix(".png"))
     except ImportError:

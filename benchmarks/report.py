@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ppo_results
 from harness.running import BENCHMARKS
 from harness.tables import goals_table, table
 
@@ -82,7 +83,9 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
     parts = [
         "Timesteps per second as a share of the bare loop: `env.step(agent(observation))` in one process per core, all "
         "at once, nothing recorded, every trajectory seeded as this library seeds it (`bare_unseeded` seeds nothing). "
-        "Medians of interleaved measurements; all others are frozen meanwhile. Peers seed nothing per trajectory.",
+        "Medians of interleaved measurements; all others are frozen meanwhile. Peers seed nothing per trajectory "
+        "(`futures_by_hand_seeded` does), and hand out fragments of trajectories that go on in the next batch; this "
+        "library hands out whole ones.",
         shares,
     ]
     if reasons:
@@ -92,6 +95,12 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
             header, *rows = question["table"]
             parts.append(f"{question['title']}:\n\n{table(header, rows)}")
         parts += question.get("notes", [])
+    if (ppo := charts / "ppo.json").exists():
+        told = json.loads(ppo.read_text())
+        parts.append(
+            "PPO's wall time, workers' start included (`benchmarks/ppo.py` says what the contenders are; medians over "
+            f"seeds):\n\n{ppo_results.summary(told['runs'], told['targets'])}"
+        )
     goals = [goal for question in questions for goal in question["goals"]]
     parts.append(f"What was to be reached:\n{goals_table(goals).rstrip()}")
     pictures = [name for name in ("cheap_steps", "large_observations") if (charts / f"{name}.png").exists()]

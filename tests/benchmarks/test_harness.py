@@ -1,6 +1,7 @@
 """The pure parts of the benchmarks' harness, and one contender's life by the protocol."""
 
 import importlib
+import json
 import os
 import signal
 import statistics
@@ -104,6 +105,26 @@ def test_a_report_tells_shares_and_reasons():
     assert "0.95" in shares
     assert "n/a" in shares
     assert reasons == ["- gone: not installed"]
+
+
+def ppo_run(seed, curve):
+    points = [{"timesteps": t, "seconds": s, "mean_return": r} for t, s, r in curve]
+    return {"contender": "ours", "env": "E-v1", "seed": seed, "seconds": 5.0, "learning": 2.0, "curve": points}
+
+
+def test_what_ppo_needed_is_the_median_over_seeds(tmp_path):
+    results = module("ppo_results")
+    runs = [
+        ppo_run(0, [(1000, 1.0, None), (2000, 2.0, 50.0), (3000, 3.0, 20.0)]),
+        ppo_run(1, [(1000, 1.5, 10.0), (3000, 4.0, 40.0)]),
+        ppo_run(2, [(1000, 0.5, 10.0), (3000, 6.0, 10.0)]),
+    ]
+    row = results.summary(runs, {"E-v1": 40}).splitlines()[-1]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["E-v1 ≥ 40, ours", "2 of 3", "3,000", "4.0", "5.0", "2.0", "3.0", "1000.0", "1.00"]
+    results.save(tmp_path / "new" / "ppo.json", {"cpu": "a"}, {"E-v1": 40}, runs)
+    kept = json.loads((tmp_path / "new" / "ppo.json").read_text())
+    assert kept == {"machine": {"cpu": "a"}, "targets": {"E-v1": 40}, "runs": runs}
 
 
 def test_the_checksum_reads_every_byte():
