@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from time import perf_counter
 from typing import Any
@@ -156,7 +155,7 @@ class Call:
         if event.contents is not None:
             rollouts, spaces = event.contents
             if spaces is not None:
-                self._collector.spaces[worker] = copy.deepcopy(spaces)  # its bounds lie in the engine's memory
+                self._collector.spaces[worker] = spaces
             lengths = rollouts.lengths.tolist()
             n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
             self._collector.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)

@@ -104,31 +104,42 @@ _FEW_BYTES = 4096  # copied into the pickle, which costs less than the account o
 _PLAINLY = {**copyreg.dispatch_table, np.ndarray: _reduce_array}
 
 
-def dumps_report(obj: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def dumps_report(rollouts: Any, spaces: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Pickles what a worker recorded.
 
     Args:
-        obj: A report.
+        rollouts: The rollouts.
+        spaces: Its spaces, or None: pickled by themselves, because they are mostly the ones that were told before,
+            which the reader sees without unpickling them. That takes longer than all else in a report.
 
     Returns:
-        The pickle, and its arrays' memory as `pickle.loads(…, buffers=…)` wants it back.
+        The pickle of the rollouts and of the spaces' pickle, and the rollouts' memory as `pickle.loads(…, buffers=…)`
+        wants it back.
 
     Raises:
         SerializationError: If it cannot be pickled; the pickler's exception is the cause.
     """
     buffers: list[pickle.PickleBuffer] = []
+    told = None if spaces is None else _dumps_plainly(spaces, None)
+    return _dumps_plainly((rollouts, told), buffers), buffers
 
+
+def _dumps_plainly(obj: Any, buffers: list[pickle.PickleBuffer] | None) -> bytes:
+    """Pickles what comes from a worker, with its arrays' memory in `buffers`, or in the pickle if that is None."""
+    callback = None if buffers is None else buffers.append
     try:
         try:
             file = io.BytesIO()
-            pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=buffers.append)
+            pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=callback)
             pickler.dispatch_table = _PLAINLY
             pickler.dump(obj)
-            return file.getvalue(), buffers
+            return file.getvalue()
         except (pickle.PicklingError, AttributeError, TypeError):
             # A class from the user's main script came here by value; no module has it, so it goes back by value, too.
-            buffers.clear()
-            return cloudpickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=buffers.append), buffers
+            if buffers is not None:
+                buffers.clear()
+            by_value: bytes = cloudpickle.dumps(obj, protocol=_PROTOCOL, buffer_callback=callback)
+            return by_value
     except Exception as error:
         raise _not_picklable(obj, "what the rollout recorded", error) from error
 

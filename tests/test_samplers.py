@@ -28,6 +28,7 @@ from streamsampler.errors import (
     UnknownEnvironmentError,
     UsageError,
 )
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.scripted import Agent, Env
 
 SAMPLERS = [LocalSampler, functools.partial(MultiprocessingSampler, start_method="forkserver")]
@@ -234,6 +235,23 @@ class Varying(Env):
     def step(self, action):
         *rest, _ = super().step(action)
         return *rest, {"seen": np.full(self.t * 500, self.np_random.normal())}
+
+
+def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
+    """Not with every version: it takes Gymnasium longer than all else in a report."""
+    known, unpickled = gymnasium.spaces.Box.__setstate__, []
+
+    def counted(self, state):
+        unpickled.append(self)
+        known(self, state)
+
+    envs = [functools.partial(ScriptedEnv, shape=(n,)) for n in (2, 3)]
+    with MultiprocessingSampler(ScriptedAgent(), envs[0], n_workers=2, seed=1) as sampler:
+        monkeypatch.setattr(gymnasium.spaces.Box, "__setstate__", counted)
+        for env in (envs[0], envs[0], envs[1], envs[1], envs[0]):
+            batch = sampler.obtain_exact_trajectories(2, env_update=env)
+            assert batch.observation_space.shape == batch.observations.shape[1:] == env.keywords["shape"]
+    assert len(unpickled) <= 3
 
 
 def test_objects_in_infos_do_not_lie_in_reused_memory():

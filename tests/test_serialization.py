@@ -10,6 +10,7 @@ import threading
 import types
 
 import cloudpickle
+import gymnasium
 import numpy as np
 import pytest
 
@@ -128,17 +129,17 @@ class TestErrors:
 class TestDumpsReport:
     def test_arrays_go_out_of_band(self):
         report = {"observations": np.arange(10_000.0), "actions": np.arange(1_000), "strange": np.array([1j, 2])[::-1]}
-        data, buffers = dumps_report(report)
+        data, buffers = dumps_report(report, None)
         assert len(data) < 1000
         assert [buffer.raw().nbytes for buffer in buffers] == [80_000, 8_000]
-        copy = pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
-        assert all(np.array_equal(copy[key], report[key]) for key in report)
-        assert all(copy[key].dtype == report[key].dtype for key in report)
+        again, _ = pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
+        assert all(np.array_equal(again[key], report[key]) for key in report)
+        assert all(again[key].dtype == report[key].dtype for key in report)
 
     def test_small_arrays_stay(self):
-        data, buffers = dumps_report([np.arange(1000), np.arange(10), np.arange(0)])
+        data, buffers = dumps_report([np.arange(1000), np.arange(10), np.arange(0)], None)
         assert len(buffers) == 1
-        large, small, empty = pickle.loads(data, buffers=[bytearray(buffers[0])])
+        (large, small, empty), _ = pickle.loads(data, buffers=[bytearray(buffers[0])])
         assert (large.size, small.tolist(), empty.size) == (1000, list(range(10)), 0)
         assert small.flags.writeable
 
@@ -147,7 +148,7 @@ class TestDumpsReport:
             raise AssertionError("cloudpickle was used")
 
         monkeypatch.setattr(cloudpickle, "dumps", fail)
-        dumps_report(Holder(np.zeros(3)))
+        dumps_report(Holder(np.zeros(3)), None)
 
     def test_what_came_by_value_goes_by_value(self):
         class Info:
@@ -155,10 +156,10 @@ class TestDumpsReport:
                 self.array = array
 
         array = np.arange(1000)
-        data, buffers = dumps_report([array, Info(array + 1)])
+        data, buffers = dumps_report([array, Info(array + 1)], None)
         # Nothing is left from the pickler that gave up half-way.
         assert len(buffers) == 2
-        first, second = pickle.loads(data, buffers=buffers)
+        (first, second), _ = pickle.loads(data, buffers=buffers)
         assert first.tolist() == array.tolist()
         assert second.array.tolist() == (array + 1).tolist()
 
@@ -167,7 +168,16 @@ class TestDumpsReport:
     )
     def test_what_cannot_be_pickled(self, info):
         with pytest.raises(SerializationError, match="what the rollout recorded"):
-            dumps_report({"env_infos": info})
+            dumps_report({"env_infos": info}, None)
+
+    def test_spaces_are_a_pickle_in_the_pickle(self):
+        spaces = gymnasium.spaces.Box(-1, 1, (30, 50)), gymnasium.spaces.Discrete(2)
+        data, buffers = dumps_report([], spaces)
+        assert not buffers
+        again, _ = dumps_report([], spaces)
+        assert again == data
+        _, told = pickle.loads(data)
+        assert pickle.loads(told) == spaces
 
     def test_a_class_of_the_main_script_goes_there_and_back(self):
         # As a worker sees it: the class arrives by value, and an instance has to return to a process that has it.
@@ -184,10 +194,10 @@ class TestDumpsReport:
             "from streamsampler.serialization import Payload, dumps_report, loads\n"
             "cls = loads(Payload(sys.stdin.buffer.read()))\n"
             "info = cls(); info.extra = 1\n"
-            "sys.stdout.buffer.write(dumps_report(info)[0])\n"
+            "sys.stdout.buffer.write(dumps_report(info, None)[0])\n"
         )
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", child]
         answer = subprocess.run(command, input=payload.data, capture_output=True, check=True, env=environ)
-        info = pickle.loads(answer.stdout)
+        info, _ = pickle.loads(answer.stdout)
         assert (info.number, info.extra) == (41, 1)

@@ -80,8 +80,8 @@ def test_arrays_of_a_report_outlive_their_reader(arena):
     """A worker dies, and its arena is closed, while its last report waits for the batch to be joined."""
     writer, reader = arena
     data = np.arange(10_000.0)
-    head, buffers = dumps_report(data)
-    array = pickle.loads(head, buffers=[reader.view(writer.write([buffer.raw() for buffer in buffers]))])
+    head, buffers = dumps_report(data, None)
+    array, _ = pickle.loads(head, buffers=[reader.view(writer.write([buffer.raw() for buffer in buffers]))])
     mapping = weakref.ref(reader._map)
     reader.close()
     assert not mapping().closed, "or reading the array is a segmentation fault"

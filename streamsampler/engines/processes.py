@@ -65,6 +65,7 @@ class _Link:
     arena: ArenaReader
     answers: MessageReader
     released: list[Region] = field(default_factory=list)
+    spaces: bytes = b""
     ended: bool = False
     unlinked: bool = False
 
@@ -98,6 +99,7 @@ class ProcessEngine(Engine):
         self._links: list[_Link] = []
         self._wanted = 0
         self._closed = False
+        self._spaces: tuple[bytes, Any] = b"", None  # those told last, and what they are
         self._doomed: dict[int, float] = {}  # until when who was killed may take to be gone
         self._shared = contextlib.ExitStack()  # gives back what all workers share
         try:
@@ -257,7 +259,8 @@ class ProcessEngine(Engine):
         # What nobody wants any more is not even looked at.
         if buffers and answer.ticket is not None and answer.ticket.version >= self._wanted:
             try:
-                contents = pickle.loads(buffers[0], buffers=buffers[1:])
+                rollouts, spaces = pickle.loads(buffers[0], buffers=buffers[1:])
+                contents = rollouts, self._new_spaces(link, spaces)
             except Exception as error:
                 answer = unreadable(answer.ticket, error)
         if not regions:
@@ -266,6 +269,16 @@ class ProcessEngine(Engine):
             link.released.extend(regions)
             return Answered(worker, answer)
         return Answered(worker, answer, contents, partial(link.released.extend, regions))
+
+    def _new_spaces(self, link: _Link, pickled: bytes | None) -> Any:
+        """Return the spaces that a worker tells of; None if it told of the same ones last."""
+        if pickled is None or pickled == link.spaces:
+            return None
+        # Equal ones are one object for all workers: whether two are equal is a question to Gymnasium that takes long.
+        if pickled != self._spaces[0]:
+            self._spaces = pickled, pickle.loads(pickled)
+        link.spaces = pickled
+        return self._spaces[1]
 
     def _bury(self, worker: int) -> list[Event]:
         """Return what a worker had said before it died, then its death.

@@ -223,7 +223,7 @@ class _ProcessChannel:
         # The answer by itself: it is understood even where its contents are not.
         buffers: list[Any] = []
         if contents is not None:
-            head, buffers = dumps_report(contents)
+            head, buffers = dumps_report(*contents)
             buffers = [head, *map(self._placed, buffers)]
         self.before_answer()
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
