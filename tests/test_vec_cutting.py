@@ -5,10 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, VecWorker
+from streamsampler.cutting import CAUTION
 
 from .contracts.scripted import Steps
 from .vec_scripted import Remembering
@@ -101,12 +102,15 @@ def test_any_cut_gives_the_same_batch_at_length(data):
 @given(
     n_envs=st.integers(1, 6), block_size=st.sampled_from([None, 9]), n=st.integers(1, 300), length=st.integers(1, 40)
 )
+@example(n_envs=1, block_size=9, n=83, length=1)
 def test_one_worker_runs_no_more_than_a_row_of_trajectories_in_vain(n_envs, block_size, n, length):
+    """And what `CAUTION` adds while another ticket is under way, up to a whole trajectory."""
+    caution = CAUTION[1] * n + length
     env = partial(Varied, (length,))
     with make_sampler(LocalSampler, env, n_workers=1, n_envs=n_envs, block_size=block_size) as sampler:
         for _ in range(3):
             batch = sampler.obtain_samples(n)
-            assert executed(batch.stats) <= batch.n_timesteps + (n_envs - 1) * length
+            assert executed(batch.stats) <= batch.n_timesteps + (n_envs - 1) * length + caution
 
 
 @settings(deadline=None, max_examples=12)
