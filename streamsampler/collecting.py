@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from time import perf_counter
 from typing import Any
@@ -58,6 +59,7 @@ class Call:
         self._hungry = set(range(self._engine.n_workers))
         self._parts: dict[int, Part] = {}
         self._stopped: set[int] = set()
+        self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
         self._early = None if isinstance(plan, Endless) else EarlyObservations(collector.pool.allocate)
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
@@ -314,7 +316,10 @@ class Call:
                     f"{spaces[1]}"
                 )
         assert first is not None
-        return first
+        # Workers and calls share what the engine hands out; a user may change what is in a batch.
+        if self._spaces is None or self._spaces[0] is not first:
+            self._spaces = first, copy.deepcopy(first)
+        return self._spaces[1]
 
     def release(self, part: Part) -> None:
         """Give the memory of a part back; its arrays are void afterwards."""

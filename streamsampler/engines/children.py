@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import subprocess
+import threading
 from abc import ABC, abstractmethod
 
 from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
@@ -65,21 +66,24 @@ class Child(ABC):
 
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
         """Send a signal; nothing happens if the process is gone, or was waited for or given up and closed."""
-        with contextlib.suppress(ProcessLookupError):
-            # Once waited for, the number may be somebody else's; once closed, the descriptor may.
-            if self._waited or self._closed:
-                return
+        # Once waited for, the number may be somebody else's; once closed, the descriptor may.
+        if self._waited or self._closed:
+            return
+        try:
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal_number)
             else:
                 os.kill(self.pid, signal_number)
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.EBADF):  # gone, or closed by another thread just now
+                raise
 
     def close(self) -> None:
         """Close the descriptors."""
         self._closed = True
-        for fd in (self._fd, self._pidfd):
-            if fd is not None:
-                close_fd(fd)
+        close_fd(self._fd)
+        if self._pidfd is not None and self._pidfd != self._fd:
+            close_fd(self._pidfd)
 
 
 def _pidfd(pid: int) -> int | None:
@@ -110,12 +114,25 @@ class DirectChild(Child):
         except OSError:
             close_fd(end_of_life)
             os.kill(pid, signal.SIGKILL)
-            self._reap(0)
+            _strays.append(self)
             raise
+        if self._pidfd is not None:
+            close_fd(end_of_life)
+            self._fd = self._pidfd
 
     def _end(self, timeout: float) -> tuple[int | None, bool]:
-        # A pipe's end comes a moment before the process's own: then that is waited for.
-        return self._reap(0 if self.ended(timeout) else os.WNOHANG)
+        if self._pidfd is not None:
+            self.ended(timeout)
+            # Not there yet, all the same, where a debugger holds what is left of it.
+            return self._reap(os.WNOHANG)
+        # The pipe says little: the process may have closed it and live, or its own children may hold it. Who waits for
+        # a process is who wants its end.
+        self.kill()
+        found: list[tuple[int | None, bool]] = []
+        reaper = threading.Thread(target=lambda: found.append(self._reap(0)), daemon=True)
+        reaper.start()
+        reaper.join(timeout)
+        return found[0] if found else (None, False)
 
     def _reap(self, options: int) -> tuple[int | None, bool]:
         if self._process is not None:
@@ -130,7 +147,7 @@ class DirectChild(Child):
     def close(self) -> None:
         """Close the descriptors; one that was given up is remembered, see `bury_strays`."""
         super().close()
-        if not self._waited:
+        if not self._waited and self not in _strays:
             _strays.append(self)
 
     def is_stray(self) -> bool:
@@ -150,4 +167,7 @@ def end_of_life_pipe() -> tuple[int, int]:
 
 def bury_strays() -> None:
     """See whether processes that were given up have ended since, so that none stays a zombie."""
-    _strays[:] = [child for child in _strays if child.is_stray()]
+    for child in list(_strays):
+        if not child.is_stray():
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                _strays.remove(child)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from collections.abc import Sequence
 
-__all__ = ["close_fd", "own_fd", "readable_within"]
+__all__ = ["close_fd", "own_fd", "pipe_between", "readable_within"]
 
 # Descriptors of this process's ends. A forked child closes them: a copy of a pipe's end there would keep workers from
 # noticing that this process is gone.
@@ -21,8 +22,8 @@ def own_fd(fd: int) -> int:
 
 def close_fd(fd: int) -> None:
     """Close a descriptor that `own_fd` took note of."""
-    if fd in _own_fds:
-        _own_fds.discard(fd)
+    with contextlib.suppress(KeyError):
+        _own_fds.remove(fd)  # of two threads, one gets past this
         os.close(fd)
 
 
@@ -41,3 +42,11 @@ def readable_within(fd: int, timeout: float) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(max(0, int(timeout * 1000))))
+
+
+def pipe_between(theirs: contextlib.ExitStack, ours: contextlib.ExitStack, *, ours_is: int) -> Sequence[int]:
+    """Return a pipe whose end `ours_is` (0 reads, 1 writes) is kept; the other one is closed when `theirs` is left."""
+    ends = os.pipe()
+    theirs.callback(os.close, ends[1 - ours_is])
+    ours.callback(close_fd, own_fd(ends[ours_is]))
+    return ends

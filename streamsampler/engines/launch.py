@@ -41,7 +41,8 @@ START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
 
 _CLOSE_SECONDS = 1.0  # for the fork server to notice that nobody needs it any more
 _TOLD_SECONDS = 2.0  # from a worker's end until the fork server tells of it
-_ANSWER_SECONDS = 60.0  # for a fork server's answer to its first request, too: after its imports
+_TOLD_AGAIN_SECONDS = 0.05  # after it did not
+_ANSWER_SECONDS = 120.0  # for a fork server's answer to its first request, too: after its imports
 
 
 def default_start_method() -> StartMethod:
@@ -160,7 +161,7 @@ class _ServedChild(Child):
     Args:
         status_fd: Tells its process id, which is waited for, and at the end its exit code. Owned by the child from here
             on, unless this raises.
-        silent: Set when the server did not tell of a child's end: one child waits for that, not each.
+        silent: Set while the server does not tell of its children's ends: one of them waits long for that, not each.
 
     Raises:
         ForkServerLostError: The server does not tell.
@@ -180,14 +181,15 @@ class _ServedChild(Child):
 
     def _end(self, timeout: float) -> tuple[int | None, bool]:
         ended = self.ended(timeout)
-        patience = _TOLD_SECONDS if ended and not self._silent.is_set() else 0.0
+        patience = 0.0 if not ended else _TOLD_AGAIN_SECONDS if self._silent.is_set() else _TOLD_SECONDS
         if not readable_within(self._fd, min(timeout, patience)):
             if ended:
                 self._silent.set()  # the server is stopped: the end is known, and the exit code is not
             return None, ended
+        self._silent.clear()
         status = os.read(self._fd, STATUS.size)
         if len(status) < STATUS.size:
-            return None, ended
+            return None, ended and self._pidfd is not None  # the server's end, which is not the process's
         return os.waitstatus_to_exitcode(STATUS.unpack(status)[0]), True
 
 

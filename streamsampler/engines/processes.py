@@ -23,7 +23,6 @@ import pickle
 import selectors
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from mmap import mmap
@@ -32,7 +31,7 @@ from typing import Any
 from streamsampler.board import Board, Progress, board_bytes
 from streamsampler.engines.base import Answered, Died, Engine, Event
 from streamsampler.engines.children import END_SECONDS, Child
-from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
+from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between, readable_within
 from streamsampler.engines.launch import ForkServerLostError, StartMethod, launch
 from streamsampler.engines.messages import decode_answer, encode_command
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
@@ -141,9 +140,9 @@ class ProcessEngine(Engine):
 
     def _new_link(self, number: int) -> _Link:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            commands_read, commands_write = _pipe(theirs, ours, ours_is=1)
-            answers_read, answers_write = _pipe(theirs, ours, ours_is=0)
-            alive_read, alive_write = _pipe(theirs, ours, ours_is=1)
+            commands_read, commands_write = pipe_between(theirs, ours, ours_is=1)
+            answers_read, answers_write = pipe_between(theirs, ours, ours_is=0)
+            alive_read, alive_write = pipe_between(theirs, ours, ours_is=1)
             arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
             ours.callback(close_fd, arena_fd)
             shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd, self._stacks_fds[1]]
@@ -210,13 +209,13 @@ class ProcessEngine(Engine):
     def want(self, version: int) -> None:
         """Let older rollouts be abandoned."""
         self._wanted = version
-        if not self._closed:
+        if not self._closed and self._is_ours():
             self._board.want(version)
 
     def send(self, worker: int, message: Message) -> None:
         """Send a message. The protocol bounds what can be under way, so the pipe always has room."""
         link = self._links[worker]
-        if link.ended:
+        if link.ended or not self._is_ours():
             return  # its death was, or will be, told by `wait`
         if isinstance(message, Start):
             self._board.heed(worker)
@@ -277,8 +276,8 @@ class ProcessEngine(Engine):
         # Equal ones are one object for all workers: whether two are equal is a question to Gymnasium that takes long.
         if pickled != self._spaces[0]:
             self._spaces = pickled, pickle.loads(pickled)
-        link.spaces = pickled
-        return self._spaces[1]
+        link.spaces, spaces = self._spaces
+        return spaces
 
     def _bury(self, worker: int) -> list[Event]:
         """Return what a worker had said before it died, then its death.
@@ -333,16 +332,24 @@ class ProcessEngine(Engine):
     def kill(self) -> None:
         """Kill all workers."""
         self.want(NEVER_AGAIN)
-        for link in self._links:
+        for link in self._links if self._is_ours() else ():
             link.child.kill()
+
+    def _is_ours(self) -> bool:
+        """Whether this is the process that started the workers, and not a forked copy of it.
+
+        A copy that leaves a stream's loop, or ends in it, must not stop them: it has the board, and its numbers of
+        descriptors may be other files by then.
+        """
+        return os.getpid() == self._owner
 
     def close(self, *, kindly: bool = True) -> list[Answered]:
         """Ask all workers to end; after `CLOSE_SECONDS` terminate and then kill those that have not.
 
         May be repeated when an interrupt broke it off.
         """
-        if os.getpid() != self._owner or self._closed:
-            return []  # in a forked copy these are not its workers, and their descriptors are closed
+        if not self._is_ours() or self._closed:
+            return []
         last_words: list[Answered] = []
         try:
             if self._links:
@@ -388,11 +395,3 @@ def _discard(child: Child, timeout: float) -> None:
     child.kill()
     child.wait(timeout)
     child.close()
-
-
-def _pipe(theirs: contextlib.ExitStack, ours: contextlib.ExitStack, *, ours_is: int) -> Sequence[int]:
-    """Return a pipe whose end `ours_is` (0 reads, 1 writes) is kept; the other one is closed when `theirs` is left."""
-    ends = os.pipe()
-    theirs.callback(os.close, ends[1 - ours_is])
-    ours.callback(close_fd, own_fd(ends[ours_is]))
-    return ends

@@ -11,6 +11,7 @@ import pytest
 
 from streamsampler import MultiprocessingSampler
 from streamsampler.engines import children, launch, processes
+from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
@@ -143,3 +144,117 @@ def test_a_kernel_without_descriptors_of_processes(tmp_path, monkeypatch, method
             assert sampler.stats.restarts == faults.fired() == 1
             pids += sampler.worker_pids()
     assert gone_within(pids, 0)
+
+
+def test_what_is_left_of_a_worker_while_a_debugger_holds_it(monkeypatch):
+    """Its end is told, and `waitpid` would wait for the debugger."""
+    held, real = [], os.waitpid
+
+    def waitpid(pid, options):
+        if pid in held:
+            assert options == os.WNOHANG
+            return 0, 0
+        return real(pid, options)
+
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED, start_method="fork") as sampler:
+        assert calls(sampler) == undisturbed()
+        held += sampler.worker_pids()
+        monkeypatch.setattr(os, "waitpid", waitpid)
+    assert len(children._strays) == 2
+    held.clear()
+    children.bury_strays()
+    assert children._strays == []
+
+
+class WithChild(ScriptedEnv):
+    """It starts a process that lives on, with all descriptors that there are."""
+
+    def reset(self, *, seed=None, options=None):
+        if os.fork() == 0:
+            signal.alarm(30)
+            signal.pause()
+        return super().reset(seed=seed, options=options)
+
+
+class Daemon(ScriptedEnv):
+    """It closes all descriptors, as programs do that become daemons, and hangs."""
+
+    def step(self, action):
+        os.closerange(3, 200)
+        signal.pause()
+
+
+@pytest.fixture
+def without_pidfds(monkeypatch):
+    def refuse(pid, flags=0):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", refuse)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_pidfds")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_of_workers_do_not_hold_up_the_end(method):
+    options = {"n_workers": 2, "seed": SEED, "start_method": method}
+    with MultiprocessingSampler(ScriptedAgent(), WithChild, **options) as sampler:
+        sampler.obtain_trajectories(2)
+        begin = time.monotonic()
+    assert time.monotonic() - begin < processes.CLOSE_SECONDS + children.END_SECONDS / 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_pidfds")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_without_descriptors_is_no_worker(method):
+    options = {"n_workers": 1, "seed": SEED, "start_method": method, "max_restarts": 0}
+    with (
+        MultiprocessingSampler(ScriptedAgent(), Daemon, **options) as sampler,
+        pytest.raises(WorkerDiedError, match="SIGKILL"),
+    ):
+        sampler.obtain_trajectories(2)
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_goes_on_is_listened_to_again(monkeypatch):
+    monkeypatch.setattr(launch, "_TOLD_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "_TOLD_AGAIN_SECONDS", 5.0)
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
+        engine, server, causes = sampler._collector.engine, launch._server._process, []
+        for stopped in (True, False, False):
+            if stopped:
+                server.kill(signal.SIGSTOP)
+            engine.kill_worker(0)
+            (died,) = engine.wait(None)
+            causes.append(died.exitcode)
+            server.kill(signal.SIGCONT)
+            engine.restart(0)
+    assert causes == [None, -signal.SIGKILL, -signal.SIGKILL]
+
+
+FORKS_IN_ITS_LOOP = """
+import os, sys
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+def main():
+    for number, trajectory in enumerate(sampler.stream()):
+        if number == 3:
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)
+            os.waitpid(child, 0)
+        if number == 100:
+            print("went on", sampler.stats.restarts)
+            return
+
+with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1) as sampler:
+    main()
+"""
+
+
+def test_a_copy_of_the_process_that_leaves_the_loop_stops_nobody():
+    done = subprocess.run([sys.executable, "-c", FORKS_IN_ITS_LOOP], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on 0\n", "")
