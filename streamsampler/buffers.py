@@ -43,7 +43,7 @@ class Recorder:
         count: The number of rows.
         integers: The rows, where they are integers of Python: a loop may append those itself, and nothing else.
         encoded: The rows, where they are kept as bytes: a loop may append `value.tobytes()` itself where
-            `value.dtype is dtype`. Their sizes are looked at in `view`.
+            `value.dtype == dtype`. Their sizes are looked at in `view`.
         dtype: The dtype of such rows.
         renew: Lets go of memory that is not this recorder's own, with all rows.
     """

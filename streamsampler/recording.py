@@ -80,8 +80,8 @@ class RolloutRecorder:
         record_reward: Takes a number; DataError if it is none.
         record_env_info: Takes (step, info).
         record_agent_info: Takes (step, info).
-        encoded_observations: Where a loop may append the bytes of an observation whose dtype is `observation_dtype`
-            itself; None where it may not.
+        encoded_observations: Where a loop may append the bytes of an observation whose dtype equals
+            `observation_dtype`; None where it may not.
         observation_dtype: See there.
         integer_actions: Where a loop may append actions that are integers of Python itself; None where it may not.
         float_rewards: Where a loop may append rewards that are floats of Python itself.
