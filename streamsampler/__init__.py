@@ -3,17 +3,22 @@
 Everything a user needs is importable from here; see the README for how it fits together.
 """
 
-from streamsampler.agents import Agent, RandomAgent
-from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
-from streamsampler.factory import WorkerFactory
-from streamsampler.folders import TrajectoryFolder, load
-from streamsampler.samplers import LocalSampler, MultiprocessingSampler
-from streamsampler.trajectories import StepType, TrajectoryBatch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from streamsampler.version import __version__
-from streamsampler.worker_loop import run_worker
-from streamsampler.workers.base import Worker
-from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.vec import VecWorker
+
+if TYPE_CHECKING:
+    from streamsampler.agents import Agent, RandomAgent
+    from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
+    from streamsampler.factory import WorkerFactory
+    from streamsampler.folders import TrajectoryFolder, load
+    from streamsampler.samplers import LocalSampler, MultiprocessingSampler
+    from streamsampler.trajectories import StepType, TrajectoryBatch
+    from streamsampler.worker_loop import run_worker
+    from streamsampler.workers.base import Worker
+    from streamsampler.workers.default import DefaultWorker
+    from streamsampler.workers.vec import VecWorker
 
 __all__ = [
     "Agent",
@@ -35,3 +40,38 @@ __all__ = [
     "load",
     "run_worker",
 ]
+
+# Where each name is. Only what is used gets imported (PEP 562): a worker process needs less than half of the package,
+# and its start is mostly imports.
+_HOMES = {
+    "Agent": "agents",
+    "RandomAgent": "agents",
+    "EnvUpdate": "environments",
+    "ExistingEnvUpdate": "environments",
+    "NewEnvUpdate": "environments",
+    "SetTaskUpdate": "environments",
+    "WorkerFactory": "factory",
+    "TrajectoryFolder": "folders",
+    "load": "folders",
+    "LocalSampler": "samplers",
+    "MultiprocessingSampler": "samplers",
+    "StepType": "trajectories",
+    "TrajectoryBatch": "trajectories",
+    "run_worker": "worker_loop",
+    "Worker": "workers.base",
+    "DefaultWorker": "workers.default",
+    "VecWorker": "workers.vec",
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
-import click
-
 from streamsampler.gathering import GatherPlan
 
 if TYPE_CHECKING:
@@ -185,6 +183,8 @@ class Bar:
         return True
 
     def _new(self, length: int) -> ProgressBar[str]:
+        import click  # here, because most calls are over before they show anything, and scripts should start quickly
+
         return click.progressbar(
             length=length,
             file=self._stream,

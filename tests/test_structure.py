@@ -2,6 +2,10 @@
 
 import ast
 import pathlib
+import subprocess
+import sys
+
+import pytest
 
 import streamsampler
 
@@ -134,7 +138,20 @@ def test_the_public_face():
         "load",
         "run_worker",
     }
-    assert all(hasattr(streamsampler, name) for name in streamsampler.__all__)
+    assert set(streamsampler.__all__) <= set(dir(streamsampler))
+    for name in set(streamsampler.__all__) - {"__version__"}:
+        assert getattr(streamsampler, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Agnet'"):
+        streamsampler.Agnet  # noqa: B018
+
+
+def test_a_worker_process_imports_what_it_needs():
+    code = (
+        "import sys, streamsampler.engines.worker_process, streamsampler.workers.default;"
+        "print(sorted({'click', 'streamsampler.sampler', 'streamsampler.shards'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
 
 
 def test_every_module_says_what_it_exports():

@@ -35,9 +35,10 @@ def serve(main: Main, socket_fd: int) -> None:
 
 
 def _preload() -> None:
-    import gymnasium  # noqa: F401
-    import numpy  # noqa: F401
     import setproctitle
+
+    import streamsampler.workers.default  # numpy and gymnasium with it
+    import streamsampler.workers.vec  # noqa: F401
 
     setproctitle.setproctitle("streamsampler: fork server")
     # What is imported now stays shared between all workers: a collection in one of them must not touch it.
