@@ -11,12 +11,13 @@ from harness.running import Contender
 
 STORING = Contender("bare_storing", "bare", {"storing": "fresh"})
 REUSED = Contender("bare_storing_reused", "bare", {"storing": "reused"})
+UNCOPIED = Contender("least_uncopied", "least", {"copied": False})
 
 QUESTION = Question(
     "large_observations",
     "Large observations: uint8 4x84x84, 50 µs of work per step",
     ["pixels"],
-    [STORING, REUSED, *THROUGHPUT],
+    [STORING, REUSED, UNCOPIED, *THROUGHPUT],
     [
         Goal("pixels", "ours", 0.90),
         Goal("pixels", "ours", 0.96, of="bare_storing"),

@@ -12,7 +12,7 @@ for: --contenders bare,ours,sb3_subproc,tianshou.
 import statistics
 from typing import Any
 
-from harness.lineup import BARE, ours
+from harness.lineup import BARE, LEAST, ours
 from harness.question import Goal, Question, arguments, throughput
 from harness.running import Broken, Contender, Running
 
@@ -72,7 +72,7 @@ def main() -> None:
     args = arguments("many_workers", 4.0, 3)
     named = set(args.contenders.split(",")) if args.contenders else set()
     peers = [peer for peer in PEERS if peer.name in named or peer.name not in SLOW_TO_START]
-    lineup = [BARE, ours(), *peers]
+    lineup = [BARE, LEAST, ours(), *peers]
     said, goals = [], []
     for n_workers in (64, 128):
         more, judged = start_up(n_workers, 1 if args.quick else RUNS)
@@ -84,7 +84,7 @@ def main() -> None:
         ["sleepers", "sleepers_128"],
         [],
         [Goal("sleepers", "ours", 0.97), Goal("sleepers_128", "ours", 0.97)],
-        {"sleepers": lineup, "sleepers_128": [BARE, ours()]},
+        {"sleepers": lineup, "sleepers_128": [BARE, LEAST, ours()]},
         seconds=4.0,
         rounds=3,
         notes=lambda _: said,

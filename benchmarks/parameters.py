@@ -8,10 +8,11 @@ The limit is one process that copies 40 MB four times, once for each worker, int
 import statistics
 from typing import Any
 
+from harness import charts
 from harness.lineup import chosen, ours
 from harness.machine import describe
 from harness.question import arguments, save
-from harness.rounds import Plan, measured
+from harness.rounds import Plan, measured, spread
 from harness.running import Contender
 from harness.tables import goals_table, table
 
@@ -41,11 +42,13 @@ def main() -> None:
     results = measured(chosen(LINEUP, args.contenders), WORKLOAD, plan)
     copying = last_delays(results["copying"])
     rows, goals = [], []
+    shown: dict[str, dict[str, float]] = {}
     for name, result in results.items():
         pairs = [(delay, copy) for delay, copy in zip(last_delays(result), copying, strict=False) if delay and copy]
         if not pairs:
             rows.append([name, result.get("reason", "tells no delays")[:60], "", ""])
             continue
+        shown[name] = spread([1e3 * delay for delay, _ in pairs])
         delay = statistics.median(delay for delay, _ in pairs)
         ratio = statistics.median(delay / copy for delay, copy in pairs)
         result.update(delay=delay, delay_ratio=ratio)
@@ -60,6 +63,9 @@ def main() -> None:
     title = "40 MB of parameters to four workers"
     contents = {"title": title, "workloads": {WORKLOAD: results}, "goals": goals, "table": [header, *rows]}
     save("parameters", contents, args, machine)
+    if not args.quick:
+        label = "from the call to the last worker's first step, ms"
+        charts.bar_chart(title, label, {WORKLOAD: shown}, args.out / "parameters.png", digits=1)
 
 
 def _goal(text: str, wanted: float, value: float) -> dict[str, Any]:

@@ -83,6 +83,8 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
     parts = [
         "Timesteps per second as a share of the bare loop: `env.step(agent(observation))` in one process per core, all "
         "at once, nothing recorded, every trajectory seeded as this library seeds it (`bare_unseeded` seeds nothing). "
+        "`least` is the least that collecting by calls takes: workers store whole trajectories in shared memory, and "
+        "the parent copies them and answers, and orders, checks, watches and makes good nothing. "
         "Medians of interleaved measurements; all others are frozen meanwhile. Peers seed nothing per trajectory "
         "(`futures_by_hand_seeded` does), and hand out fragments of trajectories that go on in the next batch; this "
         "library hands out whole ones.",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["line_chart", "throughput_chart"]
+__all__ = ["bar_chart", "line_chart", "throughput_chart"]
 
 _OURS, _LIMIT, _PEER = "#1f6f50", "#9a9a9a", "#c08a3e"
 
@@ -26,36 +26,59 @@ def _pyplot() -> Any:
 def _colour(name: str) -> str:
     if name.startswith("ours"):
         return _OURS
-    return _LIMIT if "bare" in name else _PEER
+    return _LIMIT if any(word in name for word in ("bare", "copying", "least")) else _PEER
 
 
 def throughput_chart(title: str, results: dict[str, Any], path: Path) -> None:
     """Draw bars of the share of the limit, a panel for each workload, with the spread of the rounds."""
-    pyplot = _pyplot()
-    shown = {
-        workload: [(name, result["ratio"]) for name, result in contenders.items() if "ratio" in result]
+    panels = {
+        workload: {name: result["ratio"] for name, result in contenders.items() if "ratio" in result}
         for workload, contenders in results.items()
     }
-    shown = {workload: bars for workload, bars in shown.items() if bars}
-    if pyplot is None or not shown:
+    bar_chart(title, "share of the bare loop's timesteps per second", panels, path, line=1.0)
+
+
+def bar_chart(
+    title: str,
+    label: str,
+    panels: dict[str, dict[str, dict[str, float]]],
+    path: Path,
+    *,
+    line: float | None = None,
+    digits: int = 2,
+) -> None:
+    """Draw bars of medians from the left, with quartiles: a panel for each workload, a bar for each contender.
+
+    Args:
+        title: Above all.
+        label: Below each panel.
+        panels: By workload and contender, what `rounds.spread` gives.
+        path: Where to.
+        line: A value to mark by a line: the limit, or what was to be reached.
+        digits: Of the numbers beside the bars, behind the point.
+    """
+    pyplot = _pyplot()
+    panels = {workload: bars for workload, bars in panels.items() if bars}
+    if pyplot is None or not panels:
         return
-    height = 1.2 + 0.32 * max(len(bars) for bars in shown.values())
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(6 * len(shown), height), squeeze=False, layout="constrained")
-    for axis, (workload, bars) in zip(axes[0], shown.items(), strict=True):
-        names = [name for name, _ in bars]
-        medians = [ratio["median"] for _, ratio in bars]
+    height = 1.2 + 0.32 * max(len(bars) for bars in panels.values())
+    size = (6 * len(panels), height)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for axis, (workload, bars) in zip(axes[0], panels.items(), strict=True):
+        medians = [bar["median"] for bar in bars.values()]
         errors = [
-            [ratio["median"] - ratio["low"] for _, ratio in bars],
-            [ratio["high"] - ratio["median"] for _, ratio in bars],
+            [bar["median"] - bar["low"] for bar in bars.values()],
+            [bar["high"] - bar["median"] for bar in bars.values()],
         ]
-        axis.barh(names, medians, xerr=errors, color=[_colour(name) for name in names], ecolor="#333333", capsize=2)
-        axis.axvline(1.0, color="#333333", linewidth=0.8)
-        axis.set_xlim(0, 1.2 * max(1.0, *[ratio["high"] for _, ratio in bars]))
-        for position, (_, ratio) in enumerate(bars):
-            axis.annotate(f" {ratio['median']:.2f}", (ratio["high"], position), va="center", fontsize=8)
+        axis.barh(list(bars), medians, xerr=errors, color=[_colour(name) for name in bars], ecolor="#333333", capsize=2)
+        if line is not None:
+            axis.axvline(line, color="#333333", linewidth=0.8)
+        axis.set_xlim(0, 1.2 * max(line or 0.0, *[bar["high"] for bar in bars.values()]))
+        for position, bar in enumerate(bars.values()):
+            axis.annotate(f" {bar['median']:.{digits}f}", (bar["high"], position), va="center", fontsize=8)
         axis.invert_yaxis()
         axis.set_title(workload, fontsize=10)
-        axis.set_xlabel("share of the bare loop's timesteps per second")
+        axis.set_xlabel(label)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from harness.running import Contender
 
-__all__ = ["BARE", "LIMITS", "OURS", "PEERS", "THROUGHPUT", "chosen", "ours"]
+__all__ = ["BARE", "LEAST", "LIMITS", "OURS", "PEERS", "THROUGHPUT", "chosen", "ours"]
 
 BARE = Contender("bare", "bare")
-LIMITS = (BARE, Contender("bare_unseeded", "bare", {"seeded": False}))
+LEAST = Contender("least", "least")
+LIMITS = (BARE, Contender("bare_unseeded", "bare", {"seeded": False}), LEAST)
 
 
 def ours(name: str = "ours", **settings: object) -> Contender:

@@ -220,6 +220,19 @@ def test_a_contender_freezes_measures_and_leaves_nothing_behind():
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_the_least_delivers_whole_batches_of_whole_trajectories(copied):
+    running_module = module("harness.running")
+    running = running_module.Running(running_module.Contender("least", "least", {"copied": copied}), "on_policy")
+    try:
+        found = running.measure({"timesteps": 3_000})
+    finally:
+        assert running.end() == 0
+    assert found["timesteps"] == 4_000  # two batches of two trajectories each
+    assert found["reports"] == 4
+    assert found["parent_cpu"] > 0
+
+
 def test_a_contender_that_breaks_says_why(monkeypatch):
     running_module = module("harness.running")
     for contender, why in (
