@@ -3,8 +3,9 @@
 python benchmarks/torch_mlp.py [--quick]     # needs torch and gymnasium[mujoco]
 
 Beside the loop over one environment, the loop over several with batched actions: the limit for `VecWorker`. That loop
-has no batches. Ours end with whole trajectories, and a batch that leaves environments without one cannot be as fast; so
-there is `VecWorker` with batches that fill all environments of two workers twice, too (`_twice`).
+has no batches. Ours end with whole trajectories, and a batch that leaves environments without one cannot be as fast:
+`_whole` is that loop with such batches. There is `VecWorker` with batches that fill all environments of two workers
+twice, too (`_twice`).
 """
 
 from harness.lineup import THROUGHPUT, ours
@@ -16,6 +17,7 @@ def several(n_envs: int, length: int) -> list[Contender]:
     """This library and the bare loop, each with so many environments in a process."""
     return [
         Contender(f"batched_bare_{n_envs}", "batched_bare", {"n_envs": n_envs}),
+        Contender(f"batched_bare_{n_envs}_whole", "batched_bare", {"n_envs": n_envs, "whole": True}),
         ours(f"ours_vec_{n_envs}", vec=n_envs),
         ours(f"ours_vec_{n_envs}_twice", vec=n_envs, batch=2 * 2 * n_envs * length),
     ]
@@ -39,7 +41,7 @@ QUESTION = Question(
     + [Goal("mlp_cheetah", "ours", 0.97)]
     + [Goal("mlp_cheetah", name, 1.65) for name in ("ours_vec_8", "ours_vec_8_twice")],
     {
-        "mlp_cartpole": several(32, length=20)[:2],
+        "mlp_cartpole": several(32, length=20)[:3],
         "mlp_cartpole_500": several(32, length=500),
         "mlp_cheetah": several(8, length=1000),
     },

@@ -11,8 +11,8 @@ from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.collector import Collector, Part, Spaces
 from streamsampler.crew import logger
 from streamsampler.engines.base import Answered, Died, Event
-from streamsampler.errors import ClosedError, DataError, RolloutError, WorkerError
-from streamsampler.failures import failure_error
+from streamsampler.errors import ClosedError, DataError, WorkerError
+from streamsampler.failures import check_dropped, failure_error
 from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
 from streamsampler.protocol import Failure, Phase, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
@@ -22,9 +22,6 @@ from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.trees import Tree, leaves
 
 __all__ = ["Call"]
-
-_MANY_DROPPED = 100
-_DROPPED_FOR_EACH = 10  # kept
 
 _UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
 
@@ -86,11 +83,10 @@ class Call:
         try:
             events = self._engine.wait(planned)
         except (OSError, ValueError):
-            if not self._collector.cancelled:
-                raise
+            self._check_open()
+            raise
         elapsed = clock() - began
-        if self._collector.cancelled:
-            raise ClosedError("this sampler was closed while a call was under way")
+        self._check_open()
         errors: list[WorkerError] = []
         for event in events:
             # What is not taken in now never is, and its worker would be waited for in the next call.
@@ -103,7 +99,19 @@ class Call:
         crew.waited(planned, elapsed, self._dispatcher.oldest)
         self._feed()
 
+    def _check_open(self) -> None:
+        # By another thread, which may have closed descriptors that were in use here.
+        if self._collector.cancelled:
+            raise ClosedError("this sampler was closed while a call was under way")
+
     def _feed(self) -> None:
+        try:
+            self._hand_out()
+        except (OSError, ValueError):
+            self._check_open()
+            raise
+
+    def _hand_out(self) -> None:
         """Give tickets to those who have room: first one for everybody, then the next."""
         for ahead in (False, True):
             if ahead and not self.gathering.has_plenty:
@@ -182,27 +190,12 @@ class Call:
             self._parts[id(part)] = part
             self._copy_early()
             if report.dropped:
-                self._check_dropped(event.worker, report)
+                n_dropped, n_kept = self.gathering.arrived_dropped, self.gathering.arrived_trajectories
+                check_dropped(n_dropped, n_kept, event.worker, report)
         else:
             event.release()
             self.stats.surplus_trajectories += sum(map(bool, lengths))
             self.stats.surplus_timesteps += sum(lengths)
-
-    def _check_dropped(self, worker: int, report: Report) -> None:
-        """See to it that a call in which (nearly) everything fails does not go on for ever."""
-        n_dropped, n_kept = self.gathering.arrived_dropped, self.gathering.arrived_trajectories
-        if n_dropped < _MANY_DROPPED or n_dropped <= _DROPPED_FOR_EACH * n_kept:
-            return
-        position, phase, summary = report.dropped[-1]
-        index = report.ticket.indices[position]
-        raise RolloutError(
-            f'{n_dropped} trajectories failed and {n_kept} did not: that is more than on_failure="drop" is for; the '
-            f"latest, trajectory {index} of agent version {self.version}, failed in worker {worker} while {phase}: "
-            f"{summary}",
-            worker_number=worker,
-            phase=phase,
-            trajectory=index,
-        )
 
     def _copy_early(self) -> None:
         """Copy large observations that are new in the result, and give back the memory they came in."""

@@ -3,7 +3,11 @@
 Nothing is recorded. A trajectory's environment is seeded at its start; the generators are seeded once, since what is
 batched together draws from them together.
 
-Settings: `n_envs`, environments in each process (default 32).
+Settings:
+    n_envs: Environments in each process (default 32).
+    whole: Whether there are batches of the workload's size, that end with whole trajectories (default False): who has
+        run its share begins no more trajectories, and goes on until those that are under way end. Nobody waits for the
+        other processes. It is what batches of whole trajectories leave, without any other cost.
 """
 
 from __future__ import annotations
@@ -61,11 +65,54 @@ class BatchedLoop:
         return timesteps, trajectories, now - start
 
 
+class WholeBatches(BatchedLoop):
+    """One process's environments, which begin together and end together."""
+
+    def __init__(self, workload: Workload, n_envs: int, number: int, share: int) -> None:
+        super().__init__(workload, n_envs, number)
+        self.share = share
+
+    def __call__(self, seconds: float, enough: int) -> tuple[int, int, float]:
+        """Make batch after batch."""
+        timesteps = trajectories = 0
+        now = start = time.perf_counter()
+        while now - start < seconds and timesteps < enough:
+            n, ended = self._batch()
+            timesteps, trajectories = timesteps + n, trajectories + ended
+            now = time.perf_counter()
+        return timesteps, trajectories, now - start
+
+    def _batch(self) -> tuple[int, int]:
+        get_actions = self.agent.get_actions
+        active = [(env, env.step) for env in self.envs]
+        observations = np.stack([env.reset(seed=self._seed())[0] for env in self.envs])
+        timesteps = trajectories = 0
+        while active:
+            actions, _ = get_actions(observations)
+            over = []
+            for number, ((env, step), action) in enumerate(zip(active, actions, strict=True)):
+                observation, _, terminated, truncated, _ = step(action)
+                if terminated or truncated:
+                    trajectories += 1
+                    if timesteps < self.share:
+                        observation, _ = env.reset(seed=self._seed())
+                    else:
+                        over.append(number)
+                observations[number] = observation
+            timesteps += len(active)
+            if over:
+                observations = np.delete(observations, over, 0)
+                active = [one for number, one in enumerate(active) if number not in over]
+        return timesteps, trajectories
+
+
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> AbstractContextManager[Measure]:
     """Fork the processes."""
     n_envs = settings.get("n_envs", 32)
 
     def make_loop(number: int) -> Loop:
+        if settings.get("whole"):
+            return WholeBatches(workload, n_envs, number, -(-workload.batch // n_processes))
         return BatchedLoop(workload, n_envs, number)
 
     return all_at_once(n_processes, make_loop)

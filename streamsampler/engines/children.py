@@ -78,6 +78,12 @@ class Child(ABC):
             if error.errno not in (errno.ESRCH, errno.EBADF):  # gone, or closed by another thread just now
                 raise
 
+    def discard(self, timeout: float) -> None:
+        """Let nothing be left of it; if it hangs in the kernel, nothing but that. May be repeated."""
+        self.kill()
+        self.wait(timeout)
+        self.close()
+
     def close(self) -> None:
         """Close the descriptors."""
         self._closed = True
@@ -130,7 +136,10 @@ class DirectChild(Child):
         self.kill()
         found: list[tuple[int | None, bool]] = []
         reaper = threading.Thread(target=lambda: found.append(self._reap(0)), daemon=True)
-        reaper.start()
+        try:
+            reaper.start()
+        except RuntimeError:  # there are no threads left; or, in Python 3.12, the interpreter is about to end
+            return self._reap(0 if self.ended(timeout) else os.WNOHANG)
         reaper.join(timeout)
         return found[0] if found else (None, False)
 

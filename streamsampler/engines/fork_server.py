@@ -31,7 +31,8 @@ def serve(main: Main, socket_fd: int) -> None:
     """
     ignore_interrupts()  # workers inherit this
     _preload()
-    _Server(main, socket.socket(fileno=socket_fd)).serve()
+    with socket.socket(fileno=socket_fd) as connection:
+        _Server(main, connection).serve()
 
 
 def _preload() -> None:

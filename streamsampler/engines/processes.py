@@ -97,7 +97,7 @@ class ProcessEngine(Engine):
         self._start_method = start_method
         self._links: list[_Link] = []
         self._wanted = 0
-        self._closed = False
+        self._restarting = self._closing = self._closed = False
         self._spaces: tuple[bytes, Any] = b"", None  # those told last, and what they are
         self._doomed: dict[int, float] = {}  # until when who was killed may take to be gone
         self._shared = contextlib.ExitStack()  # gives back what all workers share
@@ -147,7 +147,7 @@ class ProcessEngine(Engine):
             ours.callback(close_fd, arena_fd)
             shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd, self._stacks_fds[1]]
             child = launch(self._start_method, main, number, [commands_read, answers_write, alive_read, *shared])
-            ours.callback(_discard, child, END_SECONDS)
+            ours.callback(child.discard, END_SECONDS)
             link = _Link(
                 child,
                 commands_write,
@@ -165,12 +165,20 @@ class ProcessEngine(Engine):
     def restart(self, worker: int) -> None:
         """Start a new process in the place of a dead one, with pipes and memory of its own."""
         self._board.clear(worker)
-        # The new one first: if it cannot be started, the old one is still what it was, and can be tried again.
-        new, old = self._link(worker), self._links[worker]
-        self._links[worker] = new
-        if self._wanted == NEVER_AGAIN:
-            new.child.kill()  # all of them were, by another thread, which may not have seen this one
-        self._unlink(old, END_SECONDS)
+        self._restarting = True
+        try:
+            # The new one first: if it cannot be started, the old one is what it was, and can be tried again.
+            new, old = self._link(worker), self._links[worker]
+            self._links[worker] = new
+            if self._wanted == NEVER_AGAIN:
+                new.child.kill()  # as all others were by another thread, which may not have seen this one
+            self._unlink(old, END_SECONDS)
+            if self._closing:
+                self._unlink(new, END_SECONDS)
+        finally:
+            self._restarting = False
+            if self._closed:
+                self._shared.close()
 
     def _unlink(self, link: _Link, timeout: float) -> None:
         """Kill a worker if need be and close everything of it; may be repeated after an interrupt."""
@@ -180,7 +188,7 @@ class ProcessEngine(Engine):
         for fd in (link.answers_fd, link.child.fileno()):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(fd)
-        _discard(link.child, timeout)
+        link.child.discard(timeout)
         link.arena.close()
         for fd in (link.commands_fd, link.answers_fd, link.alive_fd, link.arena_fd):
             close_fd(fd)
@@ -350,6 +358,7 @@ class ProcessEngine(Engine):
         """
         if not self._is_ours() or self._closed:
             return []
+        self._closing = True
         last_words: list[Answered] = []
         try:
             if self._links:
@@ -366,7 +375,9 @@ class ProcessEngine(Engine):
             for link in self._links:
                 self._unlink(link, deadline - time.monotonic())
         self._closed = True
-        self._shared.close()
+        # A worker that is being started is given descriptors by their numbers, which may be somebody else's files soon.
+        if not self._restarting:
+            self._shared.close()
         return last_words
 
     def _last_words(self, deadline: float) -> list[Answered]:
@@ -388,10 +399,3 @@ class ProcessEngine(Engine):
         deadline = time.monotonic() + CLOSE_SECONDS / 4
         for link in late:
             link.child.ended(deadline - time.monotonic())
-
-
-def _discard(child: Child, timeout: float) -> None:
-    """Let nothing be left of a child; if it hangs in the kernel, nothing but that."""
-    child.kill()
-    child.wait(timeout)
-    child.close()

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import contextmanager
 
 import pytest
 
 from streamsampler import MultiprocessingSampler
+from streamsampler.engines import processes
+from streamsampler.errors import ClosedError
 from streamsampler.testing import InjectedError, ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
 
@@ -30,6 +33,7 @@ BUSY = {
 SCRIPT = """
 import functools, os, select, signal, sys, threading
 from streamsampler import MultiprocessingSampler
+from streamsampler.engines import processes
 from streamsampler.errors import ClosedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 
@@ -215,6 +219,45 @@ def deaf_to_interrupts(pid):
 
 
 SPAWN_IS_SLOW = ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_close_while_a_worker_is_being_started(monkeypatch, method):
+    """By another thread, whose call it is; a start that takes long is not waited for."""
+    started, go_on = threading.Event(), threading.Event()
+    launch, children, raised = processes.launch, [], []
+
+    def launch_slowly(method, main, number, fds):
+        files = [os.fstat(fd).st_ino for fd in fds]
+        started.set()
+        go_on.wait()
+        assert [os.fstat(fd).st_ino for fd in fds] == files
+        children.append(launch(method, main, number, fds))
+        return children[-1]
+
+    def obtain():
+        try:
+            sampler.obtain_trajectories(8)
+        except ClosedError as error:
+            raised.append(error)
+
+    monkeypatch.setattr("streamsampler.lifetime._CANCEL_SECONDS", 0.05)
+    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=method).close()
+    files = open_files()
+    sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method)
+    pids = sampler.worker_pids()
+    os.kill(pids[0], signal.SIGKILL)
+    assert gone_within(pids[:1], 2)
+    monkeypatch.setattr(processes, "launch", launch_slowly)
+    call = threading.Thread(target=obtain)
+    call.start()
+    started.wait()
+    sampler.close()
+    go_on.set()
+    call.join()
+    assert len(raised) == len(children) == 1
+    assert open_files() == files
+    assert gone_within([*pids, *(child.pid for child in children)], 0)
 
 
 @pytest.mark.parametrize("method", SPAWN_IS_SLOW)

@@ -146,6 +146,27 @@ def test_a_kernel_without_descriptors_of_processes(tmp_path, monkeypatch, method
     assert gone_within(pids, 0)
 
 
+OUTLIVED_BY_ITS_WORKERS = """
+import os, sys
+del os.pidfd_open
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=sys.argv[1])
+sampler.obtain_trajectories(2)
+print(*sampler.worker_pids())
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork", SPAWN])
+def test_the_end_of_a_program_without_descriptors_of_processes(method):
+    """Since Python 3.12 no thread can be started any more by then."""
+    command = [sys.executable, "-W", "always", "-c", OUTLIVED_BY_ITS_WORKERS, method]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert gone_within(list(map(int, done.stdout.split())), 0)
+
+
 def test_what_is_left_of_a_worker_while_a_debugger_holds_it(monkeypatch):
     """Its end is told, and `waitpid` would wait for the debugger."""
     held, real = [], os.waitpid
