@@ -48,7 +48,6 @@ CLOSE_SECONDS = 1.0
 """How long all workers together may take to close their environments, before they are killed."""
 
 _GRACE_SECONDS = 1.0  # between a worker's last word and its end
-
 _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a few regions, and every ticket a message
 
 
