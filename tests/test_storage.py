@@ -66,7 +66,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(value=VALUES)
 def test_objects_come_back_exactly(value):
     assert trees.same(decode(json.loads(json.dumps(encode(value, "x")))), value)

@@ -103,7 +103,7 @@ def test_closing_stops_the_workers(make_sampler: Maker, path: Path, long_seed: i
     assert count(path) - before <= STRAY_STEPS + 3
 
 
-@pytest.mark.parametrize("n_calls", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_calls", [40, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_no_action_of_an_old_version(
     make_sampler: Maker, make_local: Callable[..., LocalSampler], n_calls: int

@@ -30,7 +30,7 @@ def test_two_calls_without_faults_always_complete(capacity, plans, capsys):
     assert n_states > 100
 
 
-ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.slow), 2]
+ONE_OR_TWO = [1, pytest.param(2, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("capacity", ONE_OR_TWO)
@@ -99,7 +99,7 @@ def test_the_death_of_either_holder_or_of_both_loses_nothing(n_trajectories, dea
         (1, (AtLeast(5), AtLeast(2)), {}),
         (2, (AtLeast(7), AtLeast(4)), {}),
         (2, (AtLeast(7),), {"deaths": 1}),
-        (1, (AtLeast(7),), {"deaths": 2}),
+        pytest.param(1, (AtLeast(7),), {"deaths": 2}, marks=pytest.mark.slow),
         (2, (AtLeast(5),), {"slowness": 4.0, "deaths": 1}),
         pytest.param(2, (AtLeast(9), AtLeast(5)), {"deaths": 1}, marks=pytest.mark.slow),
     ],
