@@ -2,7 +2,8 @@
 
 ::
 
-    commands.py     the commands, their options, what they print
+    commands.py     the commands and their options
+    execution.py    a command carried out, and what it prints
     request.py      what was asked for, and what came of it
     sampling.py     one run: from the one to the other
     sharding.py     a run that writes shards, and can be gone on with

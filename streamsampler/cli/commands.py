@@ -1,27 +1,22 @@
-"""The commands, their options, and what they print."""
+"""The commands and their options.
+
+What carries them out is imported when an option or a command needs it: whoever asks for help, or is told of a wrong
+option, does not wait for NumPy and Gymnasium.
+"""
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
-import warnings
+from pathlib import Path
 from typing import Any
 
 import click
 
-from streamsampler.agents import make_current_directory_importable
-from streamsampler.cli import arguments, summary
-from streamsampler.cli.failures import translated
-from streamsampler.cli.grouping import TYPED, GroupedCommand, grouped_option
-from streamsampler.cli.interrupts import Interrupted, Interrupts
-from streamsampler.cli.notices import notices_shown
-from streamsampler.cli.outfile import out_file
-from streamsampler.cli.request import Amount, Outcome, Request
-from streamsampler.cli.sampling import run
-from streamsampler.cli.streams import stdout_reserved
+from streamsampler.cli import arguments
+from streamsampler.cli.grouping import GroupedCommand, grouped_option
+from streamsampler.cli.interrupts import Interrupts
 from streamsampler.engines.launch import START_METHODS
-from streamsampler.progress import Bar
 from streamsampler.version import __version__
 
 __all__ = ["cli", "main", "sample"]
@@ -44,6 +39,14 @@ Examples:
 Exit codes:
   0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
 """
+
+
+def _out_file(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    if value is None:
+        return None
+    from streamsampler.cli.outfile import out_file
+
+    return out_file(ctx, param, value)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -117,7 +120,7 @@ def cli() -> None:
     help="Replace a process that has more memory of its own than this, such as 500M or 2G.",
 )  # fmt: skip
 @grouped_option(
-    "Output", "--out", callback=out_file, metavar="FILE",
+    "Output", "--out", callback=_out_file, metavar="FILE",
     help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it gets "
     "those that are finished. With --shard-size, a folder of such files.",
 )  # fmt: skip
@@ -142,27 +145,14 @@ def sample(
     ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
     first. Progress is shown on standard error, the summary is printed on standard output.
     """
-    amount = _amount(options)
+    kind, number = _amount(options)
     _check_sharding(options)
-    request = Request(env_id=env_id, amount=amount, command=ctx.meta[TYPED], **options)
-    bar = Bar(sys.stderr, hidden=quiet)
-    interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
-    try:
-        with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet), warnings.catch_warnings():
-            if quiet:
-                warnings.simplefilter("ignore")
-            make_current_directory_importable()
-            arguments.import_modules(imports)
-            outcome = run(request, interrupts, bar)
-    except Interrupted:
-        kept = "nothing was kept" if request.shard_size is None else f"nothing was added to {request.out}"
-        click.echo(f"Interrupted: {kept}.", err=True)
-        ctx.exit(interrupts.exit_code)
-    _report(request, outcome, as_json=as_json, line=not (quiet or bar.visible))
-    ctx.exit(interrupts.exit_code)
+    from streamsampler.cli.execution import execute
+
+    execute(ctx, kind, number, imports, {"env_id": env_id, **options}, as_json=as_json, quiet=quiet)
 
 
-def _amount(options: dict[str, Any]) -> Amount:
+def _amount(options: dict[str, Any]) -> tuple[str, int]:
     """Take the three options of amount out of all options, and return the one that is given."""
     given = {kind: number for kind in _AMOUNTS if (number := options.pop(kind)) is not None}
     *most, last = _AMOUNTS.values()
@@ -173,7 +163,7 @@ def _amount(options: dict[str, Any]) -> Amount:
             f"{' and '.join(_AMOUNTS[kind] for kind in given)} exclude each other: give exactly one of "
             f"{', '.join(most)} and {last}."
         )
-    return Amount(*given.popitem())
+    return given.popitem()
 
 
 def _check_sharding(options: dict[str, Any]) -> None:
@@ -188,15 +178,6 @@ def _check_sharding(options: dict[str, Any]) -> None:
         raise click.UsageError(
             "--shard-size needs --order index: what has arrived first cannot be the same again after an interruption."
         )
-
-
-def _report(request: Request, outcome: Outcome, *, as_json: bool, line: bool) -> None:
-    if line:
-        click.echo(summary.as_line(request, outcome), err=True)
-    if as_json:
-        click.echo(json.dumps(summary.as_json(request, outcome), allow_nan=False))
-    else:
-        click.echo(summary.as_text(request, outcome))
 
 
 def main() -> None:

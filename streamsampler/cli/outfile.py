@@ -19,7 +19,7 @@ from streamsampler.version import __version__
 __all__ = ["out_file", "storable", "write"]
 
 
-def out_file(ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
+def out_file(ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     """Return the file to write, as `TrajectoryBatch.save` names it: with the suffix ``.npz``. An option's callback.
 
     With shards it is the folder, as it is called.
@@ -27,8 +27,6 @@ def out_file(ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     Raises:
         click.BadParameter: It cannot be written.
     """
-    if value is None:
-        return None
     given = Path(value)
     if ctx.params.get("shard_size") is not None:
         return _folder(given, resume=bool(ctx.params.get("resume")))

@@ -1,0 +1,67 @@
+"""A command carried out: what was asked for is sampled, and told."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from streamsampler.agents import make_current_directory_importable
+from streamsampler.cli import summary
+from streamsampler.cli.arguments import import_modules
+from streamsampler.cli.failures import translated
+from streamsampler.cli.grouping import TYPED
+from streamsampler.cli.interrupts import Interrupted, Interrupts
+from streamsampler.cli.notices import notices_shown
+from streamsampler.cli.request import Amount, Outcome, Request
+from streamsampler.cli.sampling import run
+from streamsampler.cli.streams import stdout_reserved
+from streamsampler.progress import Bar
+
+__all__ = ["execute"]
+
+
+def execute(
+    ctx: click.Context, kind: str, number: int, imports: Iterable[str], options: dict[str, Any], *, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
+    """Sample, print what came of it, and exit.
+
+    Args:
+        ctx: The command's context.
+        kind: Of what how many are wanted; see `Amount`.
+        number: How many.
+        imports: Modules to import before.
+        options: Of the command line, by their names in `Request`.
+        as_json: Whether to print the summary as JSON.
+        quiet: Whether to print nothing on standard error but errors.
+    """
+    request = Request(amount=Amount(kind, number), command=ctx.meta[TYPED], **options)
+    bar = Bar(sys.stderr, hidden=quiet)
+    interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
+    try:
+        with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet), warnings.catch_warnings():
+            if quiet:
+                warnings.simplefilter("ignore")
+            make_current_directory_importable()
+            import_modules(imports)
+            outcome = run(request, interrupts, bar)
+    except Interrupted:
+        kept = "nothing was kept" if request.shard_size is None else f"nothing was added to {request.out}"
+        click.echo(f"Interrupted: {kept}.", err=True)
+        ctx.exit(interrupts.exit_code)
+    _report(request, outcome, as_json=as_json, line=not (quiet or bar.visible))
+    ctx.exit(interrupts.exit_code)
+
+
+def _report(request: Request, outcome: Outcome, *, as_json: bool, line: bool) -> None:
+    if line:
+        click.echo(summary.as_line(request, outcome), err=True)
+    if as_json:
+        click.echo(json.dumps(summary.as_json(request, outcome), allow_nan=False))
+    else:
+        click.echo(summary.as_text(request, outcome))
