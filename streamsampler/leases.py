@@ -61,7 +61,8 @@ class Pool:
             return np.empty(shape, dtype)
         block, self._free = self._free, None
         if block is None or not n_bytes <= len(block) <= _LARGEST_SURPLUS * n_bytes:
-            block = mmap.mmap(-1, n_bytes)
+            # Not shared, as it is by default: a forked copy of this process would see it used again.
+            block = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 block.madvise(mmap.MADV_HUGEPAGE)
         array: Array = np.ndarray(shape, dtype, block)

@@ -1,4 +1,5 @@
 import gc
+import os
 
 import numpy as np
 
@@ -49,6 +50,31 @@ def test_a_block_much_too_large_or_too_small_is_let_go():
     assert len(pool._free) == LARGE
     pool.allocate((2 * LARGE,), np.dtype(np.uint8))
     assert len(pool._free) == 2 * LARGE
+
+
+def test_a_forked_copy_keeps_what_it_has():
+    """While this process uses the memory again; and what the copy writes is its own."""
+    pool = Pool()
+    array = pool.allocate((LARGE,), np.dtype(np.uint8))
+    array[:] = 1
+    (told, tell), (heard, say) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(told, 1)
+        same = bool((array == 1).all())
+        array[:] = 3
+        os.write(say, b"y" if same else b"n")
+        os._exit(0)
+    del array
+    array = pool.allocate((LARGE,), np.dtype(np.uint8))
+    array[:] = 2
+    os.write(tell, b".")
+    answer = os.read(heard, 1)
+    os.waitpid(pid, 0)
+    for fd in (told, tell, heard, say):
+        os.close(fd)
+    assert answer == b"y"
+    assert (array == 2).all()
 
 
 def test_small_arrays_and_objects_are_not_the_pools():
