@@ -12,12 +12,13 @@ from harness.running import Contender
 STORING = Contender("bare_storing", "bare", {"storing": "fresh"})
 REUSED = Contender("bare_storing_reused", "bare", {"storing": "reused"})
 UNCOPIED = Contender("least_uncopied", "least", {"copied": False})
+ANEW = Contender("least_uncopied_anew", "least", {"copied": False, "anew": True})
 
 QUESTION = Question(
     "large_observations",
     "Large observations: uint8 4x84x84, 50 µs of work per step",
     ["pixels"],
-    [STORING, REUSED, UNCOPIED, *THROUGHPUT],
+    [STORING, REUSED, UNCOPIED, ANEW, *THROUGHPUT],
     [
         Goal("pixels", "ours", 0.90),
         Goal("pixels", "ours", 0.96, of="bare_storing"),

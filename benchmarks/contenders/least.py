@@ -8,7 +8,9 @@ or made good; lengths, ends and infos are not even sent.
 Settings:
     ticket: Timesteps after whose trajectory a ticket ends (default: what a report of this library holds, nearly).
     copied: Whether the parent copies what it is given (default True). Otherwise every byte stays where its worker wrote
-        it, which has room for a whole batch and uses it again for the next.
+        it, which has room for a whole batch.
+    anew: Whether that room is new memory for each batch (default False: it is used again for the next). A batch that
+        its caller keeps needs that; so does one that is let go, if a forked copy of the caller may still have it.
 """
 
 from __future__ import annotations
@@ -64,16 +66,22 @@ class Regions:
             agent.set_param_values(workload.parameters(0))
         action = np.asarray(agent.get_action(env.reset(seed=0)[0])[0])
         space = env.observation_space
+        self._memory: list[mmap.mmap] = []
         self.kinds = [(space.shape, space.dtype), (action.shape, action.dtype), ((), np.dtype(np.float64))]
         self.columns = [self._columns(n_rows) for _ in range(n_regions)]
 
     def _columns(self, n_rows: int) -> Columns:
         return [self._column(n_rows, shape, dtype) for shape, dtype in self.kinds]
 
-    @staticmethod
-    def _column(n_rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    def _column(self, n_rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         memory = mmap.mmap(-1, max(1, n_rows * int(np.prod(shape)) * dtype.itemsize))
+        self._memory.append(memory)
         return np.frombuffer(memory, dtype, n_rows * int(np.prod(shape))).reshape(n_rows, *shape)
+
+    def renew(self) -> None:
+        """Give the memory back to the system; whoever writes there next gets new pages."""
+        for memory in self._memory:
+            memory.madvise(mmap.MADV_REMOVE)
 
     def fresh(self, n_rows: int) -> Columns:
         """Memory of the same kind that nobody shares."""
@@ -145,6 +153,8 @@ class Call:
         if parent.workload.reads_batch:
             for part in self._parts or [self._whole[0][: self.n]]:
                 checksum(part)
+        for regions in parent.regions if parent.anew else ():
+            regions.renew()
 
     def _hand(self, number: int) -> None:
         parent = self.parent
@@ -173,9 +183,11 @@ class Parent:
     """Makes one call after the other."""
 
     def __init__(
-        self, workload: Workload, ticket: int, copied: bool, links: list[socket.socket], regions: list[Regions]
-    ) -> None:
-        self.workload, self.ticket, self.copied = workload, ticket, copied
+        self, workload: Workload, ticket: int, settings: dict[str, Any], links: list[socket.socket],
+        regions: list[Regions],
+    ) -> None:  # fmt: skip
+        self.workload, self.ticket = workload, ticket
+        self.copied, self.anew = settings.get("copied", True), settings.get("anew", False)
         self.links, self.regions = links, regions
         self.iteration = 0
         self.selector = selectors.DefaultSelector()
@@ -229,7 +241,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         links.append(ours)
         all_regions.append(regions)
         pids.append(pid)
-    parent = Parent(workload, ticket, copied, links, all_regions)
+    parent = Parent(workload, ticket, settings, links, all_regions)
     parent.measure({"timesteps": 2 * workload.batch})
     try:
         yield parent.measure
