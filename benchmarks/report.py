@@ -32,6 +32,14 @@ ORDER = (
     "scaling",
 )
 
+# What to say of limits, where they were measured.
+_LIMITS = {
+    "least": "`least` is the least that collecting by calls takes: workers store whole trajectories in shared memory, "
+    "and the parent copies them and answers, and orders, checks, watches and makes good nothing.",
+    "least_uncopied": "`least_uncopied` leaves them where they are. The next batch is written over them; where each "
+    "batch is its caller's, new memory is needed for each: `least_uncopied_anew`.",
+}
+
 
 def load(folder: Path) -> list[dict[str, Any]]:
     """Load the questions' results, in the order in which they are to be told."""
@@ -80,14 +88,14 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
     if not questions:
         return "Not measured yet: `python benchmarks/all.py`."
     shares, reasons = overview(questions)
+    by_workload = [results for question in questions for results in question["workloads"].values()]
     parts = [
         "Timesteps per second as a share of the bare loop: `env.step(agent(observation))` in one process per core, all "
         "at once, nothing recorded, every trajectory seeded as this library seeds it (`bare_unseeded` seeds nothing). "
-        "`least` is the least that collecting by calls takes: workers store whole trajectories in shared memory, and "
-        "the parent copies them and answers, and orders, checks, watches and makes good nothing. "
         "Medians of interleaved measurements; all others are frozen meanwhile. Peers seed nothing per trajectory "
         "(`futures_by_hand_seeded` does), and hand out fragments of trajectories that go on in the next batch; this "
         "library hands out whole ones.",
+        *(text for name, text in _LIMITS.items() if any(name in results for results in by_workload)),
         shares,
     ]
     if reasons:
