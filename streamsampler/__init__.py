@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from streamsampler.version import __version__
 
 if TYPE_CHECKING:
+    from streamsampler import errors as errors
     from streamsampler.agents import Agent, RandomAgent
     from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.factory import WorkerFactory
@@ -65,6 +66,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":  # for `except streamsampler.errors.…`
+        return import_module(f"{__name__}.errors")
     try:
         home = _HOMES[name]
     except KeyError:

@@ -145,6 +145,12 @@ def test_the_public_face():
         streamsampler.Agnet  # noqa: B018
 
 
+def test_errors_are_there_at_once():
+    code = "import streamsampler; print(streamsampler.errors.UsageError.__name__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "UsageError\n"
+
+
 @pytest.mark.parametrize(
     ("imported", "not_needed"),
     [
