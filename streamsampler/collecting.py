@@ -248,6 +248,7 @@ class Call:
         for indices in held:
             self.gathering.give_back(worker, indices, collector.clock())
         collector.updates.forget(worker)
+        collector.pace.forget(worker)
         collector.reading[worker] = []
         begun = seen.version == self.version
         incident = collector.crew.buried(event, seen, self.version if begun else None)

@@ -124,6 +124,7 @@ class Gathering(Generic[Part]):
         self._cuts = Cuts(None if own_lanes or blocks == Blocks() else plan.timesteps)
         self._repeated: list[tuple[Part, int, int]] = []
         self._holdings = Holdings(n_workers, self.pace)
+        self._considered: set[int] = set()  # workers that were given something, or left because they are slow
         self._waiting: dict[int, _Arrived[Part]] = {}
         self._runs: list[Run[Part]] = []
         self.arrived_trajectories = 0
@@ -158,7 +159,7 @@ class Gathering(Generic[Part]):
         size = self._ticket_size(slowness, spare, lane.next_size)
         # Without a spare one there may still be a lost one, without which the prefix has a gap.
         if spare and slowness > 1 and self._is_better_left(worker, size, spare, now):
-            indices = range(0)
+            indices = self._left(worker)
         else:
             indices = self._lost(lane, size) or self._fresh(lane, size, horizon, spare)
         if not indices and not ahead:
@@ -166,6 +167,7 @@ class Gathering(Generic[Part]):
         if not indices:
             return None
         self._holdings.hold(worker, indices, now)
+        self._considered.add(worker)
         return indices
 
     def terms(self, indices: range) -> tuple[int, int]:
@@ -233,6 +235,13 @@ class Gathering(Generic[Part]):
         if indices:
             self._cuts.copy(indices, self.n_timesteps)
         return indices
+
+    def _left(self, worker: int) -> range:
+        # Once a call: by and by it is tried again.
+        if worker not in self._considered:
+            self._considered.add(worker)
+            self.pace.relent(worker)
+        return range(0)
 
     def _is_better_left(self, worker: int, size: int, spare: int, now: float) -> bool:
         """Whether the others would be done with everything before `worker` with `size` more trajectories."""

@@ -22,6 +22,8 @@ processor's cache when they are copied."""
 SHORTEST_TICKET_SECONDS = 0.003
 """Below this the last tickets of a call cost more than what workers lose that end at different times."""
 
+_RELENTED = 0.2
+
 
 class Pace:
     """The lengths of trajectories, and the time they take: averages that forget.
@@ -62,6 +64,20 @@ class Pace:
         if worker is not None:
             old_timesteps, old_seconds = self._workers.get(worker, (0.0, 0.0))
             self._workers[worker] = (self._KEPT * old_timesteps + total, self._KEPT * old_seconds + seconds)
+
+    def forget(self, worker: int) -> None:
+        """Take note that another one works under this number from now on."""
+        self._workers.pop(worker, None)
+
+    def relent(self, worker: int) -> None:
+        """Believe a fifth less that a worker is slower than the average, because it is given nothing to show it by.
+
+        It may have been the machine's fault, and over by now.
+        """
+        if worker in self._workers and self._weight:
+            timesteps, seconds = self._workers[worker]
+            average = timesteps * self._seconds / (self._weight * max(1.0, self._mean))
+            self._workers[worker] = timesteps, seconds + _RELENTED * (average - seconds)
 
     def _note_lengths(self, lengths: Sequence[int], total: int) -> None:
         # Means and squared deviations of two groups are joined as in Chan, Golub and LeVeque (1979): where all are of

@@ -7,7 +7,7 @@ import pytest
 
 from streamsampler import gathering, holdings
 from streamsampler.gathering import AtLeast, Exactly
-from tests.simulation import Simulation
+from tests.simulation import Outcome, Simulation
 
 STEP = 80e-6
 
@@ -110,3 +110,16 @@ def test_equal_workers_run_nothing_twice(plan, length):
     speeds = [1e-3 * (1 + 0.1 * (worker % 3)) for worker in range(8)]
     outcome = Simulation(speeds, length, heavy_tailed).calls_of(plan, 30)
     assert outcome.copies <= 3
+
+
+def test_a_worker_that_was_slow_once_is_tried_again():
+    """It may have been the machine's fault; and who is given nothing shows nothing."""
+    simulation = Simulation([1e-3] * 4, twenty)
+    simulation.calls_of(Exactly(40), 1)
+    simulation.pace.add([20], 10.0, 3)
+    shares = []
+    for _ in range(40):
+        runs = simulation.call(Exactly(40), Outcome()).runs()
+        shares.append(sum(len(run.indices) for run in runs if run.part == 3))
+    assert shares[0] == 0
+    assert sum(shares[-5:]) >= 40

@@ -82,6 +82,19 @@ def test_several_deaths_of_several_kinds_in_one_call(tmp_path):
         assert sampler.stats.kept_trajectories == 12
 
 
+def test_one_that_was_slow_and_died_is_replaced_by_the_next_call():
+    """What is known of its speed is not known of its successor's."""
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
+        first = calls(sampler)
+        pids = sampler.worker_pids()
+        sampler._collector.pace.add([5], 1_000.0, 1)
+        os.kill(pids[1], signal.SIGKILL)
+        assert gone_within(pids[1:], 2)
+        assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
+        assert sampler.worker_pids()[0] == pids[0]
+        assert sampler.stats.restarts == 1
+
+
 def test_two_samplers_at_once(tmp_path):
     """In threads of their own, each with deaths; neither hears of the other's."""
     all_faults = [Faults(tmp_path / name, Fault("kill", times=3)) for name in "ab"]
