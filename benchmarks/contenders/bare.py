@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from harness.contender import Measure, serve
-from harness.forked import Loop, all_at_once
+from harness.forked import Loop, all_at_once, batch_after_batch
 from streamsampler.agents import reset_agent_function
 from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed, seed_generators
 from workloads import Workload, checksum
@@ -85,17 +85,8 @@ class StoringLoop:
         self.env, self.agent, self.begin, self.batch, self.reused, self.read = env, agent, begin, batch, reused, read
         self.rows: np.ndarray | None = None
 
-    def __call__(self, seconds: float, enough: int) -> tuple[int, int, float]:
-        """Collect batch after batch."""
-        timesteps = trajectories = 0
-        now = start = time.perf_counter()
-        while now - start < seconds and timesteps < enough:
-            n, ended = self._collect()
-            timesteps, trajectories = timesteps + n, trajectories + ended
-            now = time.perf_counter()
-        return timesteps, trajectories, now - start
-
-    def _collect(self) -> tuple[int, int]:
+    def collect(self) -> tuple[int, int]:
+        """Make a batch; gives its timesteps and trajectories."""
         step, get_action = self.env.step, self.agent.get_action
         rows = self._room()
         rewards: list[float] = []
@@ -136,7 +127,8 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         begin = seeded_begin(env, agent, number) if seeded else unseeded_begin(env)
         if storing:
             batch = -(-workload.batch // n_processes)
-            return StoringLoop(env, agent, begin, batch, reused=storing == "reused", read=workload.reads_batch)
+            loop = StoringLoop(env, agent, begin, batch, reused=storing == "reused", read=workload.reads_batch)
+            return batch_after_batch(loop.collect)
         return bare_loop(env, agent, begin)
 
     return all_at_once(n_processes, make_loop)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from harness.contender import Measure, serve
-from harness.forked import Loop, all_at_once
+from harness.forked import Loop, all_at_once, batch_after_batch
 from streamsampler.seeding import TrajectorySeeds, seed_generators
 from workloads import Workload
 
@@ -72,17 +72,8 @@ class WholeBatches(BatchedLoop):
         super().__init__(workload, n_envs, number)
         self.share = share
 
-    def __call__(self, seconds: float, enough: int) -> tuple[int, int, float]:
-        """Make batch after batch."""
-        timesteps = trajectories = 0
-        now = start = time.perf_counter()
-        while now - start < seconds and timesteps < enough:
-            n, ended = self._batch()
-            timesteps, trajectories = timesteps + n, trajectories + ended
-            now = time.perf_counter()
-        return timesteps, trajectories, now - start
-
-    def _batch(self) -> tuple[int, int]:
+    def collect(self) -> tuple[int, int]:
+        """Make a batch; gives its timesteps and trajectories."""
         get_actions = self.agent.get_actions
         active = [(env, env.step) for env in self.envs]
         observations = np.stack([env.reset(seed=self._seed())[0] for env in self.envs])
@@ -112,7 +103,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
 
     def make_loop(number: int) -> Loop:
         if settings.get("whole"):
-            return WholeBatches(workload, n_envs, number, -(-workload.batch // n_processes))
+            return batch_after_batch(WholeBatches(workload, n_envs, number, -(-workload.batch // n_processes)).collect)
         return BatchedLoop(workload, n_envs, number)
 
     return all_at_once(n_processes, make_loop)

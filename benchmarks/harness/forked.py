@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -10,10 +11,25 @@ from typing import Any
 
 from harness.contender import Measure
 
-__all__ = ["Loop", "all_at_once"]
+__all__ = ["Loop", "all_at_once", "batch_after_batch"]
 
 Loop = Callable[[float, int], tuple[int, int, float]]
 """Runs for so many seconds, or until so many timesteps; gives timesteps, trajectories and seconds it took."""
+
+
+def batch_after_batch(collect: Callable[[], tuple[int, int]]) -> Loop:
+    """Make a loop of a function that collects a batch, and gives its timesteps and trajectories."""
+
+    def loop(seconds: float, enough: int) -> tuple[int, int, float]:
+        timesteps = trajectories = 0
+        now = start = time.perf_counter()
+        while now - start < seconds and timesteps < enough:
+            n, ended = collect()
+            timesteps, trajectories = timesteps + n, trajectories + ended
+            now = time.perf_counter()
+        return timesteps, trajectories, now - start
+
+    return loop
 
 
 @contextmanager
