@@ -51,6 +51,14 @@ class Killer:
         os.close(self._bell)
 
 
+def is_alive(pid):
+    """Whether there is such a process that has not ended yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 @dataclass(frozen=True)
 class Footprint:
     """What this process and its fork server hold."""
@@ -108,11 +116,25 @@ class Soak:
         while self.sampler.stats.restarts < n_restarts:
             self.call()
 
+    def settled(self):
+        """Whether every worker lives, and has sent something through shared memory, which is mapped only then."""
+        maps = Path("/proc/self/maps").read_text()
+        return all(map(is_alive, self.sampler.worker_pids())) and all(
+            f"memfd:streamsampler-worker-{number} " in maps for number in range(N_WORKERS)
+        )
+
     def footprint(self, killer):
+        """What there is when whoever was killed is replaced, and has taken part in calls of every shape.
+
+        That takes a number of calls: while a new process starts, the others are done with some of them.
+        """
         with killer.held:
-            for _ in range(3):  # of every shape; and whoever was killed is replaced
-                self.call()
-            return Footprint.now()
+            for _ in range(100):
+                for _ in range(3):
+                    self.call()
+                if self.settled():
+                    return Footprint.now()
+        raise AssertionError("a worker is left out for good")
 
 
 def soak(tmp_path, n_kills):
