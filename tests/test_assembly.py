@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 from gymnasium import spaces as S
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import trees
@@ -32,7 +32,6 @@ def rollouts_of(space, lengths, first=0):
     return recorder.finish()
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     parts=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=5),
     expected=st.integers(1, 60),

@@ -1,7 +1,7 @@
 """Gathering: the same batch whatever the order of arrival, the ticket sizes, and what is lost on the way."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.blocks import Blocks
@@ -105,7 +105,6 @@ def gather(data, plan, *, order="index", own_lanes=False, known=True, blocks=Non
     return gathering
 
 
-@settings(deadline=None, max_examples=150)
 @given(data=st.data(), plan=plans, own_lanes=st.booleans(), known=st.booleans(), blocks=some_blocks)
 def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_lanes, known, blocks):
     gathering = gather(data, plan, own_lanes=own_lanes, known=known, blocks=blocks)
@@ -115,7 +114,6 @@ def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, ow
     assert gathering.n_timesteps == sum(map(length_of, expected))
 
 
-@settings(deadline=None)
 @given(data=st.data(), plan=plans, blocks=some_blocks)
 def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, blocks):
     gathering = gather(data, plan, order="arrival", blocks=blocks)
@@ -128,7 +126,6 @@ def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, bl
         assert total >= plan.timesteps > total - length_of(indices[-1])
 
 
-@settings(deadline=None)
 @given(data=st.data(), plan=plans, blocks=some_blocks)
 def test_what_was_not_needed_is_accounted_for(data, plan, blocks):
     brought = []
@@ -137,7 +134,6 @@ def test_what_was_not_needed_is_accounted_for(data, plan, blocks):
     assert sum(brought) == gathering.n_trajectories + surplus
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_own_lanes_run_only_their_own_indices(data):
     n_workers = 3
@@ -240,7 +236,6 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     assert gathering.take(0) is not None
 
 
-@settings(deadline=None, max_examples=100)
 @given(data=st.data(), first=st.integers(0, 20), wanted=st.integers(1, 40), own_lanes=st.booleans())
 def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_lanes):
     gathering = Gathering(Endless(first), n_workers=3, own_lanes=own_lanes)

@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import trees
@@ -32,7 +32,6 @@ def form(infos):
     return infos_of(merge([(record(infos), 0, len(infos))], "env_infos"))
 
 
-@settings(max_examples=200, deadline=None)
 @given(infos=INFO_LISTS | NUMBER_LISTS, data=st.data())
 def test_the_cut_into_chunks_does_not_matter(infos, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(infos)), max_size=4)))
@@ -46,7 +45,6 @@ def test_the_cut_into_chunks_does_not_matter(infos, data):
     assert trees.same(infos_of(merge(ranges, "env_infos")), expected)
 
 
-@settings(max_examples=100, deadline=None)
 @given(infos=INFO_LISTS, data=st.data())
 def test_a_range_is_as_if_only_it_had_been_recorded(infos, data):
     start = data.draw(st.integers(0, len(infos)))
@@ -58,7 +56,6 @@ ALIKE = st.sampled_from([1, 0.5, "text", np.float32(2), np.arange(3), np.array([
 LONELY = st.builds(lambda value: [{"a": value}, {}, {"b": {"u": value}}, {"a": value, "b": {"u": value}}], ALIKE)
 
 
-@settings(max_examples=200, deadline=None)
 @given(infos=INFO_LISTS | NUMBER_LISTS | LONELY, data=st.data())
 def test_where_all_is_uniform_a_range_can_be_cut_out_afterwards(infos, data):
     start = data.draw(st.integers(0, len(infos)))
@@ -98,7 +95,6 @@ def test_arrays_of_text_are_objects_however_long_the_text_is():
     assert trees.same(infos_of(merge([(recorded(["a", "bc"], ["def", "g"]), 0, 2)], "x")), expected)
 
 
-@settings(max_examples=100, deadline=None)
 @given(infos=INFO_LISTS, data=st.data())
 def test_selecting_and_joining_gives_the_whole(infos, data):
     whole = form(infos)

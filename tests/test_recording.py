@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 from gymnasium import spaces as S
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import ActionError, DataError, ObservationError
@@ -56,7 +56,6 @@ def batch_of(runs, observation_space=OBSERVATIONS, action_space=ACTIONS):
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     observation_space=nested_spaces(),
     action_space=nested_spaces(),

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from gymnasium.spaces import Discrete
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, RandomAgent, atomic
@@ -59,7 +59,6 @@ def reference(lengths, size, target):
     return bounds if bounds[-1] == n else [*bounds, n]
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     data=st.data(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=60),

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from gymnasium import spaces as S
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import buffers, trees
@@ -54,7 +54,6 @@ def row(tree, index):
     return tree[index] if tree.dtype == object else np.asarray(tree[index])
 
 
-@settings(max_examples=60, deadline=None)
 @given(space=nested_spaces(), seed=st.integers(0, 1000), n=st.integers(0, 5))
 def test_what_is_recorded_is_what_is_seen(space, seed, n):
     space.seed(seed)
@@ -67,7 +66,6 @@ def test_what_is_recorded_is_what_is_seen(space, seed, n):
         assert trees.same(rows_of(space, [value]), trees.take(tree, slice(index, index + 1)))
 
 
-@settings(max_examples=40, deadline=None)
 @given(space=nested_spaces(), cuts=st.lists(st.integers(0, 6), max_size=3))
 def test_joining_slices_gives_the_whole(space, cuts):
     tree = rows_of(space, [space.sample() for _ in range(6)])

@@ -25,7 +25,7 @@ def batch():
     return batch_of(tickets([2, 1, 3, 2, 2, 4], []))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=batches(), compress=st.booleans())
 def test_round_trip(batch, compress, tmp_path):
     path = save(batch, tmp_path / "batch.npz", compress=compress)
@@ -66,7 +66,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(value=VALUES)
 def test_objects_come_back_exactly(value):
     assert trees.same(decode(json.loads(json.dumps(encode(value, "x")))), value)
@@ -77,7 +76,6 @@ def test_sets_come_back():
     assert decode(encode(frozenset([1]), "x")) == frozenset([1])
 
 
-@settings(max_examples=60, deadline=None)
 @given(space=nested_spaces())
 def test_spaces_come_back(space):
     assert decode_space(json.loads(json.dumps(encode_space(space, "x")))) == space

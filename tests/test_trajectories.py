@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from gymnasium import spaces as S
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import DataError
@@ -26,7 +26,6 @@ def batch():
     return batch_of(tickets([2, 1, 3], []))
 
 
-@settings(max_examples=40, deadline=None)
 @given(batch=batches(min_size=1), data=st.data())
 def test_splitting_and_joining_are_inverses(batch, data):
     parts = batch.split()
@@ -76,7 +75,6 @@ def test_terminated_wins_over_truncated(batch):
     assert both.step_types[both.starts + both.lengths - 1].tolist() == [StepType.TERMINAL, StepType.TIMEOUT, 2]
 
 
-@settings(max_examples=30, deadline=None)
 @given(batch=batches(), gamma=st.floats(0, 1))
 def test_parts_have_the_derived_values_of_the_whole(batch, gamma):
     parts = batch.split()

@@ -85,20 +85,20 @@ def cut_at_random(data, longest_batch):
             assert sampler.obtain_samples(n) == whole(version, n, **options)
 
 
-@settings(deadline=None, max_examples=3)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_any_cut_gives_the_same_batch(data):
     cut_at_random(data, 100)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_cut_gives_the_same_batch_at_length(data):
     cut_at_random(data, 500)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     n_envs=st.integers(1, 6), block_size=st.sampled_from([None, 9]), n=st.integers(1, 300), length=st.integers(1, 40)
 )
@@ -113,7 +113,7 @@ def test_one_worker_runs_no_more_than_a_row_of_trajectories_in_vain(n_envs, bloc
             assert executed(batch.stats) <= batch.n_timesteps + (n_envs - 1) * length + caution
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(n_envs=st.integers(1, 6), n_workers=st.integers(2, 3), n=st.integers(1, 600))
 def test_workers_together_run_little_in_vain(n_envs, n_workers, n):
     with make_sampler(LocalSampler, Varied, n_workers=n_workers, n_envs=n_envs, block_size=None) as sampler:

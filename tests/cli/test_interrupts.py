@@ -22,7 +22,7 @@ def endless(announcements: Announcements, resets: int) -> tuple[str, ...]:
     return ("--env-kwarg", f"endless_from={resets}", "--env-kwarg", f"announce={announcements.path}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start_method", ["forkserver", pytest.param("fork", marks=pytest.mark.slow)])
 def test_the_finished_prefix_is_kept(
     home: Path, announcements: Announcements, number: signal.Signals, start_method: str

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, VecWorker
@@ -228,7 +228,6 @@ def arrive(gathering: Gathering[int], worker: int, indices: range, lengths: list
     gathering.add(worker, indices, lengths, worker)
 
 
-@settings(max_examples=200)
 @given(
     lengths=st.lists(st.integers(0, 5), max_size=30),
     n_workers=st.integers(1, 3),

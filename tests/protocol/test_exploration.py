@@ -18,7 +18,11 @@ def silence():
     logger.setLevel(logging.NOTSET)
 
 
-@pytest.mark.parametrize("capacity", [1, 2])
+# The larger ones, which take seconds, are in the slow tier.
+ONE_OR_TWO = [1, pytest.param(2, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("capacity", ONE_OR_TWO)
 @pytest.mark.parametrize(
     "plans", [(Exactly(6), AtLeast(5)), (AtLeast(7), ExactlyPerWorker(2, N_WORKERS))], ids=["exactly", "at-least"]
 )
@@ -28,9 +32,6 @@ def test_two_calls_without_faults_always_complete(capacity, plans, capsys):
         print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
     assert endings == {(2, 0)}
     assert n_states > 100
-
-
-ONE_OR_TWO = [1, pytest.param(2, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("capacity", ONE_OR_TWO)
@@ -72,8 +73,10 @@ def test_an_exception_anywhere_fails_at_most_one_call(capacity, capsys):
 
 @pytest.mark.parametrize(
     ("capacity", "plans"),
-    [(1, (Exactly(3), AtLeast(4))), (2, (AtLeast(3), ExactlyPerWorker(1, N_WORKERS)))],
-    ids=["exactly", "at-least"],
+    [
+        pytest.param(1, (Exactly(3), AtLeast(4)), id="exactly", marks=pytest.mark.slow),
+        pytest.param(2, (AtLeast(3), ExactlyPerWorker(1, N_WORKERS)), id="at-least"),
+    ],
 )
 def test_copies_of_what_a_slow_worker_holds_change_nothing(capacity, plans, capsys):
     n_states, n_with_copies, endings = explore(capacity, plans, slowness=4.0)
