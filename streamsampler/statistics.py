@@ -21,7 +21,7 @@ class WorkerTimes:
     """Where a worker's time went, in seconds.
 
     Attributes:
-        reset: Seeding and resetting, environment and agent.
+        reset: Seeding and resetting, environment and agent; making them anew where a trajectory was left out.
         agent: Choosing actions.
         step: Stepping the environment and recording what it returned. How `agent` and `step` share the time of a
             rollout is estimated from every 64th timestep.

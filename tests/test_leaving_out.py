@@ -39,6 +39,50 @@ def test_what_raised_when_nobody_wanted_it_any_more_is_made_anew_for_who_comes_n
     assert rebuilt == [150]
 
 
+def test_what_is_left_out_takes_time_too(monkeypatch):
+    """Tickets are sized by it: if only what came after the last failure counted, they would grow without end."""
+    now = 0.0
+
+    def on_step(total):
+        nonlocal now
+        now += 1.0
+        if total in (150, 380):
+            raise OSError("the arm is stuck")
+
+    monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
+    env = Env(on_step=on_step)
+    worker, _, rebuilt = dropping(env)
+
+    def rebuild():
+        nonlocal now
+        now += 7.0
+        rebuilt.append(env.total)
+
+    worker.rebuild = rebuild
+    outcome = worker.rollout(Ticket(1, range(6)), [0] * 6)
+    assert [position for position, *_ in outcome.dropped] == [1, 4]
+    assert rebuilt == [150, 380]
+    assert env.total == 480
+    assert outcome.seconds[0] == 14.0
+    assert sum(outcome.seconds) == pytest.approx(480 + 14)
+
+
+def test_a_reset_that_raises_takes_time_too(monkeypatch):
+    now = 0.0
+
+    class Stuck(Env):
+        def reset(self, **kwargs):
+            nonlocal now
+            now += 3.0
+            raise OSError("the arm is stuck")
+
+    monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
+    worker, _, _ = dropping(Stuck())
+    outcome = worker.rollout(Ticket(1, range(4)), [0] * 4)
+    assert len(outcome.dropped) == 4
+    assert outcome.seconds == (12.0, 0.0, 0.0)
+
+
 def test_an_error_that_is_no_trajectorys_is_raised():
     """There is no telling which one to leave out: another cut into tickets would lay it to another one."""
     worker, _, _ = dropping(Env())

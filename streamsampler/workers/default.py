@@ -28,6 +28,9 @@ first of the last window did. Who needs it to the timestep asks for it: see `Boa
 _WINDOW = (True,) + (False,) * 63
 _NOTHING: tuple[bool, ...] = ()
 
+_ThreeSeconds = tuple[float, float, float]  # of resets, of the agent, of steps
+_NO_SECONDS: _ThreeSeconds = (0.0, 0.0, 0.0)
+
 
 class _NoClass:
     """The class of nothing."""
@@ -57,6 +60,7 @@ class DefaultWorker(Worker):
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._spoiled = False  # whether a trajectory raised after which nothing was made anew
+        self._broken_off = _NO_SECONDS  # what the trajectories took that ended with the last exception
 
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
@@ -103,7 +107,7 @@ class DefaultWorker(Worker):
         recorder: RolloutRecorder,
         indices: Sequence[int],
         abandoned_timesteps: int,
-        seconds: tuple[float, float, float],
+        seconds: _ThreeSeconds,
         dropped: tuple[tuple[int, str, str], ...] = (),
     ) -> Outcome:
         n_trajectories, n_timesteps = recorder.n_trajectories, recorder.n_timesteps
@@ -124,12 +128,12 @@ class DefaultWorker(Worker):
         After each of them agent and environment are made anew: they may be half of something, and what comes next must
         not depend on what was run before.
         """
+        seconds = _NO_SECONDS
         if self._spoiled:
             self._spoiled = False
-            self.rebuild()
+            seconds = self._timed_rebuild()
         seed_of = dict(zip(ticket.indices, seeds, strict=True))
         left_out: dict[int, tuple[str, str]] = {}
-        seconds = 0.0, 0.0, 0.0
         assert self._recorder is not None
         self._recorder.clear()
         todo = list(ticket.indices)
@@ -137,7 +141,7 @@ class DefaultWorker(Worker):
             recorder, spaces, finishing = self._recorder, self.spaces, False
             try:
                 abandoned, more = self._run(ticket.version, todo, [seed_of[index] for index in todo], recorder)
-                seconds = seconds[0] + more[0], seconds[1] + more[1], seconds[2] + more[2]
+                seconds = _sum(seconds, more)
                 finishing = True
                 dropped = tuple((ticket.indices.index(index), *left_out[index]) for index in sorted(left_out))
                 kept = [index for index in ticket.indices if index not in left_out]
@@ -145,6 +149,8 @@ class DefaultWorker(Worker):
             except BaseException as error:
                 if not self.drops(error):
                     raise
+                if not finishing:
+                    seconds = _sum(seconds, self._broken_off)
                 failed = self.trajectory
                 assert failed is not None
                 left_out[failed] = str(self.phase), summary_of(error)
@@ -153,7 +159,7 @@ class DefaultWorker(Worker):
             if not self.row.wanted(ticket.version):
                 self._spoiled = True  # what is in force may not be there to be loaded any more
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
-            self.rebuild()
+            seconds = _sum(seconds, self._timed_rebuild())
             if finishing or self.spaces != spaces:
                 # What is wrong lies among what was recorded, or does not go with what comes: the others once more.
                 self._recorder.clear()
@@ -162,9 +168,15 @@ class DefaultWorker(Worker):
                 self._recorder = recorder
                 todo = todo[todo.index(failed) + 1 :]
 
+    def _timed_rebuild(self) -> _ThreeSeconds:
+        """Make agent and environment anew; it is for a reset that it is done, and counted as one."""
+        began = perf_counter()
+        self.rebuild()
+        return perf_counter() - began, 0.0, 0.0
+
     def _run(  # noqa: C901 - see below
         self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder
-    ) -> tuple[int, tuple[float, float, float]]:
+    ) -> tuple[int, _ThreeSeconds]:
         """Run trajectories, one after the other.
 
         This is what the package's speed is made of, so it is written out in one function, with everything it touches
@@ -281,11 +293,10 @@ class DefaultWorker(Worker):
                 recorder.end(observation, bool(terminated), bool(truncated) or len(rewards) == limit)
         except BaseException as error:
             self.phase = phase
+            self._broken_off = _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
             self._explain(error, phase, observation, action)
             raise
-        stepping = clock() - began - reset_seconds
-        share = stepping / (agent_seconds + step_seconds + 1e-9)
-        return -1, (reset_seconds, share * agent_seconds, share * step_seconds)
+        return -1, _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
 
     def _explain(self, error: BaseException, phase: Phase, observation: Any, action: Any) -> None:
         """Raise a better error where the reason is known; otherwise return."""
@@ -318,6 +329,19 @@ class DefaultWorker(Worker):
         env, self._env = self._env, None
         if env is not None:
             env.close()
+
+
+def _shares(seconds: float, reset: float, agent: float, step: float) -> _ThreeSeconds:
+    """Lay what was not timed to agent and steps, in the proportion of the timesteps that were; else to resets."""
+    timed = agent + step
+    if not timed:
+        return seconds, 0.0, 0.0
+    share = (seconds - reset) / timed
+    return reset, share * agent, share * step
+
+
+def _sum(one: _ThreeSeconds, other: _ThreeSeconds) -> _ThreeSeconds:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
 def _reset_result(result: Any) -> tuple[Any, Any]:
