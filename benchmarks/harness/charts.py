@@ -9,6 +9,7 @@ from typing import Any
 __all__ = ["bar_chart", "line_chart", "throughput_chart"]
 
 _OURS, _LIMIT, _PEER = "#1f6f50", "#9a9a9a", "#c08a3e"
+_MOST_COLUMNS = 3
 
 
 def _pyplot() -> Any:
@@ -61,28 +62,37 @@ def bar_chart(
     panels = {workload: bars for workload, bars in panels.items() if bars}
     if pyplot is None or not panels:
         return
+    columns = min(len(panels), _MOST_COLUMNS)
+    rows = -(-len(panels) // columns)
     height = 1.2 + 0.32 * max(len(bars) for bars in panels.values())
-    size = (6 * len(panels), height)
-    figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for axis, (workload, bars) in zip(axes[0], panels.items(), strict=True):
-        medians = [bar["median"] for bar in bars.values()]
-        errors = [
-            [bar["median"] - bar["low"] for bar in bars.values()],
-            [bar["high"] - bar["median"] for bar in bars.values()],
-        ]
-        axis.barh(list(bars), medians, xerr=errors, color=[_colour(name) for name in bars], ecolor="#333333", capsize=2)
-        if line is not None:
-            axis.axvline(line, color="#333333", linewidth=0.8)
-        axis.set_xlim(0, 1.2 * max(line or 0.0, *[bar["high"] for bar in bars.values()]))
-        for position, bar in enumerate(bars.values()):
-            axis.annotate(f" {bar['median']:.{digits}f}", (bar["high"], position), va="center", fontsize=8)
-        axis.invert_yaxis()
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(6 * columns, height * rows), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (workload, bars) in zip(axes.flat, panels.items(), strict=False):
+        _draw_bars(axis, bars, line, digits)
         axis.set_title(workload, fontsize=10)
         axis.set_xlabel(label)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+def _draw_bars(axis: Any, bars: dict[str, dict[str, float]], line: float | None, digits: int) -> None:
+    medians = [bar["median"] for bar in bars.values()]
+    errors = [
+        [bar["median"] - bar["low"] for bar in bars.values()],
+        [bar["high"] - bar["median"] for bar in bars.values()],
+    ]
+    axis.barh(list(bars), medians, xerr=errors, color=[_colour(name) for name in bars], ecolor="#333333", capsize=2)
+    if line is not None:
+        axis.axvline(line, color="#333333", linewidth=0.8)
+    axis.set_xlim(0, 1.2 * max(line or 0.0, *[bar["high"] for bar in bars.values()]))
+    for position, bar in enumerate(bars.values()):
+        axis.annotate(f" {bar['median']:.{digits}f}", (bar["high"], position), va="center", fontsize=8)
+    axis.invert_yaxis()
 
 
 def line_chart(
