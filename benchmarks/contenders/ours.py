@@ -5,6 +5,7 @@ Settings:
     trajectories: If given, so many trajectories are asked for instead.
     order: "index" (default) or "arrival".
     vec: If given, so many environments in each worker, with batched actions.
+    block_size: If given, so many trajectories in each of their blocks (default: blocks that grow).
     start_method: See `MultiprocessingSampler`.
     watched: Whether workers are watched for hangs and for memory.
 """
@@ -86,7 +87,7 @@ def worker_options(settings: dict[str, Any]) -> dict[str, Any]:
         return {}
     from streamsampler import VecWorker
 
-    return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs}}
+    return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs, "block_size": settings.get("block_size")}}
 
 
 @contextmanager
