@@ -172,3 +172,22 @@ def test_seconds_are_the_whole_of_it():
     worker, _ = worker_of(Env())
     outcome = worker.rollout(Ticket(1, range(50)), [0] * 50)
     assert all(seconds > 0 for seconds in outcome.seconds)
+
+
+def test_what_was_abandoned_took_its_time(monkeypatch):
+    """Also the timesteps in between those that were timed."""
+    now = 0.0
+    board = None
+
+    def on_step(total):
+        nonlocal now
+        now += 1e-5
+        if total == 950:
+            board.want(2)
+
+    monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
+    env = Env(length=2000, on_step=on_step)
+    worker, board = worker_of(env)
+    outcome = worker.rollout(Ticket(1, range(1)), [0])
+    assert (outcome.n_abandoned, outcome.abandoned_timesteps) == (1, env.total)
+    assert sum(outcome.seconds) == pytest.approx(env.total * 1e-5)

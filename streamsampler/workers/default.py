@@ -279,7 +279,8 @@ class DefaultWorker(Worker):
                             if not row.wanted(version):
                                 n_abandoned = len(rewards) - start
                                 recorder.abandon()
-                                return n_abandoned, (reset_seconds, agent_seconds, step_seconds)
+                                spent = clock() - began
+                                return n_abandoned, _shares(spent, reset_seconds, agent_seconds, step_seconds)
                             stride = 1  # somebody watches: each timestep is a window of its own
                             for _ in window:
                                 pass
