@@ -81,3 +81,19 @@ def test_each_step_and_each_action_shows_to_who_watches(agent_class):
 def test_the_phase_is_the_one_it_is_in(agent_class, watched):
     phases = {"reset": Phase.RESET, "action": Phase.ACTION, "actions": Phase.ACTION, "step": Phase.STEP}
     assert all(progress.phase == phases[what] for what, progress in progress_in(agent_class, watched=watched))
+
+
+def test_the_time_of_every_reset_step_and_action_is_told(monkeypatch):
+    """The first resets of a block included."""
+    now = 0.0
+
+    def tell(what):
+        nonlocal now
+        now += {"reset": 100.0, "step": 1.0, "actions": 0.25}[what]
+
+    monkeypatch.setattr("streamsampler.workers.slots.perf_counter", lambda: now)
+    worker = VecWorker(Board(memoryview(bytearray(board_bytes(1)))).row(0), n_envs=3, block_size=6)
+    worker.update_env(as_env_update(lambda: Telling(tell)))
+    worker.update_agent(Batched(tell))
+    outcome = worker.rollout(Ticket(1, range(12), block=6), list(range(12)))
+    assert outcome.seconds == (12 * 100.0, 40 * 0.25, 120 * 1.0)

@@ -248,10 +248,8 @@ class _Run:
         if self._prefix is not None:
             self._prefix.end(position, length)
         if self._next < len(self._block.indices):
-            began = perf_counter()
             self._begun[row] = self._step + 1
             self._begin(row)
-            self._resetting += perf_counter() - began
         else:
             silent.append(row)
         worker.phase = _STEP
@@ -259,6 +257,7 @@ class _Run:
     def _begin(self, row: int) -> None:
         """Begin the block's next trajectory in a row's slot, and record its first observation."""
         worker, recorder, block, number = self._worker, self._recorder, self._block, self._next
+        began = perf_counter()
         self._next += 1
         self._positions[row] = block.first + number
         slot, seed = self._slots[row], block.seeds[number]
@@ -276,6 +275,7 @@ class _Run:
         recorder.begin(info)
         recorder.observations.record(observation)
         words[phase_word] = _STEP_NUMBER
+        self._resetting += perf_counter() - began
 
     def _explain(self, error: BaseException, first: int) -> None:
         """Say which trajectory was in hand, and raise a better error where the reason is known."""
