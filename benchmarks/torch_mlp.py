@@ -13,15 +13,19 @@ from harness.question import Goal, Question, throughput
 from harness.running import Contender
 
 
-def several(n_envs: int, length: int) -> list[Contender]:
-    """This library and the bare loop, each with so many environments in a process."""
+def several(n_envs: int, *variants: Contender) -> list[Contender]:
+    """This library and the bare loop, each with so many environments in a process, and variants of this library."""
     return [
         Contender(f"batched_bare_{n_envs}", "batched_bare", {"n_envs": n_envs}),
         Contender(f"batched_bare_{n_envs}_whole", "batched_bare", {"n_envs": n_envs, "whole": True}),
         ours(f"ours_vec_{n_envs}", vec=n_envs),
-        ours(f"ours_vec_{n_envs}_twice", vec=n_envs, batch=2 * 2 * n_envs * length),
-        ours(f"ours_vec_{n_envs}_blocks", vec=n_envs, block_size=8 * n_envs),
+        *variants,
     ]
+
+
+def twice(n_envs: int, length: int) -> Contender:
+    """This library with batches that fill all environments of two workers twice with trajectories of one length."""
+    return ours(f"ours_vec_{n_envs}_twice", vec=n_envs, batch=2 * 2 * n_envs * length)
 
 
 QUESTION = Question(
@@ -44,10 +48,9 @@ QUESTION = Question(
     + [Goal("mlp_cheetah", "ours", 0.97)]
     + [Goal("mlp_cheetah", name, 1.65) for name in ("ours_vec_8", "ours_vec_8_twice")],
     {
-        # A batch of short ones fills all environments many times, one of long ones has no two such blocks.
-        "mlp_cartpole": [one for one in several(32, length=20) if not one.name.endswith("_twice")],
-        "mlp_cartpole_500": several(32, length=500)[:-1],
-        "mlp_cheetah": several(8, length=1000)[:-1],
+        "mlp_cartpole": several(32, ours("ours_vec_32_blocks", vec=32, block_size=8 * 32)),
+        "mlp_cartpole_500": several(32, twice(32, length=500)),
+        "mlp_cheetah": several(8, twice(8, length=1000)),
     },
 )
 
