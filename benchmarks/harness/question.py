@@ -67,7 +67,7 @@ class Question:
     goals: Sequence[Goal] = ()
     extra: dict[str, Sequence[Contender]] = field(default_factory=dict)
     seconds: float = 1.0
-    rounds: int = 5
+    rounds: int = 20
     notes: Callable[[dict[str, Any]], list[str]] | None = None
     more_goals: Sequence[dict[str, Any]] = ()
 
@@ -83,7 +83,7 @@ def arguments(name: str, seconds: float, rounds: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"{name}.py")
     parser.add_argument("--seconds", type=float, help=f"of a measurement (default {seconds})")
     parser.add_argument("--rounds", type=int, help=f"how many (default {rounds})")
-    parser.add_argument("--peer-rounds", type=int, help="in how many of them peers take part (default 3)")
+    parser.add_argument("--peer-rounds", type=int, help="in how many of them peers take part (default 5)")
     parser.add_argument("--contenders", help="only these, separated by commas")
     parser.add_argument("--workloads", help="only these, separated by commas")
     parser.add_argument("--quick", action="store_true", help="half a second, two rounds, no chart, no JSON")
@@ -91,7 +91,7 @@ def arguments(name: str, seconds: float, rounds: int) -> argparse.Namespace:
     found = parser.parse_args()
     found.seconds = found.seconds or (min(seconds, 0.5) if found.quick else seconds)
     found.rounds = found.rounds or (2 if found.quick else rounds)
-    found.peer_rounds = found.peer_rounds or (1 if found.quick else 3)
+    found.peer_rounds = found.peer_rounds or (1 if found.quick else 5)
     return found
 
 
@@ -136,7 +136,7 @@ def save(name: str, contents: dict[str, Any], args: argparse.Namespace, machine:
     if args.quick:
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    plan = {"seconds": args.seconds, "rounds": args.rounds, "peer_rounds": args.peer_rounds}
+    plan = {"seconds": args.seconds, "rounds": args.rounds, "peer_rounds": args.peer_rounds, "fresh": Plan.fresh}
     path = args.out / f"{name}.json"
     path.write_text(json.dumps({"question": name, "machine": machine, "plan": plan, **contents}, indent=1) + "\n")
     print(f"written to {path}")

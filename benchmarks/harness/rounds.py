@@ -23,12 +23,15 @@ class Plan:
         seconds: Of a measurement.
         rounds: How many rounds.
         peer_rounds: In how many of them the peers take part; what is far away needs fewer looks.
+        fresh: After how many rounds all but the peers are started anew. A process is as fast as its memory happens to
+            lie: the same contender, started twice, differed by 10 % and more. Peers take too long to start.
         verbose: Whether to say on stderr what is being done.
     """
 
     seconds: float
     rounds: int
     peer_rounds: int
+    fresh: int = 4
     verbose: bool = True
 
 
@@ -68,10 +71,13 @@ def measured(contenders: Sequence[Contender], workload: str, plan: Plan) -> dict
     """
     _say(plan, f"{workload}: starting {', '.join(contender.name for contender in contenders)}")
     running, broken = start_all(contenders, workload)
+    first = dict(running)
     answers: dict[str, list[Answer | None]] = {name: [None] * plan.rounds for name in running}
     try:
         for number in range(plan.rounds):
             _say(plan, f"{workload}: round {number + 1} of {plan.rounds}")
+            if number and number % plan.fresh == 0:
+                _start_anew(running, broken, workload)
             _one_round(running, broken, answers, number, plan)
     finally:
         for contender in running.values():
@@ -82,11 +88,20 @@ def measured(contenders: Sequence[Contender], workload: str, plan: Plan) -> dict
         result = results[name] = {"settings": contender.settings, "peer": contender.peer}
         if name in broken:
             result["reason"] = broken[name]
-        if name in running:
-            result.update(
-                rounds=answers[name], versions=running[name].versions, start_seconds=running[name].start_seconds
-            )
+        if name in first:
+            result.update(rounds=answers[name], versions=first[name].versions, start_seconds=first[name].start_seconds)
     return results
+
+
+def _start_anew(running: dict[str, Running], broken: dict[str, str], workload: str) -> None:
+    """Replace the processes of all contenders but the peers; who has broken stays away."""
+    own = [it.contender for it in running.values() if not it.contender.peer and it.contender.name not in broken]
+    for contender in own:
+        running[contender.name].end()
+    started, failed = start_all(own, workload)
+    # In its place: the limit and what is compared with it are to stay neighbours in time.
+    running.update(started)
+    broken.update(failed)
 
 
 def _one_round(

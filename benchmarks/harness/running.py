@@ -146,11 +146,14 @@ class Running:
         processes.thaw(self._process.pid, self._mark)
 
     def end(self, *, kindly: bool = True) -> int:
-        """End it.
+        """End it. Again does nothing.
 
         Returns:
             How many processes had to be killed.
         """
+        assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            return 0
         self.thaw()
         if kindly:
             with contextlib.suppress(Broken, subprocess.TimeoutExpired):

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -38,6 +39,57 @@ def test_each_contender_is_measured_at_each_place_of_a_round():
     assert all(sorted(order) == names for order in rounds)
     assert all(sorted(column) == names for column in zip(*rounds, strict=True))
     assert order_of_round([], 5) == []
+
+
+class _Process:
+    """Stands for a contender's process: its speed is its number."""
+
+    started: ClassVar[list["_Process"]] = []
+
+    def __init__(self, contender):
+        self.contender, self.versions, self.start_seconds, self.ended = contender, {}, 0.0, False
+        self.started.append(self)
+        self.number = len(self.started)
+
+    def measure(self, request):
+        assert not self.ended
+        return answer(self.number, 1.0)
+
+    def thaw(self):
+        pass
+
+    def freeze(self):
+        pass
+
+    def end(self, *, kindly=True):
+        self.ended = True
+
+
+def test_all_but_peers_are_started_anew_after_some_rounds(monkeypatch):
+    rounds, running = module("harness.rounds"), module("harness.running")
+    monkeypatch.setattr(_Process, "started", [])
+    monkeypatch.setattr(rounds, "start_all", lambda found, _: ({it.name: _Process(it) for it in found}, {}))
+    contenders = [running.Contender("bare", "bare"), running.Contender("far", "far", peer=True)]
+    results = rounds.measured(contenders, "short", rounds.Plan(1.0, 5, 3, fresh=2, verbose=False))
+    assert [it["timesteps"] for it in results["bare"]["rounds"]] == [1, 1, 3, 3, 4]
+    assert [it and it["timesteps"] for it in results["far"]["rounds"]] == [2, 2, 2, None, None]
+    assert all(process.ended for process in _Process.started)
+
+
+def test_one_that_does_not_start_anew_keeps_what_was_measured(monkeypatch):
+    rounds, running = module("harness.rounds"), module("harness.running")
+    monkeypatch.setattr(_Process, "started", [])
+
+    def start_all(found, _):
+        lame = {it.name: "ended without a word" for it in found if _Process.started and it.name == "ours"}
+        return {it.name: _Process(it) for it in found if it.name not in lame}, lame
+
+    monkeypatch.setattr(rounds, "start_all", start_all)
+    contenders = [running.Contender("ours", "ours"), running.Contender("bare", "bare")]
+    results = rounds.measured(contenders, "short", rounds.Plan(1.0, 4, 4, fresh=1, verbose=False))
+    assert [it and it["timesteps"] for it in results["ours"]["rounds"]] == [1, None, None, None]
+    assert results["ours"]["reason"] == "ended without a word"
+    assert [it["timesteps"] for it in results["bare"]["rounds"]] == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("values", [[3.0], [1.0, 2.0], [5.0, 1.0, 3.0], [4.0, 1.0, 3.0, 2.0, 5.0]])
@@ -218,6 +270,7 @@ def test_a_contender_freezes_measures_and_leaves_nothing_behind():
         assert running.end() == 0
     assert processes.processes_of(root, running._mark) == []
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert running.end() == 0  # one that broke has been ended when all are
 
 
 @pytest.mark.parametrize("copied", [True, False])
