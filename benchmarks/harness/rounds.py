@@ -23,8 +23,8 @@ class Plan:
         seconds: Of a measurement.
         rounds: How many rounds.
         peer_rounds: In how many of them the peers take part; what is far away needs fewer looks.
-        fresh: After how many rounds all but the peers are started anew. A process is as fast as its memory happens to
-            lie: the same contender, started twice, differed by 10 % and more. Peers take too long to start.
+        fresh: After how many rounds all but the peers are started anew, so that what one process happens to be like
+            is not taken for what its contender is like. Peers take too long to start.
         verbose: Whether to say on stderr what is being done.
     """
 
