@@ -53,12 +53,20 @@ def _share(result: dict[str, Any] | None) -> str:
     return f"{result['ratio']['median']:.2f}" if "ratio" in result else "n/a"
 
 
+def workloads_of(questions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Give the shares of the bare loop by workload; `order` has workloads of others, and asks something else."""
+    return {
+        name: results
+        for question in questions
+        if question["question"] != "order"
+        for name, results in question["workloads"].items()
+        if "bare" in results
+    }
+
+
 def overview(questions: list[dict[str, Any]]) -> tuple[str, list[str]]:
     """Lay out every contender's share of the bare loop, by workload, and give the reasons of those that have none."""
-    columns: dict[str, dict[str, Any]] = {}
-    for question in questions:
-        if question["question"] != "order":
-            columns.update({name: results for name, results in question["workloads"].items() if "bare" in results})
+    columns = workloads_of(questions)
     names = list(dict.fromkeys(name for results in columns.values() for name in results if name != "bare"))
     rows = [[name, *(_share(results.get(name)) for results in columns.values())] for name in names]
     reasons: dict[str, list[str]] = {}
@@ -71,6 +79,23 @@ def overview(questions: list[dict[str, Any]]) -> tuple[str, list[str]]:
         for reason, workloads in reasons.items()
     ]
     return table(["share of the bare loop", *columns], rows), said
+
+
+def adjusted(by_workload: dict[str, dict[str, Any]]) -> list[str]:
+    """Say where the machine's own speed was divided out, and what this library's share would be without that."""
+    told = [
+        f"{workload} {plain['median']:.3f} (quartiles {plain['low']:.2f} to {plain['high']:.2f}; "
+        f"with it {ratio['low']:.2f} to {ratio['high']:.2f})"
+        for workload, results in by_workload.items()
+        if (plain := results.get("ours", {}).get("plain_ratio")) and (ratio := results["ours"].get("ratio"))
+    ]
+    if not told:
+        return []
+    return [
+        "This machine is shared, and up to twice as fast in one second as in the next. So each core times a few "
+        "additions every 20 ms, and what a contender did is divided by how fast the machine was meanwhile, for all "
+        f"contenders alike. Without that, `ours` would read: {', '.join(told)}."
+    ]
 
 
 def machine_of(question: dict[str, Any]) -> str:
@@ -88,14 +113,15 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
     if not questions:
         return "Not measured yet: `python benchmarks/all.py`."
     shares, reasons = overview(questions)
-    by_workload = [results for question in questions for results in question["workloads"].values()]
+    by_workload = workloads_of(questions)
     parts = [
         "Timesteps per second as a share of the bare loop: `env.step(agent(observation))` in one process per core, all "
         "at once, nothing recorded, every trajectory seeded as this library seeds it (`bare_unseeded` seeds nothing). "
         "Medians of interleaved measurements; all others are frozen meanwhile. Peers seed nothing per trajectory "
         "(`futures_by_hand_seeded` does), and hand out fragments of trajectories that go on in the next batch; this "
         "library hands out whole ones.",
-        *(text for name, text in _LIMITS.items() if any(name in results for results in by_workload)),
+        *adjusted(by_workload),
+        *(text for name, text in _LIMITS.items() if any(name in results for results in by_workload.values())),
         shares,
     ]
     if reasons:

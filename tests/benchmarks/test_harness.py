@@ -1,12 +1,15 @@
 """The pure parts of the benchmarks' harness, and one contender's life by the protocol."""
 
+import contextlib
 import importlib
 import json
+import math
 import os
 import signal
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -116,6 +119,67 @@ def test_ratios_are_to_the_limit_of_the_same_round():
     assert "ratio" not in results["gone"]
 
 
+def test_speeds_are_divided_by_the_machines_of_the_same_moments():
+    compared = module("harness.rounds").compared
+    # The machine was half as fast when the second contender of a round had its turn.
+    results = compared(
+        {
+            "bare": {"rounds": [{**answer(100, 1.0), "machine": 20.0}, {**answer(50, 1.0), "machine": 10.0}]},
+            "ours": {"rounds": [{**answer(45, 1.0, cpu=2.0), "machine": 10.0}, {**answer(90, 1.0), "machine": 20.0}]},
+        },
+        "bare",
+    )
+    assert results["ours"]["ratio"]["all"] == pytest.approx([0.9, 0.9])
+    assert results["ours"]["plain_ratio"]["all"] == pytest.approx([0.45, 1.8])
+    assert results["ours"]["cpu_ratio"]["all"] == pytest.approx([(2.0 * 10 / 45) / (20 / 100), (20 / 90) / (10 / 50)])
+    assert results["ours"]["speed"]["median"] == 67.5
+
+
+def test_one_unknown_speed_of_the_machine_leaves_all_speeds_as_they_are():
+    compared = module("harness.rounds").compared
+    results = compared(
+        {"bare": {"rounds": [{**answer(100, 1.0), "machine": 20.0}]}, "ours": {"rounds": [answer(45, 1.0)]}}, "bare"
+    )
+    assert results["ours"]["ratio"]["all"] == [0.45]
+    assert "plain_ratio" not in results["ours"]
+
+
+@pytest.mark.parametrize("workload", ["cheap_20", "sleepers"])
+def test_the_machines_speed_is_noted_unless_sleep_is_what_limits(monkeypatch, workload):
+    rounds, running = module("harness.rounds"), module("harness.running")
+    monkeypatch.setattr(_Process, "started", [])
+    monkeypatch.setattr(rounds, "start_all", lambda found, _: ({it.name: _Process(it) for it in found}, {}))
+    asked = []
+
+    @contextlib.contextmanager
+    def speedometer():
+        yield lambda begin, end: asked.append((begin, end)) or 7.0
+
+    monkeypatch.setattr(rounds, "speedometer", speedometer)
+    results = rounds.measured([running.Contender("bare", "bare")], workload, rounds.Plan(1.0, 2, 2, verbose=False))
+    noted = [it.get("machine") for it in results["bare"]["rounds"]]
+    assert noted == ([7.0, 7.0] if workload == "cheap_20" else [None, None])
+    assert all(begin <= end for begin, end in asked)
+
+
+def test_the_speedometer_tells_the_cores_speed_and_ends_with_its_context():
+    meter = module("harness.speedometer")
+    cores = sorted(os.sched_getaffinity(0))[:1]
+    begin = time.perf_counter()
+    with meter.speedometer(cores) as speed_between:
+        assert speed_between(begin - 2, begin) is None
+        assert 1e5 < speed_between(begin, time.perf_counter()) < 1e10
+        children = module("harness.processes").processes_of(os.getpid())
+    assert len(set(children) - set(module("harness.processes").processes_of(os.getpid()))) == 1
+
+
+def test_the_mean_leaves_out_what_lies_far_away():
+    trimmed_mean = module("harness.speedometer").trimmed_mean
+    assert trimmed_mean([1.0] * 6 + [2.0] * 12 + [1e12, 0.0]) == pytest.approx((5 * 1.0 + 11 * 2.0) / 16)
+    assert trimmed_mean([3.0]) == 3.0
+    assert math.isnan(trimmed_mean([]))
+
+
 def test_goals_are_judged_against_whom_they_name():
     question = module("harness.question")
     results = {
@@ -157,6 +221,17 @@ def test_a_report_tells_shares_and_reasons():
     assert "0.95" in shares
     assert "n/a" in shares
     assert reasons == ["- gone: not installed"]
+
+
+def test_a_report_tells_where_the_machines_speed_was_divided_out():
+    report, compared = module("report"), module("harness.rounds").compared
+    fast, slow = {**answer(100, 1.0), "machine": 20.0}, {**answer(45, 1.0), "machine": 10.0}
+    results = compared({"bare": {"rounds": [fast]}, "ours": {"rounds": [slow]}}, "bare")
+    (told,) = report.adjusted({"work": results})
+    assert "work 0.450 (quartiles 0.45 to 0.45; with it 0.90 to 0.90)" in told
+    assert "0.90" in report.overview([{"question": "a", "workloads": {"work": results}}])[0]
+    assert report.adjusted({"work": compared({"bare": {"rounds": [answer(1, 1.0)]}}, "bare")}) == []
+    assert "0.450" in module("harness.tables").throughput_table("work", results)
 
 
 def ppo_run(seed, curve):
