@@ -13,10 +13,11 @@ import statistics
 from typing import Any
 
 from harness import charts
+from harness.comparing import spread
 from harness.lineup import LEAST, chosen, ours
 from harness.machine import describe
 from harness.question import arguments, save
-from harness.rounds import Plan, measured, spread
+from harness.rounds import Plan, measured
 from harness.tables import goals_table, table
 
 WORKLOADS = ("cheap_20", "cheap_500", "sleepers", "on_policy", "pixels")

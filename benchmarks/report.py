@@ -93,8 +93,9 @@ def adjusted(by_workload: dict[str, dict[str, Any]]) -> list[str]:
         return []
     return [
         "This machine is shared, and up to twice as fast in one second as in the next. So each core times a few "
-        "additions every 20 ms, and what a contender did is divided by how fast the machine was meanwhile, for all "
-        f"contenders alike. Without that, `ours` would read: {', '.join(told)}."
+        "additions every 20 ms, and contenders are compared at one and the same speed of the machine; how much of it "
+        "reaches them is estimated from the same measurements, once for all contenders of a workload. Without that, "
+        f"`ours` would read: {', '.join(told)}."
     ]
 
 

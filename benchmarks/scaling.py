@@ -11,10 +11,11 @@ import statistics
 from typing import Any
 
 from harness import charts
+from harness.comparing import ratios_to
 from harness.lineup import BARE, OURS
 from harness.machine import describe
 from harness.question import arguments, save
-from harness.rounds import Plan, measured, ratios_to
+from harness.rounds import Plan, measured
 from harness.running import Contender
 from harness.tables import goals_table, table
 

@@ -53,7 +53,7 @@ def bar_chart(
     Args:
         title: Above all.
         label: Below each panel.
-        panels: By workload and contender, what `rounds.spread` gives.
+        panels: By workload and contender, what `comparing.spread` gives.
         path: Where to.
         line: A value to mark by a line: the limit, or what was to be reached.
         digits: Of the numbers beside the bars, behind the point.

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import charts, tables
+from harness.comparing import compared
 from harness.lineup import BARE, chosen
 from harness.machine import describe
-from harness.rounds import Plan, compared, measured
+from harness.rounds import Plan, measured
 from harness.running import BENCHMARKS, Contender
 
 __all__ = ["Goal", "Question", "arguments", "save", "throughput"]

@@ -1,12 +1,10 @@
-"""Interleaving, and what is made of the numbers."""
+"""Interleaving."""
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +13,9 @@ from harness.running import Broken, Contender, Running, start_all
 from harness.speedometer import SpeedBetween, speedometer
 from workloads import WORKLOADS
 
-__all__ = ["Plan", "compared", "measured", "order_of_round", "ratios_to", "spread"]
+__all__ = ["Plan", "measured", "order_of_round"]
 
 Answer = dict[str, Any]
-Value = Callable[[Answer], float | None]
 
 
 @dataclass(frozen=True)
@@ -45,27 +42,6 @@ def order_of_round(names: Sequence[str], number: int) -> list[str]:
     """Who is measured when in a round: each comes first once, and last once."""
     start = number % len(names) if names else 0
     return [*names[start:], *names[:start]]
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, least and greatest of some values (the quartiles of fewer than four are the extremes)."""
-    ordered = sorted(values)
-    quarters = (
-        statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 3 else [ordered[0], 0, ordered[-1]]
-    )
-    return {
-        "median": statistics.median(ordered),
-        "low": quarters[0],
-        "high": quarters[2],
-        "least": ordered[0],
-        "greatest": ordered[-1],
-    }
-
-
-def ratios_to(limit: Sequence[float | None], values: Sequence[float | None]) -> list[float]:
-    """What each round's value is of the same round's limit; rounds that lack one of them are left out."""
-    pairs = itertools.zip_longest(limit, values)  # who never started has no rounds
-    return [value / of for of, value in pairs if of is not None and value is not None and of > 0]
 
 
 def measured(contenders: Sequence[Contender], workload: str, plan: Plan) -> dict[str, Any]:
@@ -141,64 +117,6 @@ def _one_round(
         except Broken as why:
             broken[name] = str(why)
             running[name].end(kindly=False)
-
-
-def compared(results: dict[str, Any], limit: str) -> dict[str, Any]:
-    """Add what the numbers say: timesteps per second, CPU per timestep, and both as ratios to the limit's.
-
-    Where the machine's speed is known for all answers, the ratios are those of timesteps and CPU time at one and the
-    same speed of the machine.
-
-    Args:
-        results: What `measured` gave.
-        limit: The name of the contender that all ratios are to.
-
-    Returns:
-        The same results, with `speed` (timesteps per second), `ratio` (to the limit's speed in the same round), `cpu`
-        (seconds of CPU per timestep) and `cpu_ratio` (to the limit's), each a `spread`; and, where the machine's speed
-        is known, with `plain_ratio`, which takes no account of it.
-    """
-    answers = [answer for result in results.values() for answer in result.get("rounds", []) if answer]
-    known = all("machine" in answer for answer in answers)
-    for result in results.values():
-        for key, of in (("speed", _speed), ("cpu", _cost)):
-            if values := [value for value in _per_round(result, of) if value is not None]:
-                result[key] = spread(values)
-    _add_ratios(results, limit, "ratio", _speed_of_equals if known else _speed)
-    _add_ratios(results, limit, "cpu_ratio", _cost_of_equals if known else _cost)
-    if known:
-        _add_ratios(results, limit, "plain_ratio", _speed)
-    return results
-
-
-def _add_ratios(results: dict[str, Any], limit: str, key: str, of: Value) -> None:
-    if limit not in results:
-        return
-    limits = _per_round(results[limit], of)
-    for result in results.values():
-        if ratios := ratios_to(limits, _per_round(result, of)):
-            result[key] = {**spread(ratios), "all": ratios}
-
-
-def _per_round(result: dict[str, Any], of: Value) -> list[float | None]:
-    return [None if answer is None else of(answer) for answer in result.get("rounds", [])]
-
-
-def _speed(answer: Answer) -> float:
-    return float(answer["timesteps"] / answer["seconds"])
-
-
-def _cost(answer: Answer) -> float | None:
-    return float(answer["cpu"] / answer["timesteps"]) if answer["timesteps"] else None
-
-
-def _speed_of_equals(answer: Answer) -> float:
-    return _speed(answer) / float(answer["machine"])
-
-
-def _cost_of_equals(answer: Answer) -> float | None:
-    cost = _cost(answer)
-    return None if cost is None else cost * float(answer["machine"])
 
 
 def _say(plan: Plan, text: str) -> None:

@@ -2,8 +2,8 @@
 
 A machine that is shared, or that changes its clock, can be half as fast as it was a second ago, for all that runs on
 it; whoever is measured in the slow second looks slow. So each core times some additions every 20 ms, for half a
-millisecond, and a contender's speed can be divided by the machine's of the same moments. It is the additions' CPU time
-that counts, so what waits for the core, as it does while a contender has it, is not taken for slow.
+millisecond, and contenders can be compared at one speed of the machine (`harness.comparing`). It is the additions' CPU
+time that counts, so what waits for the core, as it does while a contender has it, is not taken for slow.
 
     python -m harness.speedometer CORE
 

@@ -97,14 +97,14 @@ def test_one_that_does_not_start_anew_keeps_what_was_measured(monkeypatch):
 
 @pytest.mark.parametrize("values", [[3.0], [1.0, 2.0], [5.0, 1.0, 3.0], [4.0, 1.0, 3.0, 2.0, 5.0]])
 def test_spread(values):
-    found = module("harness.rounds").spread(values)
+    found = module("harness.comparing").spread(values)
     assert found["median"] == statistics.median(values)
     assert (found["least"], found["greatest"]) == (min(values), max(values))
     assert found["least"] <= found["low"] <= found["median"] <= found["high"] <= found["greatest"]
 
 
 def test_ratios_are_to_the_limit_of_the_same_round():
-    compared = module("harness.rounds").compared
+    compared = module("harness.comparing").compared
     results = compared(
         {
             "bare": {"rounds": [answer(100, 1.0), answer(50, 1.0), answer(100, 2.0)]},
@@ -119,24 +119,41 @@ def test_ratios_are_to_the_limit_of_the_same_round():
     assert "ratio" not in results["gone"]
 
 
-def test_speeds_are_divided_by_the_machines_of_the_same_moments():
-    compared = module("harness.rounds").compared
-    # The machine was half as fast when the second contender of a round had its turn.
+def at(machine, power, timesteps, cpu=1.0):
+    """An answer of who makes so many timesteps a second where the machine's speed is 1."""
+    return {**answer(timesteps * machine**power, 1.0, cpu=cpu), "machine": machine}
+
+
+@pytest.mark.parametrize("power", [0.0, 0.7, 1.0])
+def test_contenders_are_compared_at_one_speed_of_the_machine(power):
+    compared = module("harness.comparing").compared
+    # Each round's second turn is in another second than its first: slower, then faster.
     results = compared(
         {
-            "bare": {"rounds": [{**answer(100, 1.0), "machine": 20.0}, {**answer(50, 1.0), "machine": 10.0}]},
-            "ours": {"rounds": [{**answer(45, 1.0, cpu=2.0), "machine": 10.0}, {**answer(90, 1.0), "machine": 20.0}]},
+            "bare": {"rounds": [at(2.0, power, 100), at(1.0, power, 100), None]},
+            "ours": {"rounds": [at(1.0, power, 90, cpu=2.0), at(2.0, power, 90), at(2.0, power, 90)]},
+            "gone": {"reason": "not installed"},
         },
         "bare",
     )
     assert results["ours"]["ratio"]["all"] == pytest.approx([0.9, 0.9])
-    assert results["ours"]["plain_ratio"]["all"] == pytest.approx([0.45, 1.8])
-    assert results["ours"]["cpu_ratio"]["all"] == pytest.approx([(2.0 * 10 / 45) / (20 / 100), (20 / 90) / (10 / 50)])
-    assert results["ours"]["speed"]["median"] == 67.5
+    assert results["ours"]["plain_ratio"]["all"] == pytest.approx([0.9 / 2**power, 0.9 * 2**power])
+    assert results["ours"]["cpu_ratio"]["all"] == pytest.approx([2 / 0.9, 1 / 0.9])
+    assert results["ours"]["speed"]["median"] == pytest.approx(90 * 2**power)
+
+
+def test_the_machines_influence_is_common_to_all_and_blind_to_who_is_faster():
+    influence = module("harness.comparing").influence
+    slow_first = [(10 * x**0.7, x) for x in (1.0, 2.0, 3.0)]
+    fast_last = [(1000 * x**0.7, x) for x in (7.0, 9.0)]
+    assert influence([slow_first, [], fast_last]) == pytest.approx(0.7)
+    assert influence([[(5.0, 2.0), (7.0, 2.0)], [(1.0, 3.0)]]) == 0.0
+    both = influence([[(1.0, 1.0), (2.0, 2.0)], [(1.0, 1.0), (1.0, 2.0)]])
+    assert both == pytest.approx(0.5)
 
 
 def test_one_unknown_speed_of_the_machine_leaves_all_speeds_as_they_are():
-    compared = module("harness.rounds").compared
+    compared = module("harness.comparing").compared
     results = compared(
         {"bare": {"rounds": [{**answer(100, 1.0), "machine": 20.0}]}, "ours": {"rounds": [answer(45, 1.0)]}}, "bare"
     )
@@ -208,7 +225,7 @@ def test_reports_are_written_between_the_markers_only():
 
 def test_a_report_tells_shares_and_reasons():
     report = module("report")
-    compared = module("harness.rounds").compared
+    compared = module("harness.comparing").compared
     results = compared(
         {
             "bare": {"rounds": [answer(100, 1.0)]},
@@ -224,14 +241,14 @@ def test_a_report_tells_shares_and_reasons():
 
 
 def test_a_report_tells_where_the_machines_speed_was_divided_out():
-    report, compared = module("report"), module("harness.rounds").compared
-    fast, slow = {**answer(100, 1.0), "machine": 20.0}, {**answer(45, 1.0), "machine": 10.0}
-    results = compared({"bare": {"rounds": [fast]}, "ours": {"rounds": [slow]}}, "bare")
+    report, compared = module("report"), module("harness.comparing").compared
+    bare, ours = [at(2.0, 1.0, 100), at(2.0, 1.0, 100)], [at(1.0, 1.0, 90), at(2.0, 1.0, 90)]
+    results = compared({"bare": {"rounds": bare}, "ours": {"rounds": ours}}, "bare")
     (told,) = report.adjusted({"work": results})
-    assert "work 0.450 (quartiles 0.45 to 0.45; with it 0.90 to 0.90)" in told
+    assert "work 0.675 (quartiles 0.45 to 0.90; with it 0.90 to 0.90)" in told
     assert "0.90" in report.overview([{"question": "a", "workloads": {"work": results}}])[0]
     assert report.adjusted({"work": compared({"bare": {"rounds": [answer(1, 1.0)]}}, "bare")}) == []
-    assert "0.450" in module("harness.tables").throughput_table("work", results)
+    assert "0.675" in module("harness.tables").throughput_table("work", results)
 
 
 def ppo_run(seed, curve):
