@@ -8,8 +8,8 @@ quotas; over either, the call ends with one error that tells the whole history, 
 
 *Hangs.* A worker hangs when it has work and its row of the board does not change for too long. Only time counts that
 the sampler spent waiting for workers: while it is busy itself, suspended or starved, it cannot tell. A worker writes
-its row at least once a millisecond, or once in a timestep that takes longer, as far as it can foresee that; so a row
-that stands still is only a suspicion. A suspect is asked, by a flag, to write each timestep and each action; it hangs
+its row at least once in 10 ms, or once in a timestep that takes longer, as far as it can foresee that; so a row that
+stands still is only a suspicion. A suspect is asked, by a flag, to write each timestep and each action; it hangs
 when its row stands still for the whole limit from then on.
 """
 
