@@ -183,6 +183,35 @@ def test_truncate_and_clear():
     assert recorder.finish(0).columns == {}
 
 
+ROWS = st.lists(
+    st.sampled_from(
+        [{"a": 1, "b": 0.5}, {"b": 2.5, "a": 3}, {"a": 7, "b": "text"}, {"c": {"u": 1}, "a": 5}, {"b": 4.0}, {}]
+    ),
+    max_size=12,
+)
+
+
+@given(infos=ROWS, data=st.data())
+def test_whatever_keys_follow_each_other_each_value_goes_to_its_key_and_step(infos, data):
+    expected = {}
+    for step, info in enumerate(infos):
+        for key, value in info.items():
+            path, value = (("c", "u"), value["u"]) if key == "c" else ((key,), value)
+            expected.setdefault(path, []).append((step, value))
+    recorder = InfoRecorder("env_infos")
+    begin = 0
+    for cut in [*data.draw(st.lists(st.integers(0, len(infos)), max_size=2)), len(infos)]:
+        recorder.truncate(min(begin, cut))
+        for step in range(min(begin, cut), len(infos)):
+            recorder.record(step, infos[step])
+        begin = cut
+    columns = recorder.finish(len(infos)).columns
+    assert {path: list(zip(*pairs, strict=True)) for path, pairs in expected.items()} == {
+        path: [tuple(range(len(infos)) if it.steps is None else it.steps.tolist()), tuple(it.values.tolist())]
+        for path, it in columns.items()
+    }
+
+
 def test_a_key_that_is_another_ones_mask():
     with pytest.raises(DataError, match=r"env_infos\['x'\] and env_infos\['_x'\]"):
         record([{"x": 1}, {"_x": 2}])
