@@ -9,8 +9,7 @@ from the contender, once            `{"ready": true, "versions": {"numpy": "2.0"
                                     `{"unsupported": "why"}` if it cannot do this workload;
                                     `{"failed": "why"}` if it broke
 to the contender, again and again   `{"seconds": 2.0}`, `{"timesteps": 5000}`, or what its question needs
-its answers                         `{"timesteps": n, "trajectories": k, "seconds": wall, "cpu": seconds, …}`, where
-                                    `cpu` is the CPU time of all its processes during the measurement
+its answers                         `{"timesteps": n, "trajectories": k, "seconds": wall, …}`
 to the contender, at the end        `{"stop": true}`, or the end of the stream
 ==================================  ====================================================================================
 
@@ -54,7 +53,6 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from harness.processes import MARK, cpu_seconds, processes_of
 from problems.marks import SCRATCH
 from workloads import WORKLOADS, Workload
 
@@ -148,16 +146,11 @@ def _versions(packages: list[str]) -> dict[str, str]:
 
 
 def _answer_requests(measure: Measure, answer: Callable[..., None]) -> None:
-    # The pid of the leader of the session, which is this process where the harness started it.
-    root, mark = os.getpid(), os.environ.get(MARK)
     for line in sys.stdin:
         request = json.loads(line)
         if request.get("stop"):
             return
-        before = cpu_seconds(processes_of(root, mark))
-        result = measure(request)
-        after = cpu_seconds(processes_of(root, mark))
-        answer(**{"cpu": after - before, **result})
+        answer(**measure(request))
 
 
 def repeated(collect: Callable[[], tuple[int, int]]) -> Measure:

@@ -1,7 +1,4 @@
-"""Process trees, read from /proc: who belongs to a contender, how much CPU time it used; freezing and ending it.
-
-Python 3.8 and the standard library only: peers' virtual environments use it.
-"""
+"""Process trees, read from /proc: who belongs to a contender, how much CPU time it used; freezing and ending it."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 __all__ = ["MARK", "cpu_seconds", "end", "freeze", "processes_of", "thaw"]
 
@@ -71,7 +69,7 @@ def processes_of(root: int, mark: str | None = None) -> list[int]:
     return sorted(found)
 
 
-def cpu_seconds(pids: list[int]) -> float:
+def cpu_seconds(pids: Sequence[int]) -> float:
     """CPU time of these processes and of the children that they waited for, user and system, in seconds.
 
     The kernel counts in ticks of 10 ms.
@@ -84,26 +82,37 @@ def cpu_seconds(pids: list[int]) -> float:
     return total / _TICK
 
 
-def _signal_all(pids: list[int], number: int) -> None:
+def _signal_all(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def freeze(root: int, mark: str | None = None) -> None:
-    """Stop all processes of a contender, also those it starts meanwhile."""
-    stopped: set[int] = set()
+def freeze(root: int, mark: str | None = None, known: Sequence[int] = ()) -> list[int]:
+    """Stop all processes of a contender, also those it starts meanwhile.
+
+    Args:
+        root: See `processes_of`.
+        mark: See there.
+        known: Some of its processes, to be stopped at once. To look for processes takes milliseconds, in which some
+            contenders would go on collecting what counts as the next measurement's.
+
+    Returns:
+        Process ids, all stopped.
+    """
+    _signal_all(known, signal.SIGSTOP)
+    stopped = set(known)
     while True:
-        running = [pid for pid in processes_of(root, mark) if pid not in stopped]
+        found = processes_of(root, mark)
+        running = [pid for pid in found if pid not in stopped]
         if not running:
-            return
+            return found
         _signal_all(running, signal.SIGSTOP)
         stopped.update(running)
 
 
-def thaw(root: int, mark: str | None = None) -> None:
-    """Let all processes of a contender run again, the first of them last."""
-    pids = processes_of(root, mark)
+def thaw(root: int, pids: Sequence[int]) -> None:
+    """Let these processes of a contender run again, and the first of them last."""
     _signal_all([pid for pid in pids if pid != root], signal.SIGCONT)
     _signal_all([root], signal.SIGCONT)
 

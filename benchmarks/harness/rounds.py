@@ -108,11 +108,9 @@ def _one_round(
         if name in broken or (running[name].contender.peer and number >= plan.peer_rounds):
             continue
         try:
-            running[name].thaw()
             begin = time.perf_counter()
             answer = running[name].measure({"seconds": plan.seconds})
             speed = machine(begin, time.perf_counter())
-            running[name].freeze()
             answers[name][number] = answer if speed is None else {**answer, "machine": speed}
         except Broken as why:
             broken[name] = str(why)

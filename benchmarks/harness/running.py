@@ -87,7 +87,7 @@ class Contender:
 
 
 class Running:
-    """A contender's process, ready to measure.
+    """A contender's process, ready to measure; frozen, but while it measures.
 
     Args:
         contender: Who.
@@ -121,29 +121,39 @@ class Running:
                 start_new_session=True,
             )
         self._unread = b""
+        self._pids: list[int] = []
         try:
             self.versions: dict[str, str] = self._answer(_START_SECONDS)["versions"]
+            self.start_seconds = time.perf_counter() - begin
+            self._freeze()
         except BaseException:
             self.end(kindly=False)
             raise
-        self.start_seconds = time.perf_counter() - begin
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Let it measure once.
+        """Let it run, and measure once.
+
+        Returns:
+            Its answer, with the seconds of CPU time of all its processes as `cpu`.
 
         Raises:
-            Broken: It failed or took too long.
+            Broken: It failed or took too long. Then it is not frozen.
         """
+        # As little as possible lies between the thaw and its measurement's beginning, and between that one's end and
+        # the freeze: contenders whose workers need not be asked go on there, and it counts as theirs. So the request
+        # waits for its reader, and CPU time is read while all processes stand still.
+        before = processes.cpu_seconds(self._pids)
         self._send(request)
-        return self._answer(5 * request.get("seconds", 0.0) + _SLACK_SECONDS)
+        self._thaw()
+        answer = self._answer(5 * request.get("seconds", 0.0) + _SLACK_SECONDS)
+        self._freeze()
+        return {**answer, "cpu": processes.cpu_seconds(self._pids) - before}
 
-    def freeze(self) -> None:
-        """Stop all its processes."""
-        processes.freeze(self._process.pid, self._mark)
+    def _freeze(self) -> None:
+        self._pids = processes.freeze(self._process.pid, self._mark, self._pids)
 
-    def thaw(self) -> None:
-        """Let all its processes run."""
-        processes.thaw(self._process.pid, self._mark)
+    def _thaw(self) -> None:
+        processes.thaw(self._process.pid, self._pids)
 
     def end(self, *, kindly: bool = True) -> int:
         """End it. Again does nothing.
@@ -154,7 +164,7 @@ class Running:
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return 0
-        self.thaw()
+        self._thaw()
         if kindly:
             with contextlib.suppress(Broken, subprocess.TimeoutExpired):
                 self._send({"stop": True})
@@ -202,7 +212,7 @@ class Running:
 
 
 def start_all(contenders: Sequence[Contender], workload: str) -> tuple[dict[str, Running], dict[str, str]]:
-    """Start contenders one after the other, each frozen once it is ready.
+    """Start contenders one after the other.
 
     Returns:
         Those that run, and the others with the reasons.
@@ -213,7 +223,6 @@ def start_all(contenders: Sequence[Contender], workload: str) -> tuple[dict[str,
         for contender in contenders:
             try:
                 running[contender.name] = Running(contender, workload)
-                running[contender.name].freeze()
             except Broken as why:
                 broken[contender.name] = str(why)
     except BaseException:

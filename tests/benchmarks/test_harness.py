@@ -58,12 +58,6 @@ class _Process:
         assert not self.ended
         return answer(self.number, 1.0)
 
-    def thaw(self):
-        pass
-
-    def freeze(self):
-        pass
-
     def end(self, *, kindly=True):
         self.ended = True
 
@@ -352,17 +346,40 @@ def test_a_contender_freezes_measures_and_leaves_nothing_behind():
     try:
         pids = processes.processes_of(root, running._mark)
         assert len(pids) == 3  # itself and two that it forked
-        running.freeze()
-        assert all(stopped_or_about_to_be(pid) for pid in pids)
-        running.thaw()
-        first = running.measure({"seconds": 0.1})
-        assert first["timesteps"] > first["trajectories"] > 0
-        assert 0.05 < first["seconds"] < 10
+        for _ in range(2):
+            assert all(stopped_or_about_to_be(pid) for pid in pids)
+            found = running.measure({"seconds": 0.1})
+            assert found["timesteps"] > found["trajectories"] > 0
+            assert 0.05 < found["seconds"] < 10
+            assert 0 < found["cpu"] < 10
     finally:
         assert running.end() == 0
     assert processes.processes_of(root, running._mark) == []
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert running.end() == 0  # one that broke has been ended when all are
+
+
+def test_what_a_contender_has_started_meanwhile_is_frozen_too_and_thawed_with_it():
+    processes = module("harness.processes")
+    script = "read line; tail -f /dev/null & echo; read line; kill $!"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as shell:
+        try:
+            known = processes.freeze(shell.pid)
+            assert known == [shell.pid]
+            processes.thaw(shell.pid, known)
+            shell.stdin.write(b"start another\n")
+            shell.stdin.flush()
+            assert shell.stdout.readline() == b"\n"
+            frozen = processes.freeze(shell.pid, known=known)
+            assert len(frozen) == 2
+            assert all(stopped_or_about_to_be(pid) for pid in frozen)
+            processes.thaw(shell.pid, frozen)
+            shell.communicate(b"end\n", 20)
+            assert shell.returncode == 0
+        finally:
+            processes.end(shell.pid)
 
 
 @pytest.mark.parametrize("copied", [True, False])
