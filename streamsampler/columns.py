@@ -47,7 +47,9 @@ _PYTHON_NUMBERS: dict[type, np.dtype[Any]] = {
 }
 _ALL = slice(None)
 _INT64 = np.iinfo(np.int64)
-_CODES = {float: "d", np.float64: "d", int: "q", np.int64: "q"}
+# What `array` calls the dtypes; to numpy "q" may be another one than int64, of the same size.
+_CODES = {float: "d", np.float64: "d", np.float32: "f", int: "q", np.int64: "q", np.int32: "i"}
+_PACKED = {"d": np.float64, "f": np.float32, "q": np.int64, "i": np.int32}
 
 
 @by_position
@@ -111,7 +113,7 @@ def _packed(values: list[Any]) -> Array | None:
         packed = array(code, values)
     except OverflowError:
         return None
-    return np.frombuffer(packed, np.float64 if code == "d" else np.int64)
+    return np.frombuffer(packed, _PACKED[code])
 
 
 def _stack(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

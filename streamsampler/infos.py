@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,7 +31,7 @@ __all__ = [
 
 Infos: TypeAlias = "dict[str, Array | Infos]"
 
-_COMMON = frozenset((bool, int, float, np.float64, np.int64, np.bool_))
+_COMMON = frozenset((bool, int, float, str, NoneType, np.float64, np.float32, np.int64, np.int32, np.bool_))
 """What most infos are: never changed, so that no copy is needed."""
 
 
