@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import operator
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -228,16 +230,31 @@ def seed_generators(trajectory_seed: int) -> None:
 
 
 def _seed_torch(torch: Any, seed: int) -> None:
-    """Do what `torch.manual_seed` does.
+    """Do what `torch.manual_seed` does, for the devices that there are.
 
-    Where devices are not in use yet, that keeps the seed for later, and a stack trace with it, which takes 160 µs: as
-    long as some trajectories. A torch that was built for the CPU alone needs none of it.
+    That one keeps the seed for devices of every kind that are not in use yet, with a stack trace for each kind. In a
+    worker this takes 0.4 ms, a quarter of what a network takes for a trajectory of 20 timesteps. But a torch uses the
+    one kind of devices that it was built for, if any, and only where there are some.
     """
     accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
-    if accelerator is not None and accelerator.current_accelerator() is None:
-        torch.default_generator.manual_seed(seed)
-    else:
+    device = None if accelerator is None else accelerator.current_accelerator()
+    if accelerator is None or not (device is None or device.type == "cuda"):
         torch.manual_seed(seed)
+        return
+    if device is not None and (torch.cuda.is_initialized() or _n_cuda_devices(torch, _visible_devices())):
+        torch.cuda.manual_seed_all(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+def _visible_devices() -> tuple[str | None, ...]:
+    """What tells torch which devices it may use, until it uses one."""
+    return tuple(map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")))
+
+
+@functools.lru_cache(maxsize=1)
+def _n_cuda_devices(torch: Any, _visible: tuple[str | None, ...]) -> int:
+    count: int = torch.cuda.device_count()
+    return count
 
 
 @contextlib.contextmanager

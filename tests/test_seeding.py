@@ -198,6 +198,16 @@ class FakeTorch(types.ModuleType):
             manual_seed_all=lambda seed: setattr(self, "noted", seed),
         )
 
+    def build_for(self, kind):
+        """Be a torch of 2.6 or later, which tells what kind of device it can use; returns what seeds its generator."""
+        seeds = []
+        device = kind and types.SimpleNamespace(type=kind)
+        self.accelerator = types.SimpleNamespace(current_accelerator=lambda: device)
+        self.default_generator = types.SimpleNamespace(manual_seed=seeds.append)
+        self.n_devices = 0
+        self.cuda.device_count = lambda: self.n_devices
+        return seeds
+
     def manual_seed(self, seed):
         self.cpu = ["seeded", seed]
         self.devices = [seed]
@@ -297,17 +307,36 @@ class TestGenerators:
             seed_generators(5)
         assert torch.cpu == ["entropy", None]
 
-    @pytest.mark.parametrize("built_for", [None, "cuda"])
-    def test_torch_for_the_cpu_alone_is_seeded_at_its_generator(self, monkeypatch, built_for):
+    @pytest.mark.parametrize("built_for", [None, "cuda", "mps"])
+    def test_torch_is_seeded_for_what_there_is(self, monkeypatch, built_for):
         torch = FakeTorch(cuda_in_use=False)
-        generator = []
-        torch.accelerator = types.SimpleNamespace(current_accelerator=lambda: built_for)
-        torch.default_generator = types.SimpleNamespace(manual_seed=generator.append)
+        generator = torch.build_for(built_for)
         monkeypatch.setitem(sys.modules, "torch", torch)
         seed_generators(5)
         seed = derived_seed(5, Stream.TORCH)
-        expected = ([seed], ["user's cpu", 11]) if built_for is None else ([], ["seeded", seed])
-        assert (generator, torch.cpu) == expected
+        expected = ([], ["seeded", seed], seed) if built_for == "mps" else ([seed], ["user's cpu", 11], None)
+        assert (generator, torch.cpu, torch.noted) == expected
+
+    @pytest.mark.parametrize(("in_use", "n_devices"), [(True, 1), (False, 1), (False, 0)])
+    def test_cuda_devices_are_seeded_where_there_are_any(self, monkeypatch, in_use, n_devices):
+        torch = FakeTorch(cuda_in_use=in_use)
+        torch.build_for("cuda")
+        torch.n_devices = n_devices
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        seed_generators(5)
+        assert torch.noted == (derived_seed(5, Stream.TORCH) if n_devices else None)
+
+    def test_cuda_devices_may_become_visible(self, monkeypatch):
+        torch = FakeTorch(cuda_in_use=False)
+        torch.build_for("cuda")
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        seed_generators(5)
+        assert torch.noted is None
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        torch.n_devices = 1
+        seed_generators(5)
+        assert torch.noted == derived_seed(5, Stream.TORCH)
 
     def test_torch_half_imported_is_left_alone(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
