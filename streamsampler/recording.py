@@ -21,7 +21,7 @@ from .spaces import AnySpace, check_actions
 from .trajectories import TrajectoryBatch
 from .trees import Tree
 
-__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "number_of", "timesteps_of"]
+__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "number_of", "packed_floats", "timesteps_of"]
 
 
 @by_position
@@ -209,7 +209,7 @@ class RolloutRecorder:
             observations=observations,
             last_observations=self._last_observations.view(0, n_trajectories),
             actions=actions,
-            rewards=np.ndarray((n_timesteps,), np.float64, _packed_floats(self._rewards[:n_timesteps])),
+            rewards=np.ndarray((n_timesteps,), np.float64, packed_floats(self._rewards[:n_timesteps])),
             terminated=np.array(self._terminated, dtype=np.bool_),
             truncated=np.array(self._truncated, dtype=np.bool_),
             lengths=lengths,
@@ -246,8 +246,8 @@ def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> b
     )
 
 
-def _packed_floats(values: list[float]) -> bytearray:
-    # A third of the time that `np.array` takes.
+def packed_floats(values: list[float]) -> bytearray:
+    """The memory of an array of floats, in a third of the time that `np.array` takes."""
     return bytearray(struct.pack(f"{len(values)}d", *values))
 
 

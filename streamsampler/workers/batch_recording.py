@@ -14,7 +14,7 @@ from streamsampler.buffers import make_recorder
 from streamsampler.columns import InfoColumns
 from streamsampler.errors import ActionError, ObservationError
 from streamsampler.infos import InfoRecorder
-from streamsampler.recording import Rollouts
+from streamsampler.recording import Rollouts, packed_floats
 from streamsampler.spaces import AnySpace, check_actions
 from streamsampler.trees import Tree, take
 from streamsampler.workers.batch_infos import BatchInfos, reordered
@@ -53,7 +53,7 @@ class BatchRecorder:
         self.observations = BatchRows(observation_space, "observation", ObservationError)
         self.actions = BatchRows(action_space, "action", ActionError)
         self._last_observations = make_recorder(observation_space, "observation", ObservationError)
-        self.rewards = array("d")
+        self.rewards: list[float] = []
         self.positions = array("q")
         self.env_infos, self.agent_infos = BatchInfos("env_infos"), BatchInfos("agent_infos")
         self._env_info, self._agent_info = InfoRecorder("env_infos"), InfoRecorder("agent_infos")
@@ -129,7 +129,7 @@ class BatchRecorder:
             observations=take(self.observations.all_rows(n_rows), order),
             last_observations=take(self._last_observations.view(0, len(self._ends)), ends),
             actions=actions,
-            rewards=np.array(self.rewards, dtype=np.float64)[order],
+            rewards=np.ndarray((n_rows,), np.float64, packed_floats(self.rewards))[order],
             terminated=flags[:, 0].copy(),
             truncated=flags[:, 1].copy(),
             lengths=lengths,

@@ -30,9 +30,9 @@ class BatchRows:
 
     Attributes:
         record: Copies a single value behind the rows so far.
-        append: A faster `record`, for the bytes of a value of just this shape and dtype.
+        encoded: Where a loop may append the bytes of a value of just this shape and dtype; None where it may not.
         shape: The shape of such values.
-        dtype: Their dtype; None where there is no faster way.
+        dtype: Their dtype; None where there are none.
     """
 
     def __init__(self, space: AnySpace, path: str, error: type[DataError]) -> None:
@@ -41,10 +41,8 @@ class BatchRows:
         self._singles = make_recorder(space, path, error)
         self._take = _taker(space, path, error)
         self.record: Callable[[Any], None] = self._singles.record
-        encoded = self._singles.encoded
-        self.append: Callable[[bytes], None] = self.record if encoded is None else encoded.append
-        self.dtype = None if encoded is None else self._singles.dtype
-        self.shape = row_spec(space)[0]
+        self.encoded: list[bytes] | None = self._singles.encoded
+        self.shape, self.dtype = row_spec(space)[0], self._singles.dtype
 
     def take(self, batch: Any, n_rows: int) -> tuple[Tree, list[Any]]:
         """Check a batch and copy it behind the rows so far.
