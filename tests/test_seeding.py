@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler import seeding
 from streamsampler.errors import UsageError
 from streamsampler.seeding import (
     SEED_BITS,
@@ -204,8 +205,7 @@ class FakeTorch(types.ModuleType):
         device = kind and types.SimpleNamespace(type=kind)
         self.accelerator = types.SimpleNamespace(current_accelerator=lambda: device)
         self.default_generator = types.SimpleNamespace(manual_seed=seeds.append)
-        self.n_devices = 0
-        self.cuda.device_count = lambda: self.n_devices
+        self.version = types.SimpleNamespace(hip=None)
         return seeds
 
     def manual_seed(self, seed):
@@ -317,24 +317,25 @@ class TestGenerators:
         expected = ([], ["seeded", seed], seed) if built_for == "mps" else ([seed], ["user's cpu", 11], None)
         assert (generator, torch.cpu, torch.noted) == expected
 
-    @pytest.mark.parametrize(("in_use", "n_devices"), [(True, 1), (False, 1), (False, 0)])
-    def test_cuda_devices_are_seeded_where_there_are_any(self, monkeypatch, in_use, n_devices):
+    @pytest.mark.parametrize(("in_use", "driver"), [(True, False), (False, True), (False, False)])
+    def test_cuda_devices_are_seeded_where_there_may_be_any(self, monkeypatch, in_use, driver):
         torch = FakeTorch(cuda_in_use=in_use)
         torch.build_for("cuda")
-        torch.n_devices = n_devices
         monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr(seeding, "_has_driver", lambda *, hip: driver)
         seed_generators(5)
-        assert torch.noted == (derived_seed(5, Stream.TORCH) if n_devices else None)
+        assert torch.noted == (derived_seed(5, Stream.TORCH) if in_use or driver else None)
 
-    def test_cuda_devices_may_become_visible(self, monkeypatch):
+    @pytest.mark.parametrize("hidden", ["", " ", "-1", "-1,0"])
+    def test_cuda_devices_may_become_visible(self, monkeypatch, hidden):
         torch = FakeTorch(cuda_in_use=False)
         torch.build_for("cuda")
         monkeypatch.setitem(sys.modules, "torch", torch)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(seeding, "_has_driver", lambda *, hip: True)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         seed_generators(5)
         assert torch.noted is None
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-        torch.n_devices = 1
         seed_generators(5)
         assert torch.noted == derived_seed(5, Stream.TORCH)
 

@@ -115,3 +115,16 @@ def test_seeding_torch_is_torchs_own_seeding():
     drawn = torch.rand(3)
     torch.manual_seed(derived_seed(7, Stream.TORCH))
     assert torch.equal(torch.rand(3), drawn)
+
+
+def test_processes_that_are_forked_later_may_use_devices():
+    """Torch marks a process that has looked for them in certain ways; the mark says so only to those forked from it."""
+    script = (
+        "import os, sys, torch\n"
+        "from streamsampler.seeding import seed_generators\n"
+        "seed_generators(7)\n"
+        "process = os.fork() or os._exit(torch.cuda._is_in_bad_fork())\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
