@@ -29,6 +29,8 @@ Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 _FIRST_BYTES = 1 << 20
 _FEWEST_ROWS = 16
 _SMALL_BYTES = 4096
+# Of no bytes. None would not do: to NumPy it equals float64.
+_NO_DTYPE = np.dtype("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Recorder:
         integers: The rows, where they are integers of Python: a loop may append those itself, and nothing else.
         encoded: The rows, where they are kept as bytes: a loop may append `value.tobytes()` itself where
             `value.dtype == dtype`. Their sizes are looked at in `view`.
-        dtype: The dtype of such rows.
+        dtype: The dtype of such rows; where there are none, one that no observation has.
         renew: Lets go of memory that is not this recorder's own, with all rows.
     """
 
@@ -54,7 +56,7 @@ class Recorder:
     count: Callable[[], int]
     integers: list[int] | None = None
     encoded: list[bytes] | None = None
-    dtype: np.dtype[Any] | None = None
+    dtype: np.dtype[Any] = _NO_DTYPE
     renew: Callable[[], None] = lambda: None
 
     @property

@@ -193,3 +193,11 @@ def test_counts_that_differ(n_observations):
     recorder.record_reward(0.0)
     with pytest.raises(DataError, match=f"{n_observations} observations, 1 actions and 1 rewards"):
         recorder.end([0, 0], True, False)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+def test_no_observation_has_the_dtype_of_rows_that_are_not_encoded(dtype):
+    large = S.Box(0, 100, (10_000,), dtype)
+    recorder = RolloutRecorder(large, ACTIONS)
+    assert recorder.encoded_observations is None
+    assert recorder.observation_dtype != large.dtype

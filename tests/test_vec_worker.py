@@ -47,11 +47,12 @@ def test_the_same_trajectories_as_one_at_a_time(name, n_envs, block_size):
         assert many.obtain_exact_trajectories(5) == one.obtain_exact_trajectories(5)
 
 
-def test_large_rows_are_copied():
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_large_rows_are_copied(dtype):
     class Pixels(gymnasium.Env):
-        observation_space = gymnasium.spaces.Box(0, 255, (3, 50, 50), np.uint8)
+        observation_space = gymnasium.spaces.Box(0, 255, (3, 50, 50), dtype)
         action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-        screen = np.zeros((3, 50, 50), np.uint8)  # one for all of them
+        screen = np.zeros((3, 50, 50), dtype)  # one for all of them
 
         def reset(self, *, seed=None, options=None):
             super().reset(seed=seed)

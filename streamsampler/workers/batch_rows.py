@@ -32,7 +32,7 @@ class BatchRows:
         record: Copies a single value behind the rows so far.
         encoded: Where a loop may append the bytes of a value of just this shape and dtype; None where it may not.
         shape: The shape of such values.
-        dtype: Their dtype; None where there are none.
+        dtype: Their dtype; where there are none, one that no value has.
     """
 
     def __init__(self, space: AnySpace, path: str, error: type[DataError]) -> None:

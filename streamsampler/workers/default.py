@@ -192,7 +192,7 @@ class DefaultWorker(Worker):
         in_recording, in_action, in_step = _RECORDING, _ACTION, _STEP
         reset, step, get_action, clock = env.reset, env.step, agent.get_action, perf_counter
         record_observation, record_action = recorder.record_observation, recorder.record_action
-        # Where a list may not be appended to, no dtype and no class is the right one.
+        # Where a list may not be appended to, no observation has this dtype, and no action the class.
         observations, dtype = cast("list[bytes]", recorder.encoded_observations), recorder.observation_dtype
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action = _NoClass if actions is None else int

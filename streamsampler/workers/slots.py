@@ -205,7 +205,7 @@ class _Run:
         """
         recorder = self._recorder
         rewards, record_info, record = recorder.rewards, recorder.record_env_info, recorder.observations.record
-        # Where a list may not be appended to, no dtype is the right one.
+        # Where a list may not be appended to, no observation has this dtype.
         encoded, dtype = cast("list[bytes]", recorder.observations.encoded), recorder.observations.dtype
         shape = recorder.observations.shape
         limit, float64 = self._limit, np.float64

@@ -135,6 +135,7 @@ def test_infos_of_some_trajectories_only(make_sampler: Maker) -> None:
 SPACES = {
     "vector": spaces.Box(-1, 1, (3,), np.float32),
     "number": spaces.Box(-1, 1, (), np.float64),
+    "long vector": spaces.Box(-1, 1, (600,), np.float64),
     "image": spaces.Box(0, 255, (64, 48, 3), np.uint8),
     "small integers": spaces.Box(-100, 100, (2, 2), np.int16),
     "Discrete": spaces.Discrete(5),
