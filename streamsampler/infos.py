@@ -31,7 +31,7 @@ __all__ = [
 
 Infos: TypeAlias = "dict[str, Array | Infos]"
 
-_COMMON = frozenset((bool, int, float, str, NoneType, np.float64, np.float32, np.int64, np.int32, np.bool_))
+_COMMON = frozenset((bool, int, float, str, NoneType, np.bool_, *np.sctypeDict.values())) - {np.void, np.object_}
 """What most infos are: never changed, so that no copy is needed."""
 
 
@@ -39,8 +39,8 @@ class InfoRecorder:
     """Collects infos, one dict per step; copies what the environment may change later.
 
     Beside a large agent, each list that a step appends to has left the caches since the last step, and costs a
-    microsecond and not a tenth of one. So an info with the same keys as the one before it, all of them plain, goes as
-    a row into one list; rows become columns when keys or kinds change, or at the end.
+    microsecond and not a tenth of one. So where an info is like the one before it, with the same several keys and plain
+    values, it goes as a row into one list; rows become columns when another one comes, or at the end.
 
     Args:
         path: What the infos are called in errors, such as `env_infos`.
@@ -62,27 +62,36 @@ class InfoRecorder:
         Raises:
             DataError: A key that is no string, or an info that is no dict.
         """
+        keys = self._keys
+        if keys:
+            if (
+                info.__class__ is dict
+                and tuple(info) == keys
+                and _COMMON.issuperset(map(type, values := info.values()))
+            ):
+                self._steps.append(step)
+                self._values.extend(values)
+                return
+            self._rows_to_columns()
         try:
-            values = info.values()
+            items = info.items()
         except AttributeError:
             raise DataError(f"{self._path}: an info must be a dict, got {type(info).__name__}") from None
-        if tuple(info) == self._keys and _COMMON.issuperset(map(type, values)):
-            self._steps.append(step)
-            self._values.extend(values)
-        else:
-            self._record_by_columns(step, info)
-
-    def _record_by_columns(self, step: int, info: dict[str, Any]) -> None:
-        self._rows_to_columns()
         plain = self._plain
-        for key, value in info.items():
+        alike = len(info) > 1  # a row of one value would touch two lists as well
+        for key, value in items:
             column = plain.get(key)
-            if column is None or isinstance(value, dict):
+            if column is not None and value.__class__ in _COMMON:
+                column[0].append(step)
+                column[1].append(value)
+            elif column is None or isinstance(value, dict):
+                alike = alike and value.__class__ in _COMMON
                 self._record_slowly(step, (key,), value)
             else:
+                alike = False
                 column[0].append(step)
-                column[1].append(value if value.__class__ in _COMMON else snapshot(value))
-        self._keys = tuple(info)
+                column[1].append(snapshot(value))
+        self._keys = tuple(info) if alike else ()
 
     def _rows_to_columns(self) -> None:
         if not self._steps:
@@ -101,7 +110,7 @@ class InfoRecorder:
             for key, child in value.items():
                 self._record_slowly(step, (*path, key), child)
             return
-        steps, values = self._column(path)
+        steps, values = self._columns.get(path) or self._column(path)
         steps.append(step)
         values.append(snapshot(value))
 
