@@ -98,7 +98,7 @@ def freeze(root: int, mark: str | None = None, known: Sequence[int] = ()) -> lis
             contenders would go on collecting what counts as the next measurement's.
 
     Returns:
-        Process ids, all stopped.
+        Process ids, all stopped or told to.
     """
     _signal_all(known, signal.SIGSTOP)
     stopped = set(known)
@@ -106,6 +106,8 @@ def freeze(root: int, mark: str | None = None, known: Sequence[int] = ()) -> lis
         found = processes_of(root, mark)
         running = [pid for pid in found if pid not in stopped]
         if not running:
+            # Those that ended, and whose numbers may be other processes' by now.
+            _signal_all([pid for pid in known if pid not in found], signal.SIGCONT)
             return found
         _signal_all(running, signal.SIGSTOP)
         stopped.update(running)

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from harness import processes
 from problems.marks import SCRATCH
@@ -89,6 +90,9 @@ class Contender:
 class Running:
     """A contender's process, ready to measure; frozen, but while it measures.
 
+    A frozen process does not see that the harness is gone. So SIGTERM ends this one by SystemExit from now on, and
+    whoever has contenders running ends them on the way out.
+
     Args:
         contender: Who.
         workload: The workload's name.
@@ -102,6 +106,8 @@ class Running:
     """
 
     def __init__(self, contender: Contender, workload: str) -> None:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _exit)
         self.contender = contender
         command = contender.command(workload)
         self._folder = tempfile.mkdtemp(prefix="benchmark-")
@@ -164,8 +170,10 @@ class Running:
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return 0
-        self._thaw()
         if kindly:
+            # Not just those it knows of: an interrupt may have come between freezing and taking note of it.
+            root = self._process.pid
+            processes.thaw(root, processes.processes_of(root, self._mark))
             with contextlib.suppress(Broken, subprocess.TimeoutExpired):
                 self._send({"stop": True})
                 self._process.wait(20)
@@ -209,6 +217,10 @@ class Running:
     def _last_words(self) -> str:
         lines = self._errors.read_text(errors="replace").strip().splitlines()
         return f"ended: {lines[-1][:200]}" if lines else "ended without a word"
+
+
+def _exit(signal_number: int, _frame: Any) -> NoReturn:
+    sys.exit(128 + signal_number)
 
 
 def start_all(contenders: Sequence[Contender], workload: str) -> tuple[dict[str, Running], dict[str, str]]:

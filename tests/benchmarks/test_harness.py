@@ -382,6 +382,58 @@ def test_what_a_contender_has_started_meanwhile_is_frozen_too_and_thawed_with_it
             processes.end(shell.pid)
 
 
+def test_a_contenders_process_that_is_another_one_by_now_is_left_alone():
+    processes = module("harness.processes")
+    waiting = {"stdin": subprocess.PIPE, "start_new_session": True}
+    with subprocess.Popen(["cat"], **waiting) as cat, subprocess.Popen(["cat"], **waiting) as other:
+        try:
+            assert processes.freeze(cat.pid, known=[cat.pid, other.pid]) == [cat.pid]
+            assert not stopped_or_about_to_be(other.pid)
+        finally:
+            processes.end(cat.pid)
+            processes.end(other.pid)
+
+
+def test_a_contender_whose_freezing_was_interrupted_ends_by_itself(monkeypatch):
+    running_module, processes = module("harness.running"), module("harness.processes")
+    running = running_module.Running(running_module.Contender("bare", "bare"), "short")
+
+    def interrupted(root, mark, known, freeze=processes.freeze):
+        freeze(root, mark, known)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes, "freeze", interrupted)
+    # As if it had started all of its processes in this measurement.
+    processes.thaw(running._process.pid, running._pids)
+    running._pids = []
+    with pytest.raises(KeyboardInterrupt):
+        running.measure({"seconds": 0.1})
+    assert running.end() == 0
+
+
+TERMINATED = """
+import signal
+from harness import processes
+from harness.running import Contender, Running
+
+running = Running(Contender("bare", "bare"), "short")
+try:
+    print(*processes.processes_of(running._process.pid, running._mark), flush=True)
+    signal.pause()
+finally:
+    running.end()
+"""
+
+
+def test_a_harness_that_is_terminated_leaves_no_frozen_process_behind():
+    with subprocess.Popen([sys.executable, "-c", TERMINATED], cwd=BENCHMARKS, stdout=subprocess.PIPE) as harness:
+        pids = harness.stdout.readline().split()
+        harness.terminate()
+        assert harness.wait(60) == 128 + signal.SIGTERM
+    assert len(pids) == 3
+    assert not any(os.path.exists(f"/proc/{int(pid)}") for pid in pids)
+
+
 @pytest.mark.parametrize("copied", [True, False])
 def test_the_least_delivers_whole_batches_of_whole_trajectories(copied):
     running_module = module("harness.running")
