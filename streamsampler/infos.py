@@ -51,7 +51,8 @@ class InfoRecorder:
         self._columns: dict[KeyPath, tuple[list[int], list[Any]]] = {}
         # The columns of plain top-level keys once more: no tuple is built to look one up.
         self._plain: dict[str, tuple[list[int], list[Any]]] = {}
-        # Rows, whose steps come after all that is in the columns; strings, and all of the last info's.
+        # Rows, whose steps come after all that is in the columns, and the keys that the next row must have: the last
+        # info's, or none where a row does not pay.
         self._keys: tuple[str, ...] = ()
         self._steps: list[int] = []
         self._values: list[Any] = []
