@@ -312,6 +312,7 @@ class TestGenerators:
         torch = FakeTorch(cuda_in_use=False)
         generator = torch.build_for(built_for)
         monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr(seeding, "_has_driver", lambda *, hip: False)
         seed_generators(5)
         seed = derived_seed(5, Stream.TORCH)
         expected = ([], ["seeded", seed], seed) if built_for == "mps" else ([seed], ["user's cpu", 11], None)
