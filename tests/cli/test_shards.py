@@ -180,16 +180,16 @@ gym.register("Large-v0", Large)
 def test_memory_does_not_grow_with_what_is_sampled(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(LARGE)
     peaks = []
-    # 16 MB and 64 MB, in shards of 2 MB: both are more than workers may be ahead, which is some 10 MB.
-    for number in (40_000, 160_000):
+    # 32 MB and 128 MB, in shards of 2 MB: both are more than workers may be ahead, which is some 10 MB.
+    for number in (80_000, 320_000):
         arguments = ("sample", "large:Large-v0", "--shard-size", 5_000, "--num-samples", number, "--workers", 2)
         process = start(*arguments, "--seed", 1, "--out", f"out{number}", "--quiet", cwd=tmp_path)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         assert finish(process).returncode == 0
         peaks.append(usage.ru_maxrss / 1024)
-    folder = streamsampler.load(tmp_path / "out160000")
-    assert folder.n_timesteps == 160_000
+    folder = streamsampler.load(tmp_path / "out320000")
+    assert folder.n_timesteps == 320_000
     assert peaks[1] < peaks[0] + 30, f"{peaks} MB"
 
 
