@@ -99,14 +99,25 @@ def adjusted(by_workload: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def machine_of(question: dict[str, Any]) -> str:
-    """Say what a question was measured on."""
-    machine = question["machine"]
+def _described(machine: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']} GiB, {machine['kernel']}, "
         f"Python {machine['python']}, {packages}; {machine['date'][:10]}"
     )
+
+
+def machines(measured: dict[str, dict[str, Any]]) -> list[str]:
+    """Say what questions were measured on: most of them first, and then the others by name.
+
+    Args:
+        measured: The machine that each was measured on.
+    """
+    names: dict[str, list[str]] = {}
+    for name, machine in measured.items():
+        names.setdefault(_described(machine), []).append(name)
+    (most, _), *others = sorted(names.items(), key=lambda item: -len(item[1]))
+    return [f"Measured on {most}.", *(f"But {', '.join(few)}: on {machine}." for machine, few in others)]
 
 
 def section(questions: list[dict[str, Any]], charts: Path) -> str:
@@ -132,8 +143,10 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
             header, *rows = question["table"]
             parts.append(f"{question['title']}:\n\n{table(header, rows)}")
         parts += question.get("notes", [])
+    measured = {question["question"]: question["machine"] for question in questions}
     if (ppo := charts / "ppo.json").exists():
         told = json.loads(ppo.read_text())
+        measured["ppo"] = told["machine"]
         parts.append(
             "PPO's wall time, workers' start included (`benchmarks/ppo.py` says what the contenders are; medians over "
             f"seeds):\n\n{ppo_results.summary(told['runs'], told['targets'])}"
@@ -143,7 +156,7 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
     pictures = [name for name in ("cheap_steps", "large_observations") if (charts / f"{name}.png").exists()]
     parts += [f"![{name.replace('_', ' ')}](benchmarks/results/{name}.png)" for name in pictures]
     parts.append(
-        f"Measured on {machine_of(questions[0])}. Raw numbers and charts are in `benchmarks/results`; "
+        f"{' '.join(machines(measured))} Raw numbers and charts are in `benchmarks/results`; "
         "`python benchmarks/peers.py && python benchmarks/all.py --again` measures anew."
     )
     return "\n\n".join(part.strip("\n") for part in parts)

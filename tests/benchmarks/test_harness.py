@@ -234,6 +234,22 @@ def test_a_report_tells_shares_and_reasons():
     assert reasons == ["- gone: not installed"]
 
 
+def test_a_report_tells_which_machine_each_question_was_measured_on():
+    def measured(kernel, date):
+        rest = {"cpu": "a processor", "cores": 2, "memory": 8.0, "python": "3.11.7", "packages": {"numpy": "2.0"}}
+        return {**rest, "kernel": kernel, "date": f"{date}T10:00:00+00:00"}
+
+    machines = module("report").machines
+    one, other = measured("Linux 6.1", "2026-01-02"), measured("Linux 6.2", "2026-01-01")
+    assert machines({"a": one, "b": one}) == [
+        "Measured on a processor, 2 cores, 8.0 GiB, Linux 6.1, Python 3.11.7, numpy 2.0; 2026-01-02."
+    ]
+    main, exception = machines({"a": one, "b": other, "c": one})
+    assert main.startswith("Measured on")
+    assert "Linux 6.1" in main
+    assert exception == "But b: on a processor, 2 cores, 8.0 GiB, Linux 6.2, Python 3.11.7, numpy 2.0; 2026-01-01."
+
+
 def test_a_report_tells_where_the_machines_speed_was_divided_out():
     report, compared = module("report"), module("harness.comparing").compared
     bare, ours = [at(2.0, 1.0, 100), at(2.0, 1.0, 100)], [at(1.0, 1.0, 90), at(2.0, 1.0, 90)]
