@@ -1,1 +1,1 @@
-"""Proofs: what must hold, tried at length and reported with numbers. Each module here is one, and has `prove(scale)`."""
+"""What must hold, tried at length and reported with numbers. Each module here is one proof, and has `prove(scale)`."""
