@@ -42,6 +42,7 @@ class Contender:
         settings: What to pass with `--set`.
         peer: Whether it is somebody else's library, in a virtual environment of its own.
         n_processes: How many processes step environments; None leaves that to the workload.
+        checkout: Another checkout of this project, to run its code and its contenders; None for this one.
     """
 
     name: str
@@ -49,6 +50,12 @@ class Contender:
     settings: dict[str, Any] = field(default_factory=dict)
     peer: bool = False
     n_processes: int | None = None
+    checkout: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder `benchmarks` that it is run in."""
+        return BENCHMARKS if self.checkout is None else self.checkout / "benchmarks"
 
     def python(self) -> str:
         """The interpreter that runs it.
@@ -77,7 +84,7 @@ class Contender:
         Raises:
             Broken: It is not installed.
         """
-        if not (BENCHMARKS / "contenders" / f"{self.module}.py").exists():
+        if not (self.folder / "contenders" / f"{self.module}.py").exists():
             raise Broken("there is no such contender")
         command = [self.python(), "-m", f"contenders.{self.module}", workload]
         if self.n_processes is not None:
@@ -114,11 +121,14 @@ class Running:
         self._mark = uuid.uuid4().hex
         self._errors = Path(self._folder) / "stderr"
         environment = {**os.environ, processes.MARK: self._mark, SCRATCH: self._folder}
+        if contender.checkout is not None:
+            # Before whatever is installed: an editable installation would lead to this checkout.
+            environment["PYTHONPATH"] = str(contender.checkout)
         begin = time.perf_counter()
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 command,
-                cwd=BENCHMARKS,
+                cwd=contender.folder,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
