@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from streamsampler.errors import UsageError
 
-__all__ = ["positive", "positive_seconds"]
+__all__ = ["CheckMode", "check_mode", "positive", "positive_seconds"]
+
+CheckMode: TypeAlias = Literal["warn", "error"] | None
+"""What is done about data that may be wrong: a warning, an error, or nothing."""
+
+
+def check_mode(value: Any) -> CheckMode:
+    """Return `value` as the argument `check` of a sampler.
+
+    Raises:
+        UsageError: It is none of "warn", "error" and None.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str) and value in ("warn", "error"):
+        return "warn" if value == "warn" else "error"
+    raise UsageError(f'check must be "warn", "error" or None, got {value!r}')
 
 
 def positive(name: str, value: Any, least: int = 1) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamsampler.board import WorkerRow
-from streamsampler.checks import positive
+from streamsampler.checks import CheckMode, check_mode, positive
 from streamsampler.errors import UsageError
 from streamsampler.seeding import check_seed
 from streamsampler.workers.base import Worker
@@ -35,6 +35,7 @@ class WorkerFactory:
 
     Attributes:
         blocks: Which trajectories its workers run together; see `Worker.blocks`.
+        check: What its workers do about data that may be wrong; see `set_check`.
 
     Raises:
         UsageError: An argument cannot work.
@@ -59,6 +60,7 @@ class WorkerFactory:
         self.worker_class = worker_class
         self.worker_args = dict(worker_args or {})
         self.blocks = worker_class.blocks(self.worker_args)
+        self.check: CheckMode = "warn"
         self._dropping: Callable[[tuple[str, ...]], bool] | None = None
 
     def __call__(self, row: WorkerRow, worker_number: int) -> Worker:
@@ -72,7 +74,19 @@ class WorkerFactory:
             row, worker_number=worker_number, max_episode_length=self.max_episode_length, **self.worker_args
         )
         worker.dropping = self._dropping
+        worker.check = self.check
         return worker
+
+    def set_check(self, check: Any) -> None:
+        """Say what workers do about data that may be wrong.
+
+        Args:
+            check: "warn", "error", or None for nothing.
+
+        Raises:
+            UsageError: It is none of these.
+        """
+        self.check = check_mode(check)
 
     def drop(self, but: Callable[[tuple[str, ...]], bool]) -> None:
         """Let workers leave out trajectories that raise.

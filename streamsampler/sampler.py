@@ -8,6 +8,7 @@ from typing import Any, Self
 from streamsampler.agents import as_agent
 from streamsampler.apart import apart
 from streamsampler.blocks import Blocks
+from streamsampler.checks import CheckMode
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
 from streamsampler.environments import as_env_update
@@ -51,6 +52,8 @@ class Sampler(SamplerLife):
         restart_window: Seconds; None for the sampler's whole life.
         max_lifetime_restarts: How many losses are made good in the sampler's whole life; None for any number.
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
+        check: What is done about environments and agents whose trajectories do not depend on the seed alone, and about
+            data that may be wrong: "warn" logs a warning, "error" ends the call, None looks for nothing.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
@@ -80,6 +83,7 @@ class Sampler(SamplerLife):
         restart_window: float | None = 60.0,
         max_lifetime_restarts: int | None = 100,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        check: CheckMode = "warn",
         **limits: Any,
     ) -> None:
         policy = self._policy = Policy(
@@ -97,6 +101,7 @@ class Sampler(SamplerLife):
             worker_class=worker_class,
             worker_args=worker_args,
         )
+        factory.set_check(check)
         if policy.on_failure == "drop":
             factory.drop(policy.restarts_on)
         self._set_up(factory, agents, envs, order)
@@ -119,7 +124,7 @@ class Sampler(SamplerLife):
             max_episode_length=worker_factory.max_episode_length,
             worker_class=worker_factory.worker_class,
             worker_args=worker_factory.worker_args,
-            **options,
+            **{"check": worker_factory.check, **options},
         )
 
     def _set_up(self, factory: WorkerFactory, agents: Any, envs: Any, order: Order) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from streamsampler.checks import CheckMode
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch import check_start_method
 from streamsampler.engines.local import LocalEngine
@@ -73,6 +74,7 @@ class MultiprocessingSampler(Sampler):
         step_timeout: float | None = None,
         construction_timeout: float | None = None,
         max_worker_memory: int | None = None,
+        check: CheckMode = "warn",
         start_method: str | None = None,
     ) -> None:
         self._start_method = check_start_method(start_method)
@@ -90,6 +92,7 @@ class MultiprocessingSampler(Sampler):
             restart_window=restart_window,
             max_lifetime_restarts=max_lifetime_restarts,
             restart_on=restart_on,
+            check=check,
             step_timeout=step_timeout,
             construction_timeout=construction_timeout,
             max_worker_memory=max_worker_memory,

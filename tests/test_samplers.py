@@ -5,6 +5,7 @@ import inspect
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -27,6 +28,7 @@ from streamsampler.engines import processes
 from streamsampler.errors import (
     ClosedError,
     ConcurrentCallError,
+    RolloutError,
     SamplerError,
     UnknownEnvironmentError,
     UsageError,
@@ -110,6 +112,9 @@ def test_other_bad_arguments(make):
         make(Agent(), Env, max_episode_length=0)
     with pytest.raises(UsageError, match="seed"):
         make(Agent(), Env, seed=-1)
+    for check in ("Warn", True, 1, "none"):
+        with pytest.raises(UsageError, match='check must be "warn", "error" or None'):
+            make(Agent(), Env, check=check)
     with pytest.raises(UsageError, match="worker_class"):
         make(Agent(), Env, worker_class=dict)
     with pytest.raises(UsageError, match="start_method must be one of fork, spawn, forkserver"):
@@ -200,6 +205,19 @@ def test_from_worker_factory(make):
     with LocalSampler.from_worker_factory(factory, Agent(), Env) as sampler:
         assert (sampler.n_workers, sampler.seed) == (2, 11)
         assert sampler.obtain_trajectories(2).lengths.tolist() == [3, 3]
+
+
+class ShowsCheck(DefaultWorker):
+    def rollout(self, ticket, seeds):
+        raise ValueError(f"check is {self.check!r}")
+
+
+@pytest.mark.parametrize("options", [{}, {"check": "error"}, {"check": None}], ids=["default", "error", "none"])
+def test_workers_know_what_the_sampler_is_to_check(make, options):
+    sampler = make(Agent(), Env, worker_class=ShowsCheck, **options)
+    for each in (sampler, pickle.loads(pickle.dumps(sampler))):
+        with each, pytest.raises(RolloutError, match=re.escape(f"check is {options.get('check', 'warn')!r}")):
+            each.obtain_samples(1)
 
 
 def test_progress_reaches_the_target(make):

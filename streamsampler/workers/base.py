@@ -14,6 +14,7 @@ import numpy as np
 from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
+from streamsampler.checks import CheckMode
 from streamsampler.environments import EnvUpdate
 from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket
@@ -84,6 +85,7 @@ class Worker(ABC):
             sent. Each ticket's are to be new ones.
         dropping: None, or trajectories that raise are to be left out; then it tells, from the names of an exception's
             classes, what is to be raised nevertheless.
+        check: What to do about data that may be wrong: "warn", "error", or None for nothing.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
         can_drop: Whether this kind of worker can leave out trajectories.
     """
@@ -98,6 +100,7 @@ class Worker(ABC):
         self.trajectory: int | None = None
         self.allocate: Allocate = np.empty
         self.dropping: Callable[[tuple[str, ...]], bool] | None = None
+        self.check: CheckMode = None
         self.rebuild: Callable[[], None] = _nothing
 
     @classmethod
