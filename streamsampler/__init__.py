@@ -3,12 +3,16 @@
 Everything a user needs is importable from here; see the README for how it fits together.
 """
 
+# `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` takes it out. Until then
+# nothing is imported here that a file of that name, such as `typing.py`, could stand in for.
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from streamsampler.version import __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from streamsampler import errors as errors
     from streamsampler.agents import Agent, RandomAgent
     from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
@@ -65,7 +69,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "errors":  # for `except streamsampler.errors.…`
         return import_module(f"{__name__}.errors")
     try:

@@ -1,6 +1,21 @@
 """The command line: ``python -m streamsampler``."""
 
-from streamsampler.cli import main
+import os
+import sys
+
+
+def _forget_current_directory() -> None:
+    """Take the current directory from the front of `sys.path`, where ``python -m`` puts it.
+
+    A file in it that is called like a module that the command imports, such as `numpy.py`, would run. `--import` and
+    `--agent` append it. What Python itself imports before this needs ``python -P -m``, or the installed command.
+    """
+    if sys.path and sys.path[0] in ("", os.getcwd()) and not sys.flags.safe_path:
+        del sys.path[0]
+
 
 if __name__ == "__main__":
+    _forget_current_directory()
+    from streamsampler.cli import main
+
     main()

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from gymnasium.spaces import Space
 
+from streamsampler.current_directory import import_named
 from streamsampler.errors import UnknownAgentError, UsageError
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "as_agent",
     "is_parameters",
     "load_agent",
-    "make_current_directory_importable",
     "reset_agent_function",
 ]
 
@@ -262,7 +259,8 @@ def _replacement(update: Any) -> Agent:
 def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Agent:
     """Finds an agent by its name, as the command line gives it.
 
-    Modules are also looked for in the current directory, which stays on ``sys.path`` from then on.
+    Modules are also looked for in the current directory, after all others; it is the last entry of ``sys.path`` from
+    then on.
 
     Args:
         name: ``random``, or ``package.module:object``, where the object is an agent, a plain callable
@@ -314,20 +312,10 @@ def _is_file_name(module_name: str) -> bool:
 
 
 def _module(module_name: str, name: str) -> Any:
-    make_current_directory_importable()
     try:
-        return importlib.import_module(module_name)
+        return import_named(module_name)
     except Exception as error:
         raise UnknownAgentError(_import_failure(module_name, name, error)) from error
-
-
-def make_current_directory_importable() -> None:
-    """Lets modules in the current directory be found: an installed command finds its own directory there instead."""
-    directory = os.getcwd()
-    if directory not in sys.path and "" not in sys.path:
-        sys.path.insert(0, directory)
-    # A module written a moment ago may be younger than the listing that the importer remembers.
-    importlib.invalidate_caches()
 
 
 def _import_failure(module_name: str, name: str, error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import math
 import os
 import re
@@ -12,6 +11,7 @@ from typing import Any
 
 import click
 
+from streamsampler.current_directory import import_named
 from streamsampler.errors import UsageError
 
 __all__ = ["env_kwargs", "import_modules", "number_or_none", "parse_value", "seconds", "size"]
@@ -100,14 +100,14 @@ def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import modules for what they register.
+    """Import modules for what they register, also from the current directory.
 
     Raises:
         UsageError: One cannot be imported; what its code raised is the cause.
     """
     for name in names:
         try:
-            importlib.import_module(name)
+            import_named(name)
         except Exception as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing is not None and f"{name}.".startswith(f"{missing}."):

@@ -81,7 +81,8 @@ def cli() -> None:
 )  # fmt: skip
 @grouped_option(
     "What", "--import", "imports", multiple=True, metavar="MODULE",
-    help="Import a module first, which registers the environment; also from the current directory. May be repeated.",
+    help="Import a module first, which registers the environment; from the current directory if it is not installed. "
+    "May be repeated.",
 )  # fmt: skip
 @grouped_option(
     "What", "--max-episode-length", type=_POSITIVE, metavar="N", show_default="the environment's own limit",

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from streamsampler.agents import make_current_directory_importable
 from streamsampler.cli import summary
 from streamsampler.cli.arguments import import_modules
 from streamsampler.cli.failures import translated
@@ -47,7 +46,6 @@ def execute(
         with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet), warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
-            make_current_directory_importable()
             import_modules(imports)
             outcome = run(request, interrupts, bar)
     except Interrupted:

@@ -16,6 +16,7 @@ from streamsampler.cli.outfile import write
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.sharding import write_shards
 from streamsampler.cli.tally import Tally
+from streamsampler.current_directory import append_current_directory, warn_of_hidden
 from streamsampler.environments import EnvUpdate, as_env_update
 from streamsampler.errors import SamplerError
 from streamsampler.progress import Bar, Snapshot
@@ -52,7 +53,7 @@ def run(request: Request, interrupts: Interrupts, bar: Bar) -> Outcome:
         Failure: The environment cannot be made, or the file cannot be written.
         Interrupted: A signal came before anything was sampled, or a second one came later.
     """
-    env = as_env_update(request.env_id, env_kwargs=request.env_kwargs)
+    env = _env_update(request)
     agent = load_agent(request.agent, *_spaces(request.env_id, env))
     if request.shard_size is not None:
         return write_shards(request, agent, env, interrupts, bar)
@@ -64,6 +65,16 @@ def run(request: Request, interrupts: Interrupts, bar: Bar) -> Outcome:
     except (SamplerError, Failure) as error:
         error.add_note(f"The seed was {seed}; --seed {seed} samples the same again.")
         raise
+
+
+def _env_update(request: Request) -> EnvUpdate:
+    module, colon, _ = request.env_id.rpartition(":")
+    if not colon:
+        return as_env_update(request.env_id, env_kwargs=request.env_kwargs)
+    append_current_directory()
+    update = as_env_update(request.env_id, env_kwargs=request.env_kwargs)
+    warn_of_hidden(module)
+    return update
 
 
 def _spaces(env_id: str, update: EnvUpdate) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

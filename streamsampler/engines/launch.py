@@ -25,6 +25,7 @@ from streamsampler.engines.child import STATUS, Main, run_as_child
 from streamsampler.engines.children import END_SECONDS, Child, DirectChild, bury_strays, end_of_life_pipe
 from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
 from streamsampler.engines.fork_server import serve
+from streamsampler.engines.import_path import import_path
 from streamsampler.errors import SamplerError, UsageError
 
 __all__ = [
@@ -122,11 +123,12 @@ def _fork(main: Main, number: int, fds: Sequence[int]) -> Child:
     return DirectChild(pid, end_of_life)
 
 
-def _python(code: str) -> list[str]:
+def _python(code: str, main: Main) -> list[str]:
     """Return the command that runs `code` in a fresh interpreter which finds the modules that this one finds."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    path = [entry for entry in sys.path if isinstance(entry, str)]
-    return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
+    path = import_path(main.__module__)
+    # -P: `-c` puts the current directory first, where a file may be called like one of the modules imported here.
+    return [sys.executable, *flags, "-P", "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
 
 
 def _import(function: Callable[..., None]) -> str:
@@ -134,15 +136,15 @@ def _import(function: Callable[..., None]) -> str:
 
 
 def _spawn(main: Main, number: int, fds: Sequence[int]) -> Child:
-    return _start(f"{_import(main)}; {main.__name__}({number}, {list(fds)})", fds)
+    return _start(f"{_import(main)}; {main.__name__}({number}, {list(fds)})", fds, main)
 
 
-def _start(code: str, fds: Sequence[int]) -> Child:
-    """Start a fresh interpreter that runs `code`, with these descriptors."""
+def _start(code: str, fds: Sequence[int], main: Main) -> Child:
+    """Start a fresh interpreter that runs `code`, with these descriptors, and finds `main`."""
     end_of_life, held_by_child = end_of_life_pipe()
     try:
         with _interrupts_held_back():
-            process = subprocess.Popen(_python(code), stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child])
+            process = subprocess.Popen(_python(code, main), stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child])
     except BaseException:
         close_fd(end_of_life)
         raise
@@ -203,7 +205,7 @@ class _ForkServer:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             code = f"{_import(main)}; {_import(serve)}; {serve.__name__}({main.__name__}, {theirs.fileno()})"
-            self._process = _start(code, [theirs.fileno()])
+            self._process = _start(code, [theirs.fileno()], main)
             self._fd = own_fd(ours.detach())
         # Finalizers run in reverse order: at exit, the samplers that were made later are closed before.
         weakref.finalize(self, _close_server, self._fd, self._process, self._owner)

@@ -1,0 +1,42 @@
+"""Where the processes that this package starts look for modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["import_path"]
+
+_NEEDED = ("streamsampler", "numpy", "gymnasium", "cloudpickle", "setproctitle")
+"""What a fork server and a new worker import before a worker is given its sampler's own `sys.path`."""
+
+
+def import_path(module: str) -> list[str]:
+    """Return this process's `sys.path` without the current directory, for a process that is to run a module's function.
+
+    Interactive sessions and `python -m` put the current directory first. A file in it that is called like a module,
+    such as `re.py`, would run in each process that is started there. The directory stays, as the last entry, only where
+    this process has loaded a package from it that the new process needs.
+
+    Args:
+        module: The module's name.
+    """
+    current = _real(os.getcwd())
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    path = [entry for entry in entries if _real(entry) != current]
+    if len(path) < len(entries) and any(_home(name) == current for name in (*_NEEDED, module.partition(".")[0])):
+        path.append(current)
+    return path
+
+
+def _real(entry: str) -> str:
+    return os.path.realpath(entry or os.curdir)
+
+
+def _home(name: str) -> str | None:
+    """Return the directory that a package was loaded from; None for one that is not loaded, or is no file."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not isinstance(file, str):
+        return None
+    folder, base = os.path.split(_real(file))
+    return os.path.dirname(folder) if base.startswith("__init__.") else folder
