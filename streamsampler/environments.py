@@ -303,9 +303,11 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
 
     Raises:
         UnknownEnvironmentError: If no environment is registered under that id.
-        UsageError: If there are arguments, and nothing to be made with them.
+        UsageError: If there are arguments, and nothing to be made with them, or they are no dict of names.
         TypeError: If it is none of these.
     """
+    if env_kwargs is not None and not (isinstance(env_kwargs, Mapping) and all(isinstance(k, str) for k in env_kwargs)):
+        raise UsageError(f"env_kwargs must be a dict with the arguments' names as keys, got {env_kwargs!r}")
     if isinstance(env, EnvUpdate | gymnasium.Env | VectorEnv):
         if env_kwargs:
             raise UsageError(f"env_kwargs are for making an environment, but {_shown(env)} is there already")

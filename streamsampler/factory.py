@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from streamsampler.seeding import check_seed
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 
-__all__ = ["WorkerFactory", "positive", "usable_cores"]
+__all__ = ["WorkerFactory", "usable_cores"]
 
 
 def usable_cores() -> int:
@@ -26,12 +27,7 @@ def usable_cores() -> int:
 class WorkerFactory:
     """How many workers, of which kind, and with what arguments.
 
-    Args:
-        n_workers: How many; None for as many as this process may use cores.
-        seed: A non-negative integer; None draws fresh entropy.
-        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
-        worker_class: The kind of worker.
-        worker_args: Further keyword arguments for it.
+    See `Sampler` for the arguments.
 
     Attributes:
         blocks: Which trajectories its workers run together; see `Worker.blocks`.
@@ -46,15 +42,14 @@ class WorkerFactory:
         *,
         n_workers: int | None = None,
         seed: int | None = None,
-        max_episode_length: int | None = None,
+        max_episode_length: float | None = None,
         worker_class: type[Worker] = DefaultWorker,
         worker_args: Mapping[str, Any] | None = None,
     ) -> None:
         self.n_workers = usable_cores() if n_workers is None else positive("n_workers", n_workers)
         self.seed = check_seed(seed)
-        self.max_episode_length = (
-            None if max_episode_length is None else positive("max_episode_length", max_episode_length)
-        )
+        unlimited = max_episode_length is None or max_episode_length == math.inf
+        self.max_episode_length = None if unlimited else positive("max_episode_length", max_episode_length)
         if not (isinstance(worker_class, type) and issubclass(worker_class, Worker)):
             raise UsageError(f"worker_class must be a subclass of streamsampler.Worker, got {worker_class!r}")
         self.worker_class = worker_class
@@ -87,6 +82,16 @@ class WorkerFactory:
             UsageError: It is none of these.
         """
         self.check = check_mode(check)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that make an equal factory, with the numbers that were drawn or counted."""
+        return {
+            "n_workers": self.n_workers,
+            "seed": self.seed,
+            "max_episode_length": self.max_episode_length,
+            "worker_class": self.worker_class,
+            "worker_args": self.worker_args,
+        }
 
     def drop(self, but: Callable[[tuple[str, ...]], bool]) -> None:
         """Let workers leave out trajectories that raise.

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, Unpack
 
 from streamsampler.agents import as_agent
 from streamsampler.apart import apart
 from streamsampler.blocks import Blocks
-from streamsampler.checks import CheckMode
+from streamsampler.checks import CheckMode, positive, refuse_two_numbers
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
 from streamsampler.environments import as_env_update
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.factory import WorkerFactory, positive
+from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
 from streamsampler.lifetime import SamplerLife
 from streamsampler.payloads import pickled, pickled_updates
 from streamsampler.progress import ProgressArgument, display
+from streamsampler.sampler_options import SamplerOptions
 from streamsampler.serialization import Payload
 from streamsampler.supervision import OnFailure, Policy
 from streamsampler.trajectories import TrajectoryBatch
@@ -31,15 +33,23 @@ __all__ = ["Sampler"]
 class Sampler(SamplerLife):
     """Collects trajectories; where the workers live is a subclass's matter.
 
+    The arguments of all samplers are documented here, in one place. Those that only one kind of sampler has are
+    documented there.
+
     Args:
         agents: An agent (see `Agent`), a plain callable `observation -> action`, or a list with one for each worker.
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec`, an
             `EnvUpdate`, or a list with one for each worker. With lists, index i of a batch belongs to worker
             `i % n_workers`, and results depend on the number of workers.
-        n_workers: How many workers.
+        env_kwargs: Keyword arguments for making the environment, where `envs` is an id, an `EnvSpec` or a callable; for
+            an `EnvSpec`, on top of its own. With a list of environments each of them gets these. They do not apply
+            to an `env_update`.
+        n_workers: How many workers; None for as many as a list given as `agents` or `envs` has items, else for as
+            many as this process may use cores (`LocalSampler`: 1).
         seed: A non-negative integer that everything random is derived from; None draws fresh entropy.
-        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
-        worker_class: The kind of worker.
+        max_episode_length: Timesteps after which a trajectory is truncated; None or `math.inf` leaves that to the
+            environment.
+        worker_class: The kind of worker: a subclass of `Worker`.
         worker_args: Further keyword arguments for it.
         order: "index" returns trajectories 0, 1, 2, …, as one process would have sampled them. "arrival" returns
             whatever finishes first, which over-represents short trajectories.
@@ -66,15 +76,18 @@ class Sampler(SamplerLife):
     """
 
     _default_workers: int | None = None
+    _limits: Mapping[str, Any] = {}
+    """Arguments of `Policy` that only some samplers have; a subclass sets them before it calls `__init__`."""
 
     def __init__(
         self,
         agents: Any,
         envs: Any,
         *,
+        env_kwargs: Mapping[str, Any] | None = None,
         n_workers: int | None = None,
         seed: int | None = None,
-        max_episode_length: int | None = None,
+        max_episode_length: float | None = None,
         worker_class: type[Worker] = DefaultWorker,
         worker_args: Mapping[str, Any] | None = None,
         order: Order = "index",
@@ -84,7 +97,6 @@ class Sampler(SamplerLife):
         max_lifetime_restarts: int | None = 100,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         check: CheckMode = "warn",
-        **limits: Any,
     ) -> None:
         policy = self._policy = Policy(
             on_failure=on_failure,
@@ -92,7 +104,7 @@ class Sampler(SamplerLife):
             restart_window=restart_window,
             max_lifetime_restarts=max_lifetime_restarts,
             restart_on=(restart_on,) if isinstance(restart_on, type) else restart_on,
-            **limits,
+            **self._limits,
         )
         factory = WorkerFactory(
             n_workers=self._how_many(n_workers, agents, envs),
@@ -104,7 +116,7 @@ class Sampler(SamplerLife):
         factory.set_check(check)
         if policy.on_failure == "drop":
             factory.drop(policy.restarts_on)
-        self._set_up(factory, agents, envs, order)
+        self._set_up(factory, agents, envs, env_kwargs, order)
 
     @classmethod
     def _how_many(cls, n_workers: int | None, agents: Any, envs: Any) -> int | None:
@@ -114,27 +126,42 @@ class Sampler(SamplerLife):
         return n_workers
 
     @classmethod
-    def from_worker_factory(cls, worker_factory: WorkerFactory, agents: Any, envs: Any, **options: Any) -> Self:
-        """Make a sampler whose workers come from `worker_factory`; `options` are the sampler's other arguments."""
-        return cls(
-            agents,
-            envs,
-            n_workers=worker_factory.n_workers,
-            seed=worker_factory.seed,
-            max_episode_length=worker_factory.max_episode_length,
-            worker_class=worker_factory.worker_class,
-            worker_args=worker_factory.worker_args,
-            **{"check": worker_factory.check, **options},
-        )
+    def from_worker_factory(
+        cls, worker_factory: WorkerFactory, agents: Any, envs: Any, **options: Unpack[SamplerOptions]
+    ) -> Self:
+        """Make a sampler whose workers come from `worker_factory`.
 
-    def _set_up(self, factory: WorkerFactory, agents: Any, envs: Any, order: Order) -> None:
+        Args:
+            worker_factory: How many workers, of which kind, with which seed and arguments.
+            agents: See `Sampler`.
+            envs: See `Sampler`.
+            options: The sampler's other arguments, by keyword.
+
+        Raises:
+            TypeError: An option is none of the sampler's arguments, or is one of the worker factory's.
+        """
+        return cls._from_factory(worker_factory, agents, envs, options)
+
+    @classmethod
+    def _from_factory(cls, worker_factory: WorkerFactory, agents: Any, envs: Any, options: Mapping[str, Any]) -> Self:
+        given = worker_factory.arguments()
+        if twice := sorted(given.keys() & options):
+            raise TypeError(
+                f"{cls.__name__}.from_worker_factory takes {', '.join(twice)} from the worker factory: give it there"
+            )
+        return cls(agents, envs, **given, **{"check": worker_factory.check, **options})
+
+    def _set_up(
+        self, factory: WorkerFactory, agents: Any, envs: Any, env_kwargs: Mapping[str, Any] | None, order: Order
+    ) -> None:
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')
         self._factory = factory
         self._order: Order = order
+        as_env = partial(as_env_update, env_kwargs=env_kwargs)
         updates: Updates[Payload] = Updates(factory.n_workers)
         updates.put("agent", pickled(agents, factory.n_workers, "agents", "the agent", as_agent))
-        updates.put("env", pickled(envs, factory.n_workers, "envs", "the environment", as_env_update))
+        updates.put("env", pickled(envs, factory.n_workers, "envs", "the environment", as_env))
         self._begin_life(updates, version=0)
 
     # ------------------------------------------------------------------ obtaining
@@ -154,7 +181,8 @@ class Sampler(SamplerLife):
                 times a second.
 
         Raises:
-            UsageError: `num_samples` is no positive integer, or a list has the wrong length (a ValueError).
+            UsageError: `num_samples` is no positive integer, `agent_update` is a number, or a list has the wrong
+                length (a ValueError).
             TypeError: `env_update` is no environment.
             SerializationError: An update cannot be pickled.
             RolloutError: User code raised in a worker.
@@ -163,12 +191,14 @@ class Sampler(SamplerLife):
             ClosedError: The sampler is closed.
             ConcurrentCallError: Another call is under way.
         """
+        refuse_two_numbers("obtain_samples", "num_samples", num_samples, agent_update)
         return self._obtain(AtLeast(positive("num_samples", num_samples)), agent_update, env_update, progress)
 
     def obtain_trajectories(
         self, n_trajectories: int, agent_update: Any = None, env_update: Any = None, progress: ProgressArgument = False
     ) -> TrajectoryBatch:
         """Return exactly `n_trajectories` trajectories; see `obtain_samples` for the other arguments and errors."""
+        refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
         return self._obtain(Exactly(positive("n_trajectories", n_trajectories)), agent_update, env_update, progress)
 
     def obtain_exact_trajectories(
@@ -183,6 +213,7 @@ class Sampler(SamplerLife):
         Worker w's k-th trajectory has index `w * n_traj_per_worker + k`. See `obtain_samples` for the other arguments
         and errors.
         """
+        refuse_two_numbers("obtain_exact_trajectories", "n_traj_per_worker", n_traj_per_worker, agent_update)
         plan = ExactlyPerWorker(positive("n_traj_per_worker", n_traj_per_worker), self.n_workers)
         return self._obtain(plan, agent_update, env_update, progress)
 

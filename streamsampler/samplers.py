@@ -1,17 +1,23 @@
-"""Samplers: what users make, one for each engine."""
+"""Samplers: what users make, one for each engine.
+
+Signatures are written out, for readers, editors and type checkers. An argument of all samplers stands in `Sampler`,
+which documents it, in each sampler here, and in `sampler_options`. A test says where it is missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self, Unpack
 
 from streamsampler.checks import CheckMode
 from streamsampler.engines.base import Engine
-from streamsampler.engines.launch import check_start_method
+from streamsampler.engines.launch import StartMethod, check_start_method
 from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.processes import ProcessEngine
+from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import Order
 from streamsampler.sampler import Sampler
+from streamsampler.sampler_options import ProcessSamplerOptions
 from streamsampler.serialization import dumps
 from streamsampler.supervision import OnFailure
 from streamsampler.workers.base import Worker
@@ -24,45 +30,22 @@ class LocalSampler(Sampler):
     """Collects trajectories in this process: the same batches as any other sampler, without any parallelism.
 
     For debugging (exceptions keep their frames), for tests and for small jobs. The generators of `random`,
-    `numpy.random` and torch are left as they were found. `n_workers` defaults to 1; see `Sampler` for the arguments.
+    `numpy.random` and torch are left as they were found. `n_workers` defaults to 1.
+
+    See `Sampler` for the arguments. There are no limits of time and memory: no process can be ended and replaced.
     """
 
     _default_workers = 1
-
-    def _make_engine(self) -> Engine:
-        return LocalEngine(self._factory.n_workers, self._factory, self._factory.seed)
-
-
-class MultiprocessingSampler(Sampler):
-    """Collects trajectories in worker processes on this machine.
-
-    Args:
-        agents: See `Sampler`, as all other arguments that are not named here.
-        envs: See `Sampler`.
-        n_workers: How many processes; None for as many as this process may use cores.
-        start_method: "forkserver" (the default; on macOS "spawn"), "spawn" or "fork". None of them runs the main
-            script again, so no main guard is needed. "fork" is unsafe beside threads.
-        step_timeout: Seconds that a reset, an action or a timestep may take. A worker that makes no progress for so
-            long, while this process waits for it, is killed and counts as a loss (see `max_restarts`), with its
-            Python stacks in the log or the error. It is noticed within half as much again. None for no limit.
-        construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
-            send what it recorded. None for 60 or `step_timeout`, whichever is longer; for no limit where there is no
-            `step_timeout`.
-        max_worker_memory: Bytes of private memory above which a worker is replaced between two tickets; see
-            `stats.replaced`. It does not count as a loss. None for no limit.
-
-    Raises:
-        OSError: There are no processes or descriptors left; whatever was started is gone again.
-    """
 
     def __init__(
         self,
         agents: Any,
         envs: Any,
         *,
+        env_kwargs: Mapping[str, Any] | None = None,
         n_workers: int | None = None,
         seed: int | None = None,
-        max_episode_length: int | None = None,
+        max_episode_length: float | None = None,
         worker_class: type[Worker] = DefaultWorker,
         worker_args: Mapping[str, Any] | None = None,
         order: Order = "index",
@@ -71,16 +54,12 @@ class MultiprocessingSampler(Sampler):
         restart_window: float | None = 60.0,
         max_lifetime_restarts: int | None = 100,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        step_timeout: float | None = None,
-        construction_timeout: float | None = None,
-        max_worker_memory: int | None = None,
         check: CheckMode = "warn",
-        start_method: str | None = None,
     ) -> None:
-        self._start_method = check_start_method(start_method)
         super().__init__(
             agents,
             envs,
+            env_kwargs=env_kwargs,
             n_workers=n_workers,
             seed=seed,
             max_episode_length=max_episode_length,
@@ -93,10 +72,86 @@ class MultiprocessingSampler(Sampler):
             max_lifetime_restarts=max_lifetime_restarts,
             restart_on=restart_on,
             check=check,
-            step_timeout=step_timeout,
-            construction_timeout=construction_timeout,
-            max_worker_memory=max_worker_memory,
         )
+
+    def _make_engine(self) -> Engine:
+        return LocalEngine(self._factory.n_workers, self._factory, self._factory.seed)
+
+
+class MultiprocessingSampler(Sampler):
+    """Collects trajectories in worker processes on this machine.
+
+    Args:
+        agents: See `Sampler`, as all other arguments that are not named here.
+        envs: See `Sampler`.
+        step_timeout: Seconds that a reset, an action or a timestep may take. A worker that makes no progress for so
+            long, while this process waits for it, is killed and counts as a loss (see `max_restarts`), with its
+            Python stacks in the log or the error. It is noticed within half as much again. None for no limit.
+        construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
+            send what it recorded. None for 60 or `step_timeout`, whichever is longer; for no limit where there is no
+            `step_timeout`.
+        max_worker_memory: Bytes of private memory above which a worker is replaced between two tickets; see
+            `stats.replaced`. It does not count as a loss. None for no limit.
+        start_method: "forkserver" (the default; on macOS "spawn"), "spawn" or "fork". None of them runs the main
+            script again, so no main guard is needed. "fork" is unsafe beside threads.
+
+    Raises:
+        OSError: There are no processes or descriptors left; whatever was started is gone again.
+    """
+
+    def __init__(
+        self,
+        agents: Any,
+        envs: Any,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        n_workers: int | None = None,
+        seed: int | None = None,
+        max_episode_length: float | None = None,
+        worker_class: type[Worker] = DefaultWorker,
+        worker_args: Mapping[str, Any] | None = None,
+        order: Order = "index",
+        on_failure: OnFailure = "raise",
+        max_restarts: int | None = 10,
+        restart_window: float | None = 60.0,
+        max_lifetime_restarts: int | None = 100,
+        restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        check: CheckMode = "warn",
+        step_timeout: float | None = None,
+        construction_timeout: float | None = None,
+        max_worker_memory: int | None = None,
+        start_method: StartMethod | None = None,
+    ) -> None:
+        self._start_method = check_start_method(start_method)
+        self._limits = {
+            "step_timeout": step_timeout,
+            "construction_timeout": construction_timeout,
+            "max_worker_memory": max_worker_memory,
+        }
+        super().__init__(
+            agents,
+            envs,
+            env_kwargs=env_kwargs,
+            n_workers=n_workers,
+            seed=seed,
+            max_episode_length=max_episode_length,
+            worker_class=worker_class,
+            worker_args=worker_args,
+            order=order,
+            on_failure=on_failure,
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            max_lifetime_restarts=max_lifetime_restarts,
+            restart_on=restart_on,
+            check=check,
+        )
+
+    @classmethod
+    def from_worker_factory(
+        cls, worker_factory: WorkerFactory, agents: Any, envs: Any, **options: Unpack[ProcessSamplerOptions]
+    ) -> Self:
+        """Do what `Sampler.from_worker_factory` does, with this sampler's further options."""
+        return cls._from_factory(worker_factory, agents, envs, options)
 
     def _make_engine(self) -> Engine:
         make_worker = dumps(self._factory, "the worker class or its arguments")

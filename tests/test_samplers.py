@@ -1,7 +1,6 @@
 """What the samplers make of their arguments, and the ways in which a user may call them."""
 
 import functools
-import inspect
 import os
 import pickle
 import random
@@ -336,16 +335,6 @@ def test_workers_are_called_after_their_samplers_process(method):
         sampler.obtain_trajectories(1)
         with open(f"/proc/{sampler.worker_pids()[0]}/cmdline") as file:
             assert file.read().rstrip("\0") == "worker:" + setproctitle.getproctitle()
-
-
-def test_signatures_are_the_documented_ones():
-    parameters = inspect.signature(MultiprocessingSampler).parameters
-    assert list(parameters)[:2] == ["agents", "envs"]
-    for name in ("n_workers", "seed", "max_episode_length", "worker_class", "worker_args", "order", "start_method"):
-        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-    for method in ("obtain_samples", "obtain_trajectories", "obtain_exact_trajectories"):
-        names = list(inspect.signature(getattr(MultiprocessingSampler, method)).parameters)
-        assert names[2:] == ["agent_update", "env_update", "progress"]
 
 
 # Everything is defined in the script itself: an agent, an environment, a registration. There is no main guard.

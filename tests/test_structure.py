@@ -66,7 +66,7 @@ LAYERS = [
     ],
     ["crew", "collector", "collecting", "apart"],
     ["progress"],
-    ["payloads", "lifetime", "sampler", "samplers", "portions"],
+    ["payloads", "lifetime", "sampler_options", "sampler", "samplers", "portions"],
     [
         "testing.records",
         "testing.misdeeds",

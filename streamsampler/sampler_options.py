@@ -1,0 +1,35 @@
+"""The arguments of samplers as types, for `from_worker_factory`: without those that the worker factory has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from streamsampler.checks import CheckMode
+from streamsampler.engines.launch import StartMethod
+from streamsampler.gathering import Order
+from streamsampler.supervision import OnFailure
+
+__all__ = ["ProcessSamplerOptions", "SamplerOptions"]
+
+
+class SamplerOptions(TypedDict, total=False):
+    """What all samplers take; see `Sampler`."""
+
+    env_kwargs: Mapping[str, Any] | None
+    order: Order
+    on_failure: OnFailure
+    max_restarts: int | None
+    restart_window: float | None
+    max_lifetime_restarts: int | None
+    restart_on: type[BaseException] | tuple[type[BaseException], ...]
+    check: CheckMode
+
+
+class ProcessSamplerOptions(SamplerOptions, total=False):
+    """What `MultiprocessingSampler` takes besides; see there."""
+
+    step_timeout: float | None
+    construction_timeout: float | None
+    max_worker_memory: int | None
+    start_method: StartMethod | None

@@ -1,0 +1,206 @@
+"""Signatures: written out, the same wherever they should be, and documented in one place."""
+
+import inspect
+import math
+import re
+from typing import get_args, get_type_hints
+
+import click
+import numpy as np
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler, WorkerFactory
+from streamsampler.cli.commands import sample
+from streamsampler.errors import UsageError
+from streamsampler.sampler import Sampler
+from streamsampler.sampler_options import ProcessSamplerOptions, SamplerOptions
+from tests.faults.scripted import Agent, Env
+
+SAMPLERS = [LocalSampler, MultiprocessingSampler]
+OPTIONS = {Sampler: SamplerOptions, LocalSampler: SamplerOptions, MultiprocessingSampler: ProcessSamplerOptions}
+OBTAINING = ["obtain_samples", "obtain_trajectories", "obtain_exact_trajectories"]
+
+# The command line's name for an argument of MultiprocessingSampler; None where it has no option for it.
+ON_THE_COMMAND_LINE = {
+    "agents": "agent",
+    "envs": "env_id",
+    "n_workers": "workers",
+    "worker_class": None,
+    "worker_args": None,
+    "restart_window": None,
+    "max_lifetime_restarts": None,
+    "restart_on": None,
+    "construction_timeout": None,
+    "check": None,
+}
+
+
+def parameters(function):
+    return {name: p for name, p in inspect.signature(function).parameters.items() if name != "self"}
+
+
+def documented(cls, section="Args"):
+    """Return the names that a docstring's section explains."""
+    text = inspect.cleandoc(cls.__doc__).partition(f"\n{section}:\n")[2].partition("\n\n")[0]
+    return re.findall(r"^    (\w+): ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("cls", SAMPLERS)
+def test_samplers_take_what_is_common_to_all_alike(cls):
+    own = parameters(cls)
+    for name, common in parameters(Sampler).items():
+        assert own.get(name) == common, f"{cls.__name__} must take {name} as Sampler does: {common}"
+    assert "__init__" in vars(cls), "otherwise errors about its arguments would not name it"
+
+
+def test_local_sampler_takes_nothing_more():
+    assert list(parameters(LocalSampler)) == list(parameters(Sampler))
+
+
+@pytest.mark.parametrize("cls", [Sampler, *SAMPLERS])
+def test_all_arguments_are_keywords_but_agents_and_environments(cls):
+    names = list(parameters(cls))
+    assert names[:2] == ["agents", "envs"]
+    for name in names:
+        kind = parameters(cls)[name].kind
+        assert kind is (inspect.Parameter.KEYWORD_ONLY if name not in names[:2] else kind.POSITIONAL_OR_KEYWORD)
+
+
+def test_each_argument_is_documented_once():
+    assert documented(Sampler) == list(parameters(Sampler))
+    own = [name for name in parameters(MultiprocessingSampler) if name not in parameters(Sampler)]
+    assert documented(MultiprocessingSampler) == ["agents", "envs", *own]
+    assert documented(LocalSampler) == []
+    assert documented(WorkerFactory) == []
+    for cls in (*SAMPLERS, WorkerFactory):
+        assert "See `Sampler`" in cls.__doc__
+
+
+@pytest.mark.parametrize("cls", SAMPLERS)
+def test_each_argument_is_handed_on(cls, monkeypatch):
+    """What a subclass names, it gives to `Sampler`, under the same name."""
+    seen = {}
+    monkeypatch.setattr(Sampler, "__init__", lambda self, agents, envs, **options: seen.update(options))
+    common = [name for name, p in parameters(LocalSampler).items() if p.kind is p.KEYWORD_ONLY]
+    given = {name: object() for name in common}
+    cls("agents", "envs", **given)
+    assert seen == given
+
+
+@pytest.mark.parametrize("cls", [Sampler, *SAMPLERS])
+def test_from_worker_factory_takes_all_that_the_factory_has_not(cls):
+    of_factory = {"agents", "envs", *parameters(WorkerFactory)}
+    hints = get_type_hints(cls.__init__)
+    expected = {name: hints[name] for name in parameters(cls) if name not in of_factory}
+    assert get_type_hints(OPTIONS[cls]) == expected
+    declared = inspect.signature(cls.from_worker_factory).parameters["options"]
+    assert OPTIONS[cls].__name__ in declared.annotation
+
+
+def test_a_worker_factory_takes_its_arguments_as_samplers_do():
+    for name, parameter in parameters(WorkerFactory).items():
+        assert parameter == parameters(Sampler)[name], name
+    factory = WorkerFactory(n_workers=2, seed=5, max_episode_length=4, worker_args={})
+    assert list(factory.arguments()) == list(parameters(WorkerFactory))
+    assert WorkerFactory(**factory.arguments()).arguments() == factory.arguments()
+
+
+def test_the_command_line_mirrors_the_sampler():
+    options = {option.name: option for option in sample.params}
+    for name, parameter in parameters(MultiprocessingSampler).items():
+        mirrored = ON_THE_COMMAND_LINE.get(name, name)
+        if mirrored is None:
+            continue
+        assert mirrored in options, f"{name}: give the command an option, or say in this test that it has none"
+        option = options[mirrored]
+        default = None if option.default is not None and "UNSET" in repr(option.default) else option.default
+        if parameter.default is not parameter.empty and not option.multiple:
+            assert str(default) == str(parameter.default), name
+        if isinstance(option.type, click.Choice):
+            hint = get_type_hints(MultiprocessingSampler.__init__)[name]
+            literals = [value for part in (hint, *get_args(hint)) for value in get_args(part) if isinstance(value, str)]
+            assert sorted(option.type.choices) == sorted(literals)
+
+
+@pytest.mark.parametrize("name", OBTAINING)
+def test_obtaining_calls_have_the_same_further_arguments(name):
+    for cls in SAMPLERS:
+        expected = list(parameters(LocalSampler.obtain_samples).values())[1:]
+        assert list(parameters(getattr(cls, name)).values())[1:] == expected
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("cls", SAMPLERS)
+def test_a_wrong_keyword_names_the_sampler(cls):
+    with pytest.raises(TypeError, match=rf"{cls.__name__}.*'step_timeuot'"):
+        cls(Agent(), Env, step_timeuot=3)
+    with pytest.raises(TypeError, match=rf"{cls.__name__}.*'step_timeuot'"):
+        cls.from_worker_factory(WorkerFactory(), Agent(), Env, step_timeuot=3)
+
+
+@pytest.mark.parametrize("name", ["step_timeout", "construction_timeout", "max_worker_memory", "start_method"])
+def test_local_sampler_does_not_ignore_what_it_cannot_do(name):
+    with pytest.raises(TypeError, match=f"LocalSampler.*'{name}'"):
+        LocalSampler(Agent(), Env, **{name: 5})
+
+
+def test_what_the_worker_factory_has_is_not_given_twice():
+    with pytest.raises(TypeError, match=r"LocalSampler.from_worker_factory takes n_workers, seed from the worker fac"):
+        LocalSampler.from_worker_factory(WorkerFactory(n_workers=1), Agent(), Env, seed=3, n_workers=2)
+
+
+@pytest.mark.parametrize("name", OBTAINING)
+@pytest.mark.parametrize("second", [4000, np.int64(4000), 4e3, True])
+def test_a_call_with_an_iteration_number_says_what_the_arguments_are(name, second):
+    with LocalSampler(Agent(), Env) as sampler:
+        first = next(iter(parameters(getattr(sampler, name))))
+        with pytest.raises(UsageError, match=rf"^{name}\(0, .*\): the arguments are \({first}, agent_update="):
+            getattr(sampler, name)(0, second)
+        assert sampler.agent_version == 0
+
+
+# ---------------------------------------------------------------------- what they mean
+
+
+class Sized(Env):
+    def __init__(self, size=1):
+        super().__init__()
+        self.size = size
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(self.size), *rest
+
+
+@pytest.mark.parametrize("cls", SAMPLERS)
+def test_env_kwargs_reach_factories_and_lists_of_them(cls):
+    for envs in (Sized, [Sized, Sized]):
+        with cls(Agent(), envs, env_kwargs={"size": 7}, n_workers=2) as sampler:
+            assert set(sampler.obtain_trajectories(4).rewards) == {7.0}
+            assert set(sampler.obtain_trajectories(4, env_update=Sized).rewards) == {1.0}, "not to an update"
+
+
+def test_env_kwargs_reach_ids():
+    agent = Agent()
+    with LocalSampler(agent, "FrozenLake-v1", env_kwargs={"map_name": "8x8"}) as sampler:
+        assert sampler.obtain_trajectories(1).observation_space.n == 64
+
+
+def test_env_kwargs_need_something_to_make():
+    with pytest.raises(UsageError, match="env_kwargs are for making an environment, but a Sized is there already"):
+        LocalSampler(Agent(), Sized(), env_kwargs={"size": 2})
+    for wrong in (["size"], {1: 2}, "size"):
+        with pytest.raises(UsageError, match="env_kwargs must be a dict"):
+            LocalSampler(Agent(), Sized, env_kwargs=wrong)
+
+
+def test_no_limit_of_length_may_be_written_as_infinity():
+    for infinite in (math.inf, np.inf, np.float32("inf"), None):
+        assert WorkerFactory(max_episode_length=infinite).max_episode_length is None
+    for wrong in (-math.inf, math.nan, 2.5, 0):
+        with pytest.raises(UsageError, match="max_episode_length"):
+            WorkerFactory(max_episode_length=wrong)
+    with LocalSampler(Agent(), Env, max_episode_length=math.inf) as sampler:
+        assert sampler.obtain_trajectories(1).n_timesteps == 5
