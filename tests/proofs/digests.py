@@ -1,0 +1,148 @@
+"""The same seed gives the same batches as ever: 200 scenarios, against digests that were recorded earlier.
+
+    python -m tests.proofs.digests record    # after a change that is meant to change batches, and says so
+
+A scenario is drawn from its number: environment, agent, kind of worker, engine, how many workers, and calls of every
+kind with updates between them. `digests.json` has one digest for each, which tells every bit of every batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import pathlib
+import random
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from streamsampler import LocalSampler, MultiprocessingSampler, SetTaskUpdate, TrajectoryBatch, VecWorker
+from tests.proofs._worlds import Batched, Counting, Noisy, Parameters, Room, Rough, Shapes, Vector
+
+__all__ = ["N_SCENARIOS", "batches_of", "digest_of", "prove"]
+
+N_SCENARIOS = 200
+_N_SHORT = 40
+_RECORDED = pathlib.Path(__file__).with_name("digests.json")
+_FIELDS = (
+    *("observations", "last_observations", "actions", "rewards", "terminated", "truncated"),
+    *("env_infos", "agent_infos", "episode_infos", "lengths", "indices", "seeds", "agent_version", "seed"),
+)
+
+
+def _add(found: Any, value: Any) -> None:
+    """Add a value to a digest: its structure, types, shapes and bytes."""
+    if isinstance(value, dict):
+        for key in sorted(value):
+            found.update(f"{{{key}:".encode())
+            _add(found, value[key])
+    elif isinstance(value, tuple):
+        for child in value:
+            found.update(b"(")
+            _add(found, child)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        found.update(f"{value.dtype.str}{value.shape}".encode())
+        found.update(np.ascontiguousarray(value).tobytes())
+    else:
+        found.update(repr(value.tolist() if isinstance(value, np.ndarray) else value).encode())
+
+
+def digest_of(batches: list[TrajectoryBatch]) -> str:
+    """Return the digest of all that a user can see of some batches, but for their accounts."""
+    found = hashlib.sha256()
+    for batch in batches:
+        for name in _FIELDS:
+            found.update(f"<{name}>".encode())
+            value = getattr(batch, name)
+            _add(found, list(value) if name == "seeds" else value)
+    return found.hexdigest()[:24]
+
+
+def _world(draw: random.Random) -> dict[str, Any]:
+    """Draw what is sampled: agents, environments, updates for them, and the kind of worker."""
+    kind = draw.choice(["room", "noisy", "counting", "shapes", "wide", "rough", "side by side", "batched", "vector"])
+    agent, other = Parameters(draw.randrange(5)), Parameters(7)
+    world: dict[str, Any] = {"agent": agent, "agents": [other], "envs": [], "options": {}}
+    if kind in ("room", "noisy", "rough"):
+        cls = {"room": Room, "noisy": Noisy, "rough": Rough}[kind]
+        world |= {"env": cls, "envs": [partial(cls, 0.4), SetTaskUpdate(cls, 0.25)]}
+        if kind == "rough":
+            world["options"] = {"on_failure": "drop"}
+    elif kind == "shapes":
+        names = ["discrete", "binary", "several", "image", "integers", "tuple"]
+        world |= {"env": partial(Shapes, draw.choice(names)), "envs": [partial(Shapes, draw.choice(names))]}
+    else:
+        width = 3_000 if kind == "wide" else draw.choice([1, 2])
+        world |= {"env": partial(Counting, 10, width), "envs": [partial(Counting, 3, width)]}
+    if kind in ("side by side", "batched"):
+        arguments: dict[str, Any] = {"n_envs": draw.choice([2, 3, 8])}
+        if draw.random() < 0.5:
+            arguments["block_size"] = draw.choice([8, 16])
+        world["options"] = {"worker_class": VecWorker, "worker_args": arguments}
+    if kind == "vector":
+        world["env"] = Vector(draw.choice(["NEXT_STEP", "SAME_STEP", "DISABLED"]))
+        world |= {"envs": [], "options": {"worker_class": VecWorker}}
+    if kind in ("batched", "vector"):
+        world |= {"agent": Batched(draw.randrange(5)), "agents": [Batched(9)]}
+    return world
+
+
+def _sampler(draw: random.Random, world: dict[str, Any], seed: int) -> Any:
+    n_workers = draw.choice([1, 2, 3, 5])
+    agents, envs = world["agent"], world["env"]
+    if not world["options"] and draw.random() < 0.2:
+        agents, envs = [type(agents)(number) for number in range(n_workers)], [envs] * n_workers
+    options = {"n_workers": n_workers, "seed": seed, **world["options"]}
+    if draw.random() < 0.2 and not isinstance(envs, Vector):  # which ends its trajectories itself
+        options["max_episode_length"] = draw.choice([1, 4, 9])
+    method = draw.choice(["local", "local", "forkserver", "forkserver", "forkserver", "spawn", "fork"])
+    if method == "local":
+        return LocalSampler(agents, envs, **options)
+    return MultiprocessingSampler(agents, envs, start_method=method, **options)
+
+
+def _call(draw: random.Random, sampler: Any, world: dict[str, Any]) -> list[TrajectoryBatch]:
+    updates: dict[str, Any] = {}
+    if draw.random() < 0.4:
+        updates["agent_update"] = draw.choice([(draw.randrange(9),), *world["agents"]])
+    if world["envs"] and draw.random() < 0.3:
+        updates["env_update"] = draw.choice(world["envs"])
+    kind = draw.choice(["samples", "samples", "trajectories", "exact", "stream"])
+    if kind == "samples":
+        return [sampler.obtain_samples(draw.randint(1, 300), **updates)]
+    if kind == "trajectories":
+        return [sampler.obtain_trajectories(draw.randint(1, 40), **updates)]
+    if kind == "exact" and "on_failure" not in world["options"]:
+        return [sampler.obtain_exact_trajectories(draw.randint(1, 9), **updates)]
+    return list(itertools.islice(sampler.stream(**updates), draw.randint(1, 25)))
+
+
+def batches_of(number: int) -> list[TrajectoryBatch]:
+    """Run a scenario, and return all batches that it obtains."""
+    draw = random.Random(number)
+    world = _world(draw)
+    with _sampler(draw, world, seed=1_000 + number) as sampler:
+        return [batch for _ in range(draw.randint(1, 4)) for batch in _call(draw, sampler, world)]
+
+
+def prove(scale: str) -> None:
+    """Compare the digests of all scenarios, or of the first ones, with those that were recorded.
+
+    Raises:
+        AssertionError: Some differ.
+    """
+    expected = json.loads(_RECORDED.read_text())
+    n = _N_SHORT if scale == "short" else N_SCENARIOS
+    found = {str(number): digest_of(batches_of(number)) for number in range(n)}
+    differing = [number for number in found if found[number] != expected[number]]
+    print(f"{n} scenarios, {len(differing)} differ from what was recorded {differing or ''}")
+    assert not differing
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["record"]:
+    _RECORDED.write_text(
+        json.dumps({str(number): digest_of(batches_of(number)) for number in range(N_SCENARIOS)}, indent=0) + "\n"
+    )
