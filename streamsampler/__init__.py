@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.factory import WorkerFactory
     from streamsampler.folders import TrajectoryFolder, load
+    from streamsampler.per_worker import PerWorker
     from streamsampler.samplers import LocalSampler, MultiprocessingSampler
     from streamsampler.trajectories import StepType, TrajectoryBatch
     from streamsampler.worker_loop import run_worker
@@ -33,6 +34,7 @@ __all__ = [
     "LocalSampler",
     "MultiprocessingSampler",
     "NewEnvUpdate",
+    "PerWorker",
     "RandomAgent",
     "SetTaskUpdate",
     "StepType",
@@ -58,6 +60,7 @@ _HOMES = {
     "WorkerFactory": "factory",
     "TrajectoryFolder": "folders",
     "load": "folders",
+    "PerWorker": "per_worker",
     "LocalSampler": "samplers",
     "MultiprocessingSampler": "samplers",
     "StepType": "trajectories",

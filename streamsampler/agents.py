@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from gymnasium.spaces import Space
 
 from streamsampler.current_directory import import_named
@@ -20,9 +20,8 @@ __all__ = [
     "Agent",
     "CallableAgent",
     "RandomAgent",
-    "apply_agent_update",
     "as_agent",
-    "is_parameters",
+    "is_agent",
     "load_agent",
     "reset_agent_function",
 ]
@@ -156,6 +155,16 @@ def as_agent(obj: Any) -> Agent:
     raise UsageError(f"an agent is {_WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither")
 
 
+def is_agent(obj: Any) -> bool:
+    """Tells whether an object can be nothing else than an agent: it has `get_action`, or is a plain function.
+
+    Other callables, such as a torch module, may be the parameters of one.
+    """
+    if isinstance(obj, type):
+        return False
+    return callable(getattr(obj, "get_action", None)) or inspect.isroutine(obj) or isinstance(obj, functools.partial)
+
+
 def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
     """Finds out once how an agent is reset, so that no trajectory has to.
 
@@ -200,60 +209,6 @@ def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def is_parameters(update: Any) -> bool:
-    """Tells an agent update that goes to `set_param_values` from one that is a new agent.
-
-    Args:
-        update: Any agent update but None.
-
-    Returns:
-        Whether it is a tuple, a dict or an array (also another library's, which NumPy could convert).
-    """
-    if isinstance(update, type) or hasattr(update, "get_action") or callable(update):
-        return False
-    return isinstance(update, tuple | dict | np.ndarray) or hasattr(update, "__array__")
-
-
-def apply_agent_update(agent: Agent, update: Any) -> Agent:
-    """Updates an agent.
-
-    Args:
-        agent: The agent so far.
-        update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values`; anything else is
-            the new agent.
-
-    Returns:
-        The agent from now on.
-
-    Raises:
-        UsageError: If the agent takes no parameters, or the update is no agent.
-    """
-    if update is None:
-        return agent
-    if not is_parameters(update):
-        return _replacement(update)
-    set_param_values = getattr(agent, "set_param_values", None)
-    if not callable(set_param_values):
-        named = agent.function if isinstance(agent, CallableAgent) else agent
-        name = getattr(named, "__qualname__", type(named).__qualname__)
-        raise UsageError(
-            f"agent_update is a {type(update).__qualname__}, which goes to the agent's set_param_values, but the agent "
-            f"({name}) has none; give it one, or pass a whole agent as the update"
-        )
-    set_param_values(update)
-    return agent
-
-
-def _replacement(update: Any) -> Agent:
-    try:
-        return as_agent(update)
-    except UsageError as error:
-        raise UsageError(
-            f"agent_update is a {type(update).__qualname__}, neither parameters (a tuple, dict or array) nor an agent: "
-            f"{error}"
-        ) from None
 
 
 def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Agent:

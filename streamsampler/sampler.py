@@ -18,6 +18,7 @@ from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
 from streamsampler.lifetime import SamplerLife
 from streamsampler.payloads import pickled, pickled_updates
+from streamsampler.per_worker import items_by_worker
 from streamsampler.progress import ProgressArgument, display
 from streamsampler.sampler_options import SamplerOptions
 from streamsampler.serialization import Payload
@@ -37,15 +38,16 @@ class Sampler(SamplerLife):
     documented there.
 
     Args:
-        agents: An agent (see `Agent`), a plain callable `observation -> action`, or a list with one for each worker.
+        agents: An agent (see `Agent`), a plain callable `observation -> action`, or a list or `PerWorker` with one for
+            each worker.
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec`, an
-            `EnvUpdate`, or a list with one for each worker. With lists, index i of a batch belongs to worker
-            `i % n_workers`, and results depend on the number of workers.
+            `EnvUpdate`, or a list or `PerWorker` with one for each worker. With one for each worker, index i of a batch
+            belongs to worker `i % n_workers`, and results depend on the number of workers.
         env_kwargs: Keyword arguments for making the environment, where `envs` is an id, an `EnvSpec` or a callable; for
-            an `EnvSpec`, on top of its own. With a list of environments each of them gets these. They do not apply
-            to an `env_update`.
-        n_workers: How many workers; None for as many as a list given as `agents` or `envs` has items, else for as
-            many as this process may use cores (`LocalSampler`: 1).
+            an `EnvSpec`, on top of its own. With one environment for each worker each of them gets these. They do not
+            apply to an `env_update`.
+        n_workers: How many workers; None for as many as `agents` or `envs` have items, where these are given for each
+            worker, else for as many as this process may use cores (`LocalSampler`: 1).
         seed: A non-negative integer that everything random is derived from; None draws fresh entropy.
         max_episode_length: Timesteps after which a trajectory is truncated; None or `math.inf` leaves that to the
             environment.
@@ -121,7 +123,7 @@ class Sampler(SamplerLife):
     @classmethod
     def _how_many(cls, n_workers: int | None, agents: Any, envs: Any) -> int | None:
         if n_workers is None:
-            lengths = [len(items) for items in (agents, envs) if isinstance(items, list)]
+            lengths = [len(items) for given in (agents, envs) if (items := items_by_worker(given)) is not None]
             return lengths[0] if lengths else cls._default_workers
         return n_workers
 
@@ -174,15 +176,17 @@ class Sampler(SamplerLife):
         Args:
             num_samples: Timesteps, at least 1.
             agent_update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values`;
-                anything else replaces the agent. A list has one for each worker.
+                anything else replaces the agent. `PerWorker([...])` has one for each worker (None: nothing changes);
+                so has a list in which every item is an agent. Any other list is an error, for it may be one set of
+                parameters.
             env_update: None changes nothing; an environment (in any form that `envs` takes) replaces the old one, an
-                `EnvUpdate` is applied to it. A list has one for each worker.
+                `EnvUpdate` is applied to it. A list or `PerWorker` has one for each worker.
             progress: True shows a progress bar on stderr; a callable is called with a `progress.Snapshot` several
                 times a second.
 
         Raises:
-            UsageError: `num_samples` is no positive integer, `agent_update` is a number, or a list has the wrong
-                length (a ValueError).
+            UsageError: `num_samples` is no positive integer, `agent_update` is a number or a list of something else
+                than agents, or there are more or fewer items than workers (a ValueError).
             TypeError: `env_update` is no environment.
             SerializationError: An update cannot be pickled.
             RolloutError: User code raised in a worker.

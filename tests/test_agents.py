@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler.agents import (
-    Agent,
-    CallableAgent,
-    RandomAgent,
-    apply_agent_update,
-    as_agent,
-    is_parameters,
-    reset_agent_function,
-)
+from streamsampler.agent_updates import apply_agent_update, is_parameters
+from streamsampler.agents import Agent, CallableAgent, RandomAgent, as_agent, reset_agent_function
 from streamsampler.errors import UsageError
 
 ACTIONS = spaces.Discrete(5)

@@ -20,6 +20,7 @@ from streamsampler import (
     DefaultWorker,
     LocalSampler,
     MultiprocessingSampler,
+    PerWorker,
     RandomAgent,
     WorkerFactory,
 )
@@ -316,10 +317,10 @@ def test_what_constructors_draw_depends_on_the_seed_alone():
             assert batch.rewards[0] == expected.rewards[0], "also when it is made again"
 
 
-def test_a_list_with_none_leaves_that_workers_parameters_alone(make):
+def test_none_for_a_worker_leaves_its_parameters_alone(make):
     sampler = make([Agent(), Agent(action=2)], Env)
     sampler.obtain_trajectories(2, agent_update={"action": 0})
-    batch = sampler.obtain_trajectories(4, agent_update=[Agent(action=2), None])
+    batch = sampler.obtain_trajectories(4, agent_update=PerWorker([Agent(action=2), None]))
     assert [set(trajectory.actions.tolist()) for trajectory in batch] == [{2}, {0}, {2}, {0}]
 
 

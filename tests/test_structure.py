@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 
 # From the ground up. A module may import those of lower layers, and its neighbours listed before it.
 LAYERS = [
-    ["version", "errors", "compact", "checks", "atomic", "quotas"],
+    ["version", "errors", "compact", "checks", "per_worker", "atomic", "quotas"],
     ["trees", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
     ["plans", "pacing", "blocks", "cutting", "holdings", "gathering", "supervision"],
     [
@@ -26,6 +26,7 @@ LAYERS = [
         "encoding",
         "current_directory",
         "agents",
+        "agent_updates",
         "env_ids",
         "environments",
     ],
@@ -139,6 +140,7 @@ def test_the_public_face():
         "LocalSampler",
         "MultiprocessingSampler",
         "NewEnvUpdate",
+        "PerWorker",
         "RandomAgent",
         "SetTaskUpdate",
         "StepType",

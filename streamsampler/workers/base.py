@@ -121,7 +121,7 @@ class Worker(ABC):
 
     @abstractmethod
     def update_agent(self, agent_update: Any) -> None:
-        """Replace the agent, or hand it new parameters (see `agents.apply_agent_update`)."""
+        """Replace the agent, or hand it new parameters (see `agent_updates.apply_agent_update`)."""
 
     @abstractmethod
     def update_env(self, env_update: EnvUpdate) -> None:

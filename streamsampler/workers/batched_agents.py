@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.agents import Agent, apply_agent_update, as_agent, reset_agent_function
+from streamsampler.agent_updates import apply_agent_update
+from streamsampler.agents import Agent, as_agent, reset_agent_function
 from streamsampler.errors import UsageError
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps, loads
@@ -176,7 +177,7 @@ class AgentPool:
         return not self._agents
 
     def update(self, agent_update: Any, n_slots: int) -> None:
-        """Replace the agent, or hand it new parameters; see `agents.apply_agent_update`.
+        """Replace the agent, or hand it new parameters; see `agent_updates.apply_agent_update`.
 
         Args:
             agent_update: The update.

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import gymnasium
 
-from streamsampler.agents import Agent, apply_agent_update, as_agent, reset_agent_function
+from streamsampler.agent_updates import apply_agent_update
+from streamsampler.agents import Agent, as_agent, reset_agent_function
 from streamsampler.board import WorkerRow, phase_number
 from streamsampler.environments import EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, UsageError

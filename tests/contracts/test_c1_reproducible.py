@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, NewEnvUpdate, SetTaskUpdate, TrajectoryBatch
+from streamsampler import LocalSampler, NewEnvUpdate, PerWorker, SetTaskUpdate, TrajectoryBatch
 from streamsampler.samplers import Sampler
 
 from .conftest import CORE_ENGINES, SIDE_BY_SIDE, Maker
@@ -315,8 +315,8 @@ def test_lists_belong_to_workers(make_sampler: Maker, make_local: Callable[..., 
     assert batch.lengths.tolist() == [2, 3, 4, 2, 3, 4, 2, 3]
     assert [set(trajectory.actions.tolist()) for trajectory in batch] == [{10 * (1 + i % 3)} for i in range(8)]
 
-    batch = sampler.obtain_exact_trajectories(2, agent_update=[(11,), None, (31,)])
-    assert batch == twin.obtain_exact_trajectories(2, agent_update=[(11,), None, (31,)])
+    batch = sampler.obtain_exact_trajectories(2, agent_update=PerWorker([(11,), None, (31,)]))
+    assert batch == twin.obtain_exact_trajectories(2, agent_update=PerWorker([(11,), None, (31,)]))
     assert batch.indices.tolist() == list(range(6))
     assert batch.lengths.tolist() == [2, 2, 3, 3, 4, 4]
     assert [trajectory.actions[0] for trajectory in batch] == [11, 11, 20, 20, 31, 31]

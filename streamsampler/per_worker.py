@@ -1,0 +1,76 @@
+"""Giving each worker an item of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, Generic, TypeVar
+
+from streamsampler.errors import UsageError
+
+__all__ = ["PerWorker", "check_length", "items_by_worker"]
+
+Item = TypeVar("Item")
+
+
+class PerWorker(Generic[Item]):
+    """Gives each worker an item of its own: worker w gets item w.
+
+    It is taken for `agents`, `envs`, `agent_update` and `env_update`. For example::
+
+        sampler = MultiprocessingSampler(PerWorker([cautious, bold]), "CartPole-v1")
+        sampler.obtain_samples(1000, agent_update=PerWorker([(weights_0, bias_0), (weights_1, bias_1)]))
+        sampler.obtain_samples(1000, agent_update=PerWorker([None, bold]))  # changes nothing for worker 0
+
+    A bare list means the same for `agents`, `envs` and `env_update`, and for `agent_update` where every item is an
+    agent. Any other list is an error there, because a list of arrays may as well be one set of parameters.
+
+    Trajectory i of a batch belongs to worker `i % n_workers`; so with items of their own, results depend on the number
+    of workers.
+
+    Args:
+        items: One item for each worker. In an update, None changes nothing for that worker.
+
+    Attributes:
+        items: The items, a tuple.
+
+    Raises:
+        UsageError: The items are in no order, as those of a dict or a set, or are the characters of a string (a
+            ValueError).
+    """
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping | Set | PerWorker):
+            raise UsageError(f"PerWorker takes a list with one item for each worker, not a {type(items).__qualname__}")
+        self.items = tuple(items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.items)
+
+    def __getitem__(self, worker: int) -> Item:
+        return self.items[worker]
+
+    def __repr__(self) -> str:
+        return f"PerWorker({list(self.items)!r})"
+
+
+def items_by_worker(given: Any) -> list[Any] | None:
+    """Return the items of what was given for each worker, by a `PerWorker` or a list; None if it is for all of them."""
+    return list(given) if isinstance(given, list | PerWorker) else None
+
+
+def check_length(name: str, items: list[Any], n_workers: int) -> None:
+    """Check that there is an item for each worker.
+
+    Args:
+        name: The argument's name.
+        items: Its items.
+        n_workers: How many workers there are.
+
+    Raises:
+        UsageError: There are more or fewer; says both numbers.
+    """
+    if len(items) != n_workers:
+        raise UsageError(f"{name} has {len(items)} items, but there are {n_workers} workers")
