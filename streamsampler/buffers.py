@@ -45,8 +45,9 @@ class Recorder:
         count: The number of rows.
         integers: The rows, where they are integers of Python: a loop may append those itself, and nothing else.
         encoded: The rows, where they are kept as bytes: a loop may append `value.tobytes()` itself where
-            `value.dtype == dtype`. Their sizes are looked at in `view`.
+            `value.dtype == dtype` and `value.shape == shape`.
         dtype: The dtype of such rows; where there are none, one that no observation has.
+        shape: The shape of such rows.
         renew: Lets go of memory that is not this recorder's own, with all rows.
     """
 
@@ -57,6 +58,7 @@ class Recorder:
     integers: list[int] | None = None
     encoded: list[bytes] | None = None
     dtype: np.dtype[Any] = _NO_DTYPE
+    shape: tuple[int, ...] = ()
     renew: Callable[[], None] = lambda: None
 
     @property
@@ -122,7 +124,7 @@ def _small_recorder(leaf: _Leaf) -> Recorder:
     def view(start: int, stop: int) -> Array:
         return _joined(leaf, rows[start:stop], start)
 
-    return Recorder(record, truncate, view, rows.__len__, encoded=rows, dtype=dtype)
+    return Recorder(record, truncate, view, rows.__len__, encoded=rows, dtype=dtype, shape=shape)
 
 
 def _joined(leaf: _Leaf, rows: list[bytes], first: int) -> Array:

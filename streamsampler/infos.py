@@ -17,6 +17,7 @@ import numpy as np
 
 from .columns import InfoColumn, InfoColumns, KeyPath, Owners, check_names, column_of, merge, name_of
 from .errors import DataError
+from .spaces import short
 from .trees import Array, snapshot
 
 __all__ = [
@@ -61,7 +62,7 @@ class InfoRecorder:
         """Record the info of a step; steps rise from call to call.
 
         Raises:
-            DataError: A key that is no string, or an info that is no dict.
+            DataError: A key that is no string, or an info that is no dict; its attribute `row` is the step.
         """
         keys = self._keys
         if keys:
@@ -77,7 +78,7 @@ class InfoRecorder:
         try:
             items = info.items()
         except AttributeError:
-            raise DataError(f"{self._path}: an info must be a dict, got {type(info).__name__}") from None
+            raise _refused(step, f"{self._path}: an info must be a dict, got {short(info)}") from None
         plain = self._plain
         alike = len(info) > 1  # a row of one value would touch two lists as well
         for key, value in items:
@@ -106,7 +107,9 @@ class InfoRecorder:
 
     def _record_slowly(self, step: int, path: KeyPath, value: Any) -> None:
         if not isinstance(path[-1], str):
-            raise DataError(f"{name_of(self._path, path)}: the keys of infos are strings, and this is {path[-1]!r}")
+            raise _refused(
+                step, f"{name_of(self._path, path)}: the keys of infos are strings, and this is {path[-1]!r}"
+            )
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             for key, child in value.items():
                 self._record_slowly(step, (*path, key), child)
@@ -154,6 +157,12 @@ class InfoRecorder:
                 columns[path] = column_of(present, values[:n_present])
         check_names(columns, self._path, owners)
         return InfoColumns(length, columns)
+
+
+def _refused(step: int, message: str) -> DataError:
+    error = DataError(message)
+    error.row = step  # type: ignore[attr-defined]
+    return error
 
 
 # --- The user's form

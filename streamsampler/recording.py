@@ -81,8 +81,9 @@ class RolloutRecorder:
         record_env_info: Takes (step, info).
         record_agent_info: Takes (step, info).
         encoded_observations: Where a loop may append the bytes of an observation whose dtype equals
-            `observation_dtype`; None where it may not.
+            `observation_dtype` and whose shape equals `observation_shape`; None where it may not.
         observation_dtype: See there.
+        observation_shape: See there.
         integer_actions: Where a loop may append actions that are integers of Python itself; None where it may not.
         float_rewards: Where a loop may append rewards that are floats of Python itself.
         n_trajectories: How many trajectories have ended.
@@ -108,7 +109,7 @@ class RolloutRecorder:
         self.record_action: Callable[[Any], None] = self._actions.record
         self.record_reward: Callable[[Any], None] = _reward_recorder(self._rewards)
         self.encoded_observations: list[bytes] | None = self._observations.encoded
-        self.observation_dtype = self._observations.dtype
+        self.observation_dtype, self.observation_shape = self._observations.dtype, self._observations.shape
         self.integer_actions: list[int] | None = self._actions.integers
         self.record_env_info: Callable[[int, dict[str, Any]], None] = self._env_infos.record
         self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_infos.record
@@ -188,16 +189,16 @@ class RolloutRecorder:
 
         Raises:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
-                ticket.
-            ObservationError: An observation of another size than its space's, with the same attribute.
-            DataError: A trajectory with infos with a key `_x` beside a key `x`, with the same attribute.
+                ticket, and `timestep` the timestep where the message does not say it.
+            ObservationError: An observation that its space's dtype cannot hold, with the same attributes.
+            DataError: A trajectory with infos with a key `_x` beside a key `x`, with the attribute `position`.
         """
         n_timesteps, n_trajectories = self.n_timesteps, self.n_trajectories
         try:
             observations = self._observations.view(0, n_timesteps)
             actions = self._actions.view(0, n_timesteps)
         except DataError as error:
-            error.position = self._position(getattr(error, "row", 0))[0]  # type: ignore[attr-defined]
+            error.position, error.timestep = self._position(getattr(error, "row", 0))  # type: ignore[attr-defined]
             raise
         self._check_actions(actions)
         lengths = np.array(self._lengths, dtype=np.int64)

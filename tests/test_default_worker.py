@@ -23,9 +23,12 @@ class Env(gymnasium.Env):
     def __init__(self, length: int = 100, oddity: tuple[int, Any, Any] = (-1, None, None), on_step: Any = None) -> None:
         self.length, self.oddity, self.on_step = length, oddity, on_step
         self.t = self.total = 0
+        self.even: Any = None
 
     def _observation(self) -> Any:
-        return self.oddity[1] if self.total == self.oddity[0] else np.full(2, self.t % 9, np.float32)
+        if self.total == self.oddity[0]:
+            return self.oddity[1]
+        return np.full(2, self.t % 9, np.float32) if self.even is None else self.even
 
     def reset(self, *, seed=None, options=None):
         self.t = 0
@@ -79,6 +82,31 @@ def test_an_odd_observation_anywhere_is_converted_or_refused(at):
     with pytest.raises(ObservationError, match=r"\(5,\).*\(2,\)"):
         worker.rollout(Ticket(1, range(10, 14)), [0] * 4)
     assert worker.trajectory == 10 + trajectory
+
+
+@pytest.mark.parametrize("at", [0, 1, 63, 64, 65, 250, 400], ids=str)
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (1, 6), (2, 3, 1)], ids=str)
+def test_as_many_numbers_in_another_shape_are_refused_wherever_they_come(shape, at):
+    env = Env(oddity=(at, np.zeros(shape, np.float32), 1.0))
+    env.observation_space = gymnasium.spaces.Box(-9, 9, (2, 3), np.float32)
+    env.even = np.zeros((2, 3), np.float32)
+    worker, _ = worker_of(env)
+    with pytest.raises(ObservationError) as caught:
+        worker.rollout(Ticket(1, range(10, 14)), [0] * 4)
+    assert f"has the shape {shape}, and its space has the shape (2, 3)" in str(caught.value)
+    # Number 400 is the last trajectory's final one.
+    trajectory, timestep = (3, 100) if at == 400 else divmod(at, 100)
+    assert str(caught.value).endswith(f"at timestep {timestep} of its trajectory")
+    assert (worker.trajectory, worker.phase) == (10 + trajectory, Phase.RECORDING)
+
+
+def test_wrong_shapes_that_make_up_for_each_other_are_refused():
+    """One value too many and then one too few would shift what is between them."""
+    env = Env()
+    env._observation = lambda: np.zeros({70: 3, 71: 1}.get(env.total, 2), np.float32)
+    worker, _ = worker_of(env)
+    with pytest.raises(ObservationError, match=r"\(3,\).*\(2,\).*timestep 70 of"):
+        worker.rollout(Ticket(1, range(1)), [0])
 
 
 def test_an_agent_is_not_blamed_for_an_observation_of_a_wrong_shape():

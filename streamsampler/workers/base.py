@@ -20,7 +20,7 @@ from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import Rollouts
 
-__all__ = ["Outcome", "Worker", "class_names", "summary_of"]
+__all__ = ["Outcome", "Worker", "class_names", "summary_of", "tell_where"]
 
 _SUMMARY_LENGTH = 2_000
 _ROLLOUT_PHASES = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, Phase.RECORDING}
@@ -65,6 +65,24 @@ def summary_of(error: BaseException) -> str:
     if len(summary) > _SUMMARY_LENGTH:
         return f"{summary[:_SUMMARY_LENGTH]} … ({len(summary):,} characters in all)"
     return summary
+
+
+def tell_where(error: BaseException, env: Any, timestep: int | None) -> None:
+    """Add to an error about recorded data which environment it is about, and which timestep.
+
+    Args:
+        error: The error; it is changed, the first time.
+        env: The environment, single or vectorised; None where it is not known.
+        timestep: The timestep of its trajectory; None where there is none, or the error says it already.
+    """
+    spec = getattr(env, "spec", None)
+    name = spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__
+    if hasattr(error, "told"):
+        return
+    error.told = True  # type: ignore[attr-defined]
+    which = "" if env is None else f"{name}: "
+    when = "" if timestep is None else f", at timestep {timestep} of its trajectory"
+    error.args = (f"{which}{error}{when}", *error.args[1:])
 
 
 class Worker(ABC):
@@ -143,8 +161,14 @@ class Worker(ABC):
             return False
         return isinstance(error, (Exception, SystemExit)) and not self.dropping(class_names(error))
 
-    def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int]) -> Rollouts:
-        """Return what a recorder's `finish` gives; if it raises, `phase` and `trajectory` tell where."""
+    def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int], env: Any = None) -> Rollouts:
+        """Return what a recorder's `finish` gives; if it raises, `phase` and `trajectory` tell where.
+
+        Args:
+            finish: The recorder's method.
+            indices: The ticket's trajectory indices.
+            env: The environment, for error messages.
+        """
         self.phase, self.trajectory = Phase.RECORDING, None
         self.row.phase(Phase.RECORDING)
         try:
@@ -152,6 +176,7 @@ class Worker(ABC):
         except DataError as error:
             if (position := getattr(error, "position", None)) is not None:
                 self.trajectory = indices[position]
+            tell_where(error, env, getattr(error, "timestep", None))
             if isinstance(error, ActionError):
                 self.phase = Phase.ACTION
             raise

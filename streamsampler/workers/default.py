@@ -12,11 +12,11 @@ from streamsampler.agent_updates import apply_agent_update
 from streamsampler.agents import Agent, as_agent, reset_agent_function
 from streamsampler.board import WorkerRow, phase_number
 from streamsampler.environments import EnvCloseError, EnvUpdate, apply_env_update
-from streamsampler.errors import ActionError, UsageError
+from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import RolloutRecorder
 from streamsampler.seeding import Stream, derived_seed, seed_generators
-from streamsampler.workers.base import Outcome, Worker, summary_of
+from streamsampler.workers.base import Outcome, Worker, summary_of, tell_where
 
 __all__ = ["DefaultWorker"]
 
@@ -115,7 +115,7 @@ class DefaultWorker(Worker):
         n_trajectories, n_timesteps = recorder.n_trajectories, recorder.n_timesteps
         given_up = abandoned_timesteps >= 0
         return Outcome(
-            rollouts=self.finished(recorder.finish, indices) if n_trajectories and not given_up else None,
+            rollouts=self.finished(recorder.finish, indices, self._env) if n_trajectories and not given_up else None,
             n_trajectories=n_trajectories,
             n_timesteps=n_timesteps,
             n_abandoned=int(given_up),
@@ -194,7 +194,8 @@ class DefaultWorker(Worker):
         reset, step, get_action, clock = env.reset, env.step, agent.get_action, perf_counter
         record_observation, record_action = recorder.record_observation, recorder.record_action
         # Where a list may not be appended to, no observation has this dtype, and no action the class.
-        observations, dtype = cast("list[bytes]", recorder.encoded_observations), recorder.observation_dtype
+        observations = cast("list[bytes]", recorder.encoded_observations)
+        dtype, shape = recorder.observation_dtype, recorder.observation_shape
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action = _NoClass if actions is None else int
         window = iter(_NOTHING)
@@ -243,9 +244,11 @@ class DefaultWorker(Worker):
                             between = clock()
                             words[phase_word] = _STEP_NUMBER
                         else:
-                            # The way of few words: a right dtype, and a look at the size when the ticket is done.
+                            # The way of few words, for an array of the right dtype and shape.
                             try:
-                                if observation.dtype is dtype or observation.dtype == dtype:
+                                if (
+                                    observation.dtype is dtype or observation.dtype == dtype
+                                ) and observation.shape == shape:
                                     observations.append(observation.tobytes())
                                 else:
                                     record_observation(observation)
@@ -297,17 +300,17 @@ class DefaultWorker(Worker):
         except BaseException as error:
             self.phase = phase
             self._broken_off = _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
-            self._explain(error, phase, observation, action)
+            self._explain(error, phase, action)
             raise
         return -1, _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
 
-    def _explain(self, error: BaseException, phase: Phase, observation: Any, action: Any) -> None:
+    def _explain(self, error: BaseException, phase: Phase, action: Any) -> None:
         """Raise a better error where the reason is known; otherwise return."""
-        if phase is Phase.ACTION and isinstance(error, Exception) and self._recorder is not None:
-            # An agent that cannot do with an observation of another shape is not to blame.
-            self.phase = Phase.RECORDING
-            self._recorder.record_observation(observation)
-            self.phase = phase
+        recorder = self._recorder
+        ours = isinstance(error, ActionError) or (isinstance(error, DataError) and phase is Phase.RECORDING)
+        if ours and recorder is not None:
+            row = getattr(error, "row", len(recorder.float_rewards))
+            tell_where(error, self._env, None if row is None else row - recorder.n_timesteps)
         frames = error.__traceback__
         raised_here = frames is None or frames.tb_next is None
         if phase is Phase.ACTION and raised_here and isinstance(error, (TypeError, ValueError)):

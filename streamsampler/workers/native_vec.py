@@ -15,7 +15,7 @@ from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.trees import Tree, leaves, map_tree, take
-from streamsampler.workers.base import Worker
+from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.batch_infos import info_of
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batch_rows import BatchRows, row_of
@@ -310,7 +310,11 @@ class _Run:
         elif worker.phase is Phase.ACTION:
             explain_batch(error, worker, running)
         else:
-            worker.trajectory = running[0]
+            slot = getattr(error, "row", int(live[0]))
+            if slot in live:
+                worker.trajectory = running[int(np.flatnonzero(live == slot)[0])]
+                if isinstance(error, DataError) and worker.phase is Phase.RECORDING:
+                    tell_where(error, self._env, int(self._step - self._begun[slot]))
             error.add_note(f"the vector environment was running trajectories {', '.join(map(str, running))}")
 
 

@@ -11,11 +11,11 @@ import gymnasium
 import numpy as np
 
 from streamsampler.board import phase_number
-from streamsampler.errors import ActionError, DataError, UsageError
+from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
 from streamsampler.recording import number_of
 from streamsampler.seeding import Stream, derived_seed
-from streamsampler.workers.base import Worker
+from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batched_agents import BatchedAgent, Rows
 
@@ -273,8 +273,12 @@ class _Run:
             worker.phase = _AGENT_RESET
             self._agent.begin_trajectory(slot, derived_seed(seed, Stream.AGENT))
         worker.phase = _RECORDING
-        recorder.begin(info)
-        recorder.observations.record(observation)
+        try:
+            recorder.begin(info)
+            recorder.observations.record(observation)
+        except DataError as error:
+            tell_where(error, self._envs[slot], 0)
+            raise
         words[phase_word] = _STEP_NUMBER
         self._resetting += perf_counter() - began
 
@@ -282,18 +286,29 @@ class _Run:
         """Say which trajectory was in hand, and raise a better error where the reason is known."""
         worker, indices = self._worker, self._block.indices
         running = [indices[position - self._block.first] for position in self._positions]
+        row = 0
         if worker.phase is Phase.STEP:
-            worker.trajectory = running[self._row]
+            row = self._row
+            worker.trajectory = running[row]
             if isinstance(error, DataError):
                 worker.phase = _RECORDING
             else:
-                self._explain_step(error, self._actions[self._row])
+                self._explain_step(error, self._actions[row])
         elif self._agent.row >= 0:
-            worker.trajectory = running[self._agent.row]
+            row = self._agent.row
+            worker.trajectory = running[row]
         elif self._row < 0 and (worker.phase is Phase.ACTION or isinstance(error, ActionError)):
+            row = getattr(error, "row", 0)
             explain_batch(error, worker, running)
         elif self._row < 0:
-            worker.trajectory = running[max(0, getattr(error, "row", first) - first)]
+            row = max(0, getattr(error, "row", first) - first)
+            worker.trajectory = running[row]
+        else:
+            row = self._row
+        if isinstance(error, ActionError) or (isinstance(error, DataError) and worker.phase is _RECORDING):
+            # What a step returned is recorded as the next timestep's observation.
+            follows = isinstance(error, ObservationError) and self._row >= 0
+            tell_where(error, self._envs[0], self._step + follows - self._begun[row])
 
     def _explain_step(self, error: BaseException, action: Any) -> None:
         frames = error.__traceback__

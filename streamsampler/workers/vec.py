@@ -202,7 +202,7 @@ class VecWorker(Worker):
             wanted = self._run(block, recorder, seconds)
         if not wanted:
             return self._outcome(None, recorder, seconds, recorder.n_ended, recorder.n_timesteps)
-        rollouts = self.finished(recorder.finish, ticket.indices)
+        rollouts = self.finished(recorder.finish, ticket.indices, self._envs[0])
         return self._outcome(rollouts, recorder, seconds, rollouts.n_trajectories, rollouts.n_timesteps)
 
     def _outcome(

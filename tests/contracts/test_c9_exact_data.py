@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -197,15 +198,17 @@ def test_nan_is_data(make_sampler: Maker) -> None:
     np.testing.assert_array_equal(batch.last_observations, 6 * [[np.inf]])
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (1, 2)], ids=["other numbers", "as many numbers"])
 @pytest.mark.parametrize("at", [0, 1, 3], ids=["of the reset", "of a step", "of the last step"])
-def test_a_wrong_shape_is_an_error(make_sampler: Maker, at: int) -> None:
-    """The error says both shapes, and the sampler goes on with a better environment."""
+def test_a_wrong_shape_is_an_error(make_sampler: Maker, at: int, shape: tuple[int, ...]) -> None:
+    """The error says both shapes and the timestep, and the sampler goes on with a better environment."""
     observations: list[Any] = points(0, 1, 2, 3)
-    observations[at] = np.zeros((3, 4), np.float32)
+    observations[at] = np.zeros(shape, np.float32)
     sampler = make_sampler(
         always_zero, NewEnvUpdate(Scripted, {"scripts": [Script(observations)], "observation_space": PLANE}), seed=SEED
     )
-    with pytest.raises(RolloutError, match=r"\(3, 4\).*\(2,\)") as caught:
+    words = rf"Scripted: observation has the shape {re.escape(str(shape))}.*\(2,\), at timestep {at} of its trajectory"
+    with pytest.raises(RolloutError, match=words) as caught:
         sampler.obtain_trajectories(1)
     assert caught.value.worker_number == 0
     assert caught.value.trajectory == 0
