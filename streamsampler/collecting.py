@@ -10,7 +10,7 @@ from typing import Any
 from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.collector import Collector, Part, Spaces
 from streamsampler.crew import logger
-from streamsampler.engines.base import Answered, Died, Event
+from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.errors import ClosedError, DataError, WorkerError
 from streamsampler.failures import check_dropped, failure_error
 from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
@@ -20,6 +20,7 @@ from streamsampler.seeding import TrajectorySeeds
 from streamsampler.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.trees import Tree, leaves
+from streamsampler.worker_logs import handle_records
 
 __all__ = ["Call"]
 
@@ -142,6 +143,9 @@ class Call:
         self._engine.send(worker, message)
 
     def _take_in(self, event: Event) -> None:
+        if isinstance(event, Logged):
+            handle_records(event.worker, event.records)
+            return
         self._hungry.add(event.worker)
         crew = self._collector.crew
         match event:

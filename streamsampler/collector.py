@@ -18,8 +18,10 @@ from streamsampler.gathering import Order
 from streamsampler.leases import Pool
 from streamsampler.pacing import Pace
 from streamsampler.recording import Rollouts
+from streamsampler.serialization import dumps
 from streamsampler.supervision import Policy
 from streamsampler.updates import Updates
+from streamsampler.worker_logs import Levels, levels_here
 
 __all__ = ["Collector", "Part", "Spaces"]
 
@@ -95,6 +97,7 @@ class Collector:
         self.cancelled = False
         self.suspect = False  # whether an interrupt may have hit between two steps of the bookkeeping
         self.published: dict[int, Any] = updates.payloads()
+        self._levels: Levels | None = None
         self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
 
     def cancel(self) -> None:
@@ -107,6 +110,12 @@ class Collector:
         handle = self.engine.publish(payload)
         self.published[id(handle)] = handle
         return handle
+
+    def tell_levels(self) -> None:
+        """Let workers in other processes make the log records that this process's loggers let through now."""
+        if self.engine.has_own_loggers and (levels := levels_here()) != self._levels:
+            self.updates.put("levels", self.publish(dumps(levels, "the levels of loggers")))
+            self._levels = levels
 
     def retract_old(self) -> None:
         """Let go of what is neither in force nor in a message that is unanswered."""

@@ -12,17 +12,18 @@ from typing import Any, Self
 
 from streamsampler.collecting import Call
 from streamsampler.collector import Collector
-from streamsampler.engines.base import Answered, Engine
-from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError
+from streamsampler.engines.base import Answered, Engine, Logged
+from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError
 from streamsampler.factory import WorkerFactory
 from streamsampler.failures import failure_error
 from streamsampler.gathering import GatherPlan, Order
-from streamsampler.protocol import NEVER_AGAIN, Phase, Report
+from streamsampler.protocol import NEVER_AGAIN, Failure, Phase, Report
 from streamsampler.serialization import Payload
 from streamsampler.statistics import Stats
 from streamsampler.supervision import Policy
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
+from streamsampler.worker_logs import handle_records
 
 __all__ = ["SamplerLife"]
 
@@ -144,6 +145,7 @@ class SamplerLife(ABC):
         if self._collector.suspect:
             self._start_afresh()
         collector = self._collector
+        collector.tell_levels()
         snapshot = collector.updates.snapshot()
         try:
             self._put(updates)
@@ -200,22 +202,30 @@ class SamplerLife(ABC):
         if os.getpid() != self._owner:
             self._finalizer.detach()
             return
-        failures = []
         if self._lock.acquire(blocking=False):  # or another thread is in the stream, and ends it
             try:
                 self._end_stream()
             finally:
                 self._lock.release()
-        for said in _end(self._collector, self._lock):
-            if isinstance(said.answer, Report):
-                self.stats.take_report(said.worker, said.answer)
-                self.stats.stale_trajectories += said.answer.n_trajectories
-                self.stats.stale_timesteps += said.answer.n_timesteps
-            elif said.answer.phase is Phase.CLOSE:
-                failures.append(failure_error(said.worker, said.answer, said.contents))
+        failures = self._take_last_words(_end(self._collector, self._lock))
         self._finalizer.detach()
         if failures:
             raise failures[0]
+
+    def _take_last_words(self, last_words: list[Answered | Logged]) -> list[RolloutError]:
+        """Account for what workers said while they were ended; return the failures to close their environments."""
+        failures = []
+        for said in last_words:
+            match said:
+                case Logged(worker=worker, records=records):
+                    handle_records(worker, records)
+                case Answered(worker=worker, answer=Report() as report):
+                    self.stats.take_report(worker, report)
+                    self.stats.stale_trajectories += report.n_trajectories
+                    self.stats.stale_timesteps += report.n_timesteps
+                case Answered(worker=worker, answer=Failure(phase=Phase.CLOSE) as failure):
+                    failures.append(failure_error(worker, failure, said.contents))
+        return failures
 
     def shutdown_worker(self) -> None:
         """Do what `close` does."""
@@ -250,7 +260,7 @@ class SamplerLife(ABC):
         self._begin_life(state["updates"], state["version"])
 
 
-def _end(collector: Collector, lock: Lock) -> list[Answered]:
+def _end(collector: Collector, lock: Lock) -> list[Answered | Logged]:
     """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
     ours = lock.acquire(blocking=False)
     if not ours:
@@ -267,4 +277,6 @@ def _end(collector: Collector, lock: Lock) -> list[Answered]:
 
 def _end_quietly(collector: Collector, lock: Lock, owner: int) -> None:
     if os.getpid() == owner:
-        _end(collector, lock)
+        for said in _end(collector, lock):
+            if isinstance(said, Logged):
+                handle_records(said.worker, said.records)

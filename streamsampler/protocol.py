@@ -106,6 +106,7 @@ class Start:
         agent: A new agent, as the engine carries payloads; None keeps the agent.
         parameters: New parameters for it; None keeps them.
         env: A new environment; None keeps the environment.
+        levels: The levels of the sampler's loggers (`worker_logs.Levels`); None for those that it told last.
     """
 
     version: int
@@ -113,6 +114,7 @@ class Start:
     agent: Any = None
     parameters: Any = None
     env: Any = None
+    levels: Any = None
 
 
 @by_position

@@ -15,8 +15,8 @@ __all__ = ["Kind", "Updates"]
 
 Payload = TypeVar("Payload")
 Other = TypeVar("Other")
-Kind = Literal["agent", "parameters", "env"]
-_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env")
+Kind = Literal["agent", "parameters", "env", "levels"]
+_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "levels")
 
 
 @dataclass(frozen=True)

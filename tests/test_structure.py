@@ -19,6 +19,7 @@ LAYERS = [
     [
         "board",
         "failures",
+        "worker_logs",
         "dispatch",
         "spaces",
         "buffers",
@@ -27,6 +28,7 @@ LAYERS = [
         "current_directory",
         "agents",
         "agent_updates",
+        "agents",
         "env_ids",
         "environments",
     ],

@@ -1,4 +1,4 @@
-"""What the library logs, on standard error, and the progress bar unharmed."""
+"""What the library, the environment and the agent log, on standard error, and the progress bar unharmed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from streamsampler.progress import Bar
 __all__ = ["notices_shown"]
 
 _LOGGER = logging.getLogger("streamsampler")
+_PLAIN = logging.Formatter()
 
 
 class _AboveTheBar(logging.Handler):
@@ -24,25 +25,38 @@ class _AboveTheBar(logging.Handler):
         self._bar = bar
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = f"{record.levelname.capitalize()}: {without_own_frames(record.getMessage())}"
+        try:
+            text = f"{record.levelname.capitalize()}: {_text(record)}"
+        except Exception:
+            self.handleError(record)
+            return
         if not self._bar.write_above(text):
             click.echo(text, err=True)
 
 
+def _text(record: logging.LogRecord) -> str:
+    if record.name == _LOGGER.name:
+        return without_own_frames(record.getMessage())
+    return f"{record.name}: {_PLAIN.format(record)}"
+
+
 @contextlib.contextmanager
 def notices_shown(bar: Bar, *, quiet: bool) -> Iterator[None]:
-    """Show what the logger `streamsampler` is told.
+    """Show what the library logs and, unless the user's modules set up logging themselves, what all others do.
 
     Args:
         bar: The bar that may be on the screen.
-        quiet: Show nothing.
+        quiet: Show nothing that the library logs.
     """
     handler = logging.NullHandler() if quiet else _AboveTheBar(bar)
     # A handler of the user's own, at the root, would write the same again, across the bar.
     before, _LOGGER.propagate = _LOGGER.propagate, False
-    _LOGGER.addHandler(handler)
+    loggers = [_LOGGER] if quiet or logging.root.handlers else [_LOGGER, logging.root]
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        _LOGGER.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
         _LOGGER.propagate = before

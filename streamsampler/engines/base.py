@@ -11,7 +11,7 @@ from streamsampler.board import Progress
 from streamsampler.protocol import Answer, Message
 from streamsampler.serialization import Payload
 
-__all__ = ["Answered", "Died", "Engine", "Event"]
+__all__ = ["Answered", "Died", "Engine", "Event", "Logged"]
 
 
 def _nothing() -> None:
@@ -49,7 +49,20 @@ class Died:
     exitcode: int | None
 
 
-Event = Answered | Died
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A worker made log records; comes before the answer that they travelled with.
+
+    Attributes:
+        worker: Its number.
+        records: The records, for `worker_logs.handle_records`.
+    """
+
+    worker: int
+    records: bytes
+
+
+Event = Answered | Died | Logged
 
 
 class Engine(ABC):
@@ -58,10 +71,12 @@ class Engine(ABC):
     Attributes:
         n_workers: How many workers there are.
         concurrent: Whether workers run at the same time; otherwise they take turns.
+        has_own_loggers: Whether loggers in workers are not those of the sampler's process.
     """
 
     n_workers: int
     concurrent = True
+    has_own_loggers = False
 
     @abstractmethod
     def publish(self, payload: Payload) -> Any:
@@ -124,7 +139,7 @@ class Engine(ABC):
         """End all workers at once, from any thread: `wait`, in another one, returns."""
 
     @abstractmethod
-    def close(self, *, kindly: bool = True) -> list[Answered]:
+    def close(self, *, kindly: bool = True) -> list[Answered | Logged]:
         """End all workers, within a fixed time. Nothing but `want` may be called afterwards.
 
         Args:
@@ -132,6 +147,6 @@ class Engine(ABC):
                 message half read: then nothing is listened to any more.
 
         Returns:
-            What the workers still said, without contents: reports of what they abandoned, and failures to close
-            their environments.
+            What the workers still said, without contents: reports of what they abandoned, failures to close
+            their environments, and log records.
         """

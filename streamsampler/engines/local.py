@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from streamsampler.board import Board, Progress, WorkerRow, board_bytes
-from streamsampler.engines.base import Answered, Engine, Event
+from streamsampler.engines.base import Answered, Engine, Event, Logged
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
@@ -138,7 +138,7 @@ class LocalEngine(Engine):
         """Let the rollout in hand be abandoned."""
         self._board.want_nothing()
 
-    def close(self, *, kindly: bool = True) -> list[Answered]:
+    def close(self, *, kindly: bool = True) -> list[Answered | Logged]:
         """Close all environments, also unkindly: nothing else would."""
         del kindly
         self._board.want_nothing()
@@ -146,6 +146,6 @@ class LocalEngine(Engine):
             channel.messages.clear()
             channel.messages.append(Exit())
             life.turn(wait=False)
-        last_words = [event for event in self._events if isinstance(event, Answered)]
+        last_words = [event for event in self._events if isinstance(event, Answered | Logged)]
         self._events.clear()
         return last_words

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import marshal
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 from streamsampler.engines.shared_memory import Region
 from streamsampler.protocol import Answer, Continue, Message, Report, Ticket
 
-__all__ = ["decode_answer", "decode_command", "encode_answer", "encode_command"]
+__all__ = ["decode_answer", "decode_command", "encode_answer", "encode_command", "split_records", "with_records"]
 
-_FLAT, _PICKLED = b"f", b"p"
+_FLAT, _PICKLED, _LOGGED = b"f", b"p", b"l"
+_SIZE = struct.Struct("<q")
+_LOGGED_BYTE = _LOGGED[0]
 
 
 def encode_answer(answer: Answer) -> bytes:
@@ -39,6 +42,20 @@ def decode_answer(data: memoryview) -> Answer:
     values: Any = marshal.loads(data[1:])  # noqa: S302 - our own worker wrote it
     ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, n_cut), seconds, dropped = values
     return Report(_ticket(ticket), given_up, n_trajectories, n_timesteps, n_abandoned, n_cut, seconds, dropped)
+
+
+def with_records(records: bytes, answer: bytes = b"") -> bytes:
+    """Return an encoded answer, or nothing, with the log records that were made before it."""
+    return b"".join((_LOGGED, _SIZE.pack(len(records)), records, answer))
+
+
+def split_records(data: memoryview) -> tuple[bytes, memoryview]:
+    """Return the log records that travel with an encoded answer, none for most, and the answer, if there is one."""
+    if data[0] != _LOGGED_BYTE:
+        return b"", data
+    begin = len(_LOGGED) + _SIZE.size
+    end = begin + _SIZE.unpack_from(data, len(_LOGGED))[0]
+    return bytes(data[begin:end]), data[end:]
 
 
 def encode_command(message: Message, released: Sequence[Region]) -> bytes:

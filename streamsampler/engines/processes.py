@@ -29,11 +29,11 @@ from mmap import mmap
 from typing import Any
 
 from streamsampler.board import Board, Progress, board_bytes
-from streamsampler.engines.base import Answered, Died, Engine, Event
+from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
 from streamsampler.engines.children import END_SECONDS, Child
 from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between, readable_within
 from streamsampler.engines.launch import ForkServerLostError, StartMethod, launch
-from streamsampler.engines.messages import decode_answer, encode_command
+from streamsampler.engines.messages import decode_answer, encode_command, split_records
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.stacks import stacks_of
 from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, Stored, pack, send, unframe, unpack
@@ -81,6 +81,8 @@ class ProcessEngine(Engine):
     Raises:
         OSError: There are no processes or descriptors left; whatever was started is gone again.
     """
+
+    has_own_loggers = True
 
     def __init__(
         self,
@@ -198,7 +200,7 @@ class ProcessEngine(Engine):
     def publish(self, payload: Payload) -> Stored:
         """Write a payload once, where all workers can read it."""
         packed = pack(payload.data, payload.buffers)
-        if sum(view.nbytes for view in packed) <= INLINE_LIMIT // 2:
+        if sum(view.nbytes for view in packed) <= INLINE_LIMIT // 3:  # a message carries up to four
             return Stored(None, b"".join(packed))
         return Stored(self._updates_writer.write(packed))
 
@@ -254,12 +256,21 @@ class ProcessEngine(Engine):
         """Return for how many seconds more who was killed is waited for."""
         return {worker: max(0.0, until - time.monotonic()) for worker, until in self._doomed.items()}
 
-    def _read(self, worker: int) -> list[Answered]:
-        return [self._understood(worker, message) for message in self._links[worker].answers.read()]
+    def _read(self, worker: int) -> list[Event]:
+        events: list[Event] = []
+        for message in self._links[worker].answers.read():
+            head, buffers, regions = unframe(message, self._links[worker].arena.view)
+            records, head = split_records(head)
+            if records:
+                events.append(Logged(worker, records))
+            if head:
+                events.append(self._understood(worker, head, buffers, regions))
+            else:
+                self._links[worker].released.extend(regions)
+        return events
 
-    def _understood(self, worker: int, message: bytes) -> Answered:
+    def _understood(self, worker: int, head: memoryview, buffers: list[memoryview], regions: list[Region]) -> Answered:
         link = self._links[worker]
-        head, buffers, regions = unframe(message, link.arena.view)
         answer = decode_answer(head)
         contents: Any = None
         # What nobody wants any more is not even looked at.
@@ -350,7 +361,7 @@ class ProcessEngine(Engine):
         """
         return os.getpid() == self._owner
 
-    def close(self, *, kindly: bool = True) -> list[Answered]:
+    def close(self, *, kindly: bool = True) -> list[Answered | Logged]:
         """Ask all workers to end; after `CLOSE_SECONDS` terminate and then kill those that have not.
 
         May be repeated when an interrupt broke it off.
@@ -358,7 +369,7 @@ class ProcessEngine(Engine):
         if not self._is_ours() or self._closed:
             return []
         self._closing = True
-        last_words: list[Answered] = []
+        last_words: list[Answered | Logged] = []
         try:
             if self._links:
                 self.want(NEVER_AGAIN)
@@ -379,16 +390,18 @@ class ProcessEngine(Engine):
             self._shared.close()
         return last_words
 
-    def _last_words(self, deadline: float) -> list[Answered]:
+    def _last_words(self, deadline: float) -> list[Answered | Logged]:
         """Wait for the workers' ends, until the deadline, and return what they still said."""
-        last_words: list[Answered] = []
+        last_words: list[Answered | Logged] = []
         while any(not link.ended for link in self._links):
             timeout = deadline - time.monotonic()
             if timeout <= 0:
                 break
-            last_words += [
-                Answered(event.worker, event.answer) for event in self.wait(timeout) if isinstance(event, Answered)
-            ]
+            for event in self.wait(timeout):
+                if isinstance(event, Logged):
+                    last_words.append(event)
+                elif isinstance(event, Answered):
+                    last_words.append(Answered(event.worker, event.answer))
         return last_words
 
     def _terminate(self) -> None:

@@ -25,12 +25,13 @@ from streamsampler.board import Board, WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.engines.child import ignore_interrupts
 from streamsampler.engines.fail_points import armed
-from streamsampler.engines.messages import decode_command, encode_answer
+from streamsampler.engines.messages import decode_command, encode_answer, with_records
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.stacks import answer_with_stacks
 from streamsampler.engines.wire import MessageReader, Stored, frame, pack, send, unpack
-from streamsampler.protocol import Answer, Exit, Message
+from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
+from streamsampler.worker_logs import RecordKeeper
 from streamsampler.worker_loop import run_worker
 
 __all__ = ["main", "setup_file"]
@@ -111,11 +112,14 @@ def main(number: int, fds: Sequence[int]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
-    channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit)
+    keeper = RecordKeeper(number)
+    keeper.install()
+    channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit, keeper)
     if setup.report_memory:
         channel.before_answer = partial(_tell_memory, row, _inherited_bytes())
     make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
     run_worker(armed(channel, number), make_worker, row, setup.seed)
+    channel.send_records()
 
 
 def _inherited_bytes() -> int:
@@ -184,7 +188,15 @@ class _ProcessChannel:
 
     interruptible = False
 
-    def __init__(self, commands_fd: int, answers_fd: int, arena_fd: int, updates_fd: int, inline_limit: int) -> None:
+    def __init__(
+        self,
+        commands_fd: int,
+        answers_fd: int,
+        arena_fd: int,
+        updates_fd: int,
+        inline_limit: int,
+        keeper: RecordKeeper,
+    ) -> None:
         self._commands = MessageReader(commands_fd)
         self._heard: deque[bytes] = deque()
         self._answers_fd = answers_fd
@@ -193,6 +205,7 @@ class _ProcessChannel:
         self._poller = select.poll()
         self._poller.register(commands_fd, select.POLLIN)
         self._inline_limit = inline_limit
+        self._keeper = keeper
         self.send: Callable[[int, bytes], None] = send
         self.before_answer: Callable[[], None] = _nothing
         # Rows recorded in the arena need no copy to get there.
@@ -209,13 +222,20 @@ class _ProcessChannel:
         message, released = decode_command(self._heard.popleft())
         for region in released:
             self._arena.give_back(region)
+        if isinstance(message, Start):
+            if message.levels is not None:
+                self._keeper.tell(self.load(message.levels))
+            else:
+                self._keeper.apply()
         return message
 
     def load(self, payload: Stored) -> Any:
         packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
         # The copy just made is private memory: arrays may stand on it for good.
         head, buffers, _ = unpack(memoryview(packed))
-        return pickle.loads(head, buffers=buffers)
+        loaded = pickle.loads(head, buffers=buffers)
+        self._keeper.apply()  # modules that were imported just now may have set levels of their own
+        return loaded
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
         if isinstance(contents, BaseException):
@@ -226,14 +246,22 @@ class _ProcessChannel:
             head, buffers = dumps_report(*contents)
             buffers = [head, *map(self._placed, buffers)]
         self.before_answer()
-        with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
-            self.send(
-                self._answers_fd,
-                frame(pack(encode_answer(answer), buffers), self._arena.write, self._inline_limit),
-            )
+        encoded = encode_answer(answer)
+        if records := self._keeper.take():
+            encoded = with_records(records, encoded)
+        self._send(encoded, buffers)
         for region in buffers:
             if isinstance(region, Region):
                 self._arena.hand_over(region)
+
+    def send_records(self) -> None:
+        """Send the log records that were made since the last answer."""
+        if records := self._keeper.take():
+            self._send(with_records(records), [])
+
+    def _send(self, head: bytes, parts: list[Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
+            self.send(self._answers_fd, frame(pack(head, parts), self._arena.write, self._inline_limit))
 
     def _placed(self, buffer: pickle.PickleBuffer) -> memoryview | Region:
         """Return where a buffer lies in the arena, if it was recorded there, else the buffer."""

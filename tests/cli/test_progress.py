@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler
+from streamsampler.cli.notices import notices_shown
 from streamsampler.progress import Bar, Snapshot, clock, describe
 from tests.cli.harness import Terminal
 
@@ -119,3 +121,17 @@ def test_without_an_interval_there_is_nothing_in_between() -> None:
     with LocalSampler(lambda _: 0, "CartPole-v1", seed=1) as sampler:
         sampler.obtain_samples(20_000, progress=follower)
     assert follower.seen == [False, True]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_an_environment_logs_stands_above_the_bar(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Tty()
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging, "lastResort", None)
+    with Bar(stream) as bar, notices_shown(bar, quiet=quiet):
+        bar(Snapshot(5, 1, 10, "timesteps", 1.0))
+        logging.getLogger("robot").warning("%s is hot", "joint 3")
+        logging.getLogger("streamsampler").warning("worker 1 died")
+    assert ("\r\x1b[KWarning: robot: joint 3 is hot\n" in stream.getvalue()) is not quiet
+    assert ("\r\x1b[KWarning: worker 1 died\n" in stream.getvalue()) is not quiet
+    assert logging.root.handlers == []

@@ -1,0 +1,224 @@
+"""Log records that user code makes in worker processes: kept there, sent with the next answer, handled by the sampler.
+
+A worker process has one handler of its own, a `RecordKeeper`, and none of those that it inherited by fork: a copy of a
+file's handler would write what the sampler's process writes as well. The sampler tells its levels with the first
+`Start` after they changed, so that loggers in workers make the records that its own loggers would let through.
+
+What crosses is text and plain values, written by `marshal`: arguments are formatted in the worker, where their objects
+are, and an exception is its traceback as text. So no record can fail to be pickled, or to be read.
+"""
+
+from __future__ import annotations
+
+import logging
+import marshal
+import sys
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Levels", "RecordKeeper", "handle_records", "levels_here"]
+
+MOST_RECORDS = 1_000
+"""How many records travel with one answer; of those that follow, one record says how many they are."""
+
+_MOST_BYTES = 1 << 20  # of one answer's records, but for the last one
+_MOST_OF_ONE = 1 << 17  # bytes of a record; a larger one loses what `extra` gave it
+_MOST_CHARACTERS = 10_000  # of one text
+_DEEPEST = 3  # containers in containers of what `extra` gives
+
+_AS_TEXT = {"msg", "args", "exc_info", "exc_text", "stack_info"}
+_STANDARD = set(logging.makeLogRecord({}).__dict__) - _AS_TEXT
+_PLAIN = (str, int, float, bool, bytes, type(None))
+_formatter = logging.Formatter()
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Which records a process lets through.
+
+    Attributes:
+        disabled: What `logging.disable` was told: records of this level and below are disabled; 0 for none.
+        root: The level of the root logger.
+        named: The levels of all other loggers that have one, by name.
+    """
+
+    disabled: int = 0
+    root: int = logging.WARNING
+    named: dict[str, int] = field(default_factory=dict)
+
+    def least(self, name: str) -> int:
+        """Return the lowest level that the logger `name` lets through."""
+        while name and name not in self.named:
+            name = name.rpartition(".")[0]
+        return max(self.disabled + 1, self.named.get(name, self.root))
+
+
+def levels_here() -> Levels:
+    """Return the levels of this process's loggers."""
+    manager = logging.root.manager
+    # A copy, because another thread may make a logger meanwhile.
+    loggers = manager.loggerDict.copy()
+    named = {name: log.level for name, log in loggers.items() if isinstance(log, logging.Logger) and log.level}
+    return Levels(manager.disable, logging.root.level, named)
+
+
+class RecordKeeper(logging.Handler):
+    """Keeps a worker's log records until its next answer takes them along.
+
+    Args:
+        worker: The worker number.
+    """
+
+    def __init__(self, worker: int) -> None:
+        super().__init__()
+        self._worker = worker
+        self._levels = Levels()
+        self._least: dict[str, int] = {}  # by logger
+        self._inherited: list[logging.Handler] = []
+        self._records: list[bytes] = []
+        self._n_bytes = 0
+        self._left_out: Counter[int] = Counter()  # by level
+
+    def install(self) -> None:
+        """Take the place of all handlers that this process inherited."""
+        loggers = [log for log in logging.root.manager.loggerDict.values() if isinstance(log, logging.Logger)]
+        for logger in (logging.root, *loggers):
+            # Kept, not closed: a handler that is closed or collected may write what it had buffered when it was copied.
+            self._inherited += logger.handlers
+            logger.handlers = []
+            if logger is logging.root or not logger.propagate:
+                logger.addHandler(self)
+
+    def tell(self, levels: Levels) -> None:
+        """Let through what the sampler's process lets through from now on."""
+        for name in self._levels.named.keys() - levels.named.keys():
+            logging.getLogger(name).setLevel(logging.NOTSET)
+        self._levels = levels
+        self._least = {}
+        logging.disable(levels.disabled)
+        self.apply()
+
+    def apply(self) -> None:
+        """Set the levels of this process's loggers; modules that were imported since may have set others."""
+        for name, level in (("root", self._levels.root), *self._levels.named.items()):
+            logger = logging.getLogger(name)
+            if logger.level != level:
+                logger.setLevel(level)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record that the sampler's process wants."""
+        name, level = record.name, record.levelno
+        least = self._least.get(name)
+        if least is None:
+            least = self._least[name] = self._levels.least(name)
+        if level < least:
+            return
+        if len(self._records) >= MOST_RECORDS or self._n_bytes >= _MOST_BYTES:
+            self._left_out[level] += 1
+            return
+        try:
+            self._keep(record)
+        except Exception:
+            self.handleError(record)  # as logging does with arguments that do not fit the message
+
+    def _keep(self, record: logging.LogRecord) -> None:
+        data = marshal.dumps(_values(record, everything=True))
+        if len(data) > _MOST_OF_ONE:
+            data = marshal.dumps(_values(record, everything=False))
+        self._records.append(data)
+        self._n_bytes += len(data)
+
+    def take(self) -> bytes:
+        """Return what was kept since it was last taken, for `handle_records`; nothing for no records."""
+        if not self._records:
+            return b""
+        self.acquire()
+        try:
+            if self._left_out:
+                self._keep(self._summary())
+            records, self._records, self._n_bytes = self._records, [], 0
+            self._left_out.clear()
+        finally:
+            self.release()
+        return marshal.dumps(records)
+
+    def _summary(self) -> logging.LogRecord:
+        by_level = ", ".join(f"{n:,} {logging.getLevelName(level)}" for level, n in sorted(self._left_out.items()))
+        message = "worker %d made %s more log records than travel with one answer (%s): they were left out"
+        args = self._worker, f"{self._left_out.total():,}", by_level
+        level = max(logging.WARNING, *self._left_out)
+        return logging.LogRecord("streamsampler", level, __file__, 0, message, args, None, "take")
+
+
+def _values(record: logging.LogRecord, *, everything: bool) -> dict[str, Any]:
+    """Return a record's attributes as plain values; `everything` includes what `extra` gave it."""
+    attributes = record.__dict__.items()
+    values = {
+        key: _plain(value) for key, value in attributes if key in _STANDARD or (everything and key not in _AS_TEXT)
+    }
+    values["msg"] = _shortened(record.getMessage())
+    trace = record.exc_text or (_formatter.formatException(record.exc_info) if record.exc_info else None)
+    values["exc_text"] = trace and _shortened(trace)
+    values["stack_info"] = record.stack_info and _shortened(record.stack_info)
+    return values
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return what `marshal` can write and read back: numbers, text and containers of them, all else as text."""
+    kind = type(value)
+    if kind is str:
+        return _shortened(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict and depth < _DEEPEST:
+        return {_plain(key, _DEEPEST): _plain(item, depth + 1) for key, item in value.items()}
+    if kind in (list, tuple) and depth < _DEEPEST:
+        return kind(_plain(item, depth + 1) for item in value)
+    return _converted(value)
+
+
+def _converted(value: Any) -> Any:
+    """Return an object as the number that it is a kind of (NumPy's, an enumeration's), or as text."""
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return value.item()
+    for base in (int, float):
+        if isinstance(value, base):
+            return base(value)
+    if isinstance(value, str):
+        return _shortened(str(value))
+    try:
+        return _shortened(repr(value))
+    except Exception:
+        return object.__repr__(value)
+
+
+def _shortened(text: str) -> str:
+    """Return a text, without its middle if it is very long."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    half = _MOST_CHARACTERS // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters …\n{text[-half:]}"
+
+
+def handle_records(worker: int, records: bytes) -> None:
+    """Handle a worker's records as this process's loggers do, with the attribute `worker`.
+
+    Args:
+        worker: The worker number.
+        records: What `RecordKeeper.take` returned.
+    """
+    for data in marshal.loads(records):  # noqa: S302 - our own worker wrote it
+        record = logging.makeLogRecord(marshal.loads(data))  # noqa: S302
+        record.worker = worker
+        logger = logging.getLogger(record.name)
+        try:
+            if logger.isEnabledFor(record.levelno):
+                logger.handle(record)
+        except Exception:
+            # A filter or a handler of the user's own: the call goes on, as it does where a handler of logging's fails.
+            if logging.raiseExceptions and sys.stderr is not None:
+                traceback.print_exc()

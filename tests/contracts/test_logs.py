@@ -1,0 +1,185 @@
+"""What user code in workers logs is handled in the sampler's process, once."""
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.errors import RolloutError, WorkerDiedError
+
+from .scripted import Steps, always_zero
+
+LOG = logging.getLogger("tests.an_environment")
+
+
+class Telling(Steps):
+    """Logs each reset, and its own end."""
+
+    def __init__(self, level=logging.WARNING, n_records=1, **kwargs):
+        super().__init__(**kwargs)
+        self.level, self.n_records = level, n_records
+
+    def reset(self, *, seed=None, options=None):
+        for count in range(self.n_records):
+            LOG.log(self.level, "reset %d", count, extra={"process_id": os.getpid()})
+        return super().reset(seed=seed)
+
+    def close(self):
+        LOG.log(self.level, "closed")
+
+
+class Failing(Telling):
+    """Logs, and raises or dies in the first step."""
+
+    def __init__(self, dies=False, **kwargs):
+        super().__init__(**kwargs)
+        self.dies = dies
+
+    def step(self, action):
+        LOG.error("about to fail", exc_info=ValueError("why"))
+        if self.dies:
+            os._exit(3)
+        raise RuntimeError("failed")
+
+
+def messages(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == LOG.name]
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("worker_class", ["default", "vec"])
+def test_each_record_is_handled_once_with_the_number_of_its_worker(start_method, worker_class, caplog, tmp_path, capfd):
+    vec = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}} if worker_class == "vec" else {}
+    handler = logging.FileHandler(tmp_path / "log")  # which a forked worker has, too
+    handler.setFormatter(logging.Formatter("%(name)s from worker %(worker)s: %(message)s"))
+    LOG.addHandler(handler)
+    try:
+        with MultiprocessingSampler(always_zero, Telling, n_workers=2, start_method=start_method, **vec) as sampler:
+            sampler.obtain_exact_trajectories(3)
+            pids = sampler.worker_pids()
+            during = len(messages(caplog))
+    finally:
+        LOG.removeHandler(handler)
+        handler.close()
+    records = [record for record in caplog.records if record.name == LOG.name]
+    resets = [record for record in records if record.getMessage() == "reset 0"]
+    assert len(resets) >= during >= 6
+    assert {record.worker for record in resets} == {0, 1}
+    assert all(record.process_id == record.process == pids[record.worker] for record in resets)
+    assert messages(caplog).count("closed") == (2 if not vec else 4)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines == [f"{LOG.name} from worker {record.worker}: {record.getMessage()}" for record in records]
+    assert "reset" not in capfd.readouterr().err
+
+
+def test_levels_are_the_parents_and_may_change_between_calls(caplog):
+    with MultiprocessingSampler(always_zero, Telling(logging.INFO), n_workers=1) as sampler:
+        sampler.obtain_trajectories(1)
+        assert messages(caplog) == []
+        with caplog.at_level(logging.INFO, LOG.name):
+            sampler.obtain_trajectories(1)
+        assert len(messages(caplog)) >= 1
+        caplog.clear()
+        sampler.obtain_trajectories(1)
+        with caplog.at_level(logging.INFO, LOG.name):
+            logging.disable(logging.INFO)
+            try:
+                sampler.obtain_trajectories(1)
+            finally:
+                logging.disable(logging.NOTSET)
+        assert messages(caplog) == []
+
+
+def test_levels_reach_workers_that_take_anothers_place_and_samplers_that_were_pickled(caplog):
+    with caplog.at_level(logging.INFO, LOG.name):
+        sampler = MultiprocessingSampler(always_zero, Telling(logging.INFO), n_workers=1)
+        sampler.obtain_trajectories(1)
+        with pickle.loads(pickle.dumps(sampler)) as other:
+            caplog.clear()
+            other.obtain_trajectories(1)
+            assert "reset 0" in messages(caplog)
+        os.kill(sampler.worker_pids()[0], signal.SIGKILL)
+        caplog.clear()
+        sampler.obtain_trajectories(1)
+        assert "reset 0" in messages(caplog)
+        sampler.close()
+
+
+def test_records_come_with_the_failure_that_follows_them(caplog):
+    with MultiprocessingSampler(always_zero, Failing, n_workers=1) as sampler, pytest.raises(RolloutError):
+        sampler.obtain_trajectories(1)
+    assert messages(caplog)[:2] == ["reset 0", "about to fail"]
+    assert "ValueError: why" in caplog.text
+
+
+def test_records_of_a_worker_that_dies_before_its_answer_are_lost(caplog):
+    sampler = MultiprocessingSampler(always_zero, Failing(dies=True), n_workers=1, max_restarts=0)
+    with sampler, pytest.raises(WorkerDiedError):
+        sampler.obtain_trajectories(1)
+    assert messages(caplog) == []
+
+
+def test_records_are_bounded_and_the_batch_is_the_same(caplog):
+    env = Telling(n_records=2_500)
+    with LocalSampler(always_zero, env, seed=1) as local:
+        expected = local.obtain_trajectories(3)
+    caplog.clear()
+    with MultiprocessingSampler(always_zero, env, n_workers=2, seed=1) as sampler:
+        batch = sampler.obtain_trajectories(3)
+    assert batch.indices.tolist() == expected.indices.tolist()
+    assert (batch.observations == expected.observations).all()
+    left_out = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert left_out
+    assert len(messages(caplog)) <= 1_000 * sampler.stats.reports + 2
+
+
+def test_in_this_process_records_are_handled_directly(caplog):
+    with LocalSampler(always_zero, Telling) as sampler:
+        sampler.obtain_trajectories(2)
+    assert messages(caplog) == ["reset 0", "reset 0", "closed"]
+
+
+CARELESS = """
+import logging
+from streamsampler.testing import ScriptedEnv
+
+logging.basicConfig(level=logging.DEBUG, format="written by %(process)d: %(message)s")
+log = logging.getLogger("careless")
+log.setLevel(logging.ERROR)
+
+
+class Careless(ScriptedEnv):
+    def reset(self, **kwargs):
+        log.info("in between")
+        return super().reset(**kwargs)
+"""
+
+SCRIPT = """
+import logging
+import os
+
+import careless
+from streamsampler import MultiprocessingSampler
+
+logging.getLogger("careless").setLevel(logging.INFO)
+print(os.getpid())
+with MultiprocessingSampler(lambda observation: 0, careless.Careless, n_workers=1) as sampler:
+    sampler.obtain_trajectories(1)
+"""
+
+
+def test_a_module_that_sets_up_logging_when_workers_import_it_has_no_say_there(tmp_path):
+    (tmp_path / "careless.py").write_text(CARELESS)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    # By the script's handler, though in the worker's words: its process id is the record's.
+    lines = run.stderr.splitlines()
+    assert lines
+    assert all(line.startswith("written by ") and line.endswith(": in between") for line in lines)
+    assert f"written by {run.stdout.strip()}:" not in run.stderr
+    assert len(set(lines)) == 1
