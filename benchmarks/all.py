@@ -1,4 +1,4 @@
-"""Answers all questions, one after the other, and writes the README's performance section.
+"""Answers all questions, one after the other, and writes what was found into benchmarks/README.md and the README.
 
 python benchmarks/all.py [--quick] [--again] [NAME ...]
 

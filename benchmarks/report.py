@@ -1,4 +1,4 @@
-"""Writes the README's performance section from the results.
+"""Writes the results into benchmarks/README.md, and their overview into the README.
 
 python benchmarks/report.py [--check]     # --check only says whether it is up to date
 
@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import ppo_results
+import summary
 from harness.running import BENCHMARKS
 from harness.tables import goals_table, table
 
 README = BENCHMARKS.parent / "README.md"
+RESULTS = BENCHMARKS / "README.md"
 BEGIN = "<!-- performance: written by benchmarks/report.py -->"
 END = "<!-- performance: end -->"
 ORDER = (
@@ -154,7 +156,7 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
     goals = [goal for question in questions for goal in question["goals"]]
     parts.append(f"What was to be reached:\n{goals_table(goals).rstrip()}")
     pictures = [name for name in ("cheap_steps", "large_observations") if (charts / f"{name}.png").exists()]
-    parts += [f"![{name.replace('_', ' ')}](benchmarks/results/{name}.png)" for name in pictures]
+    parts += [f"![{name.replace('_', ' ')}](results/{name}.png)" for name in pictures]
     parts.append(
         f"{' '.join(machines(measured))} Raw numbers and charts are in `benchmarks/results`; "
         "`python benchmarks/peers.py && python benchmarks/all.py --again` measures anew."
@@ -169,22 +171,27 @@ def replaced(readme: str, text: str) -> str:
         ValueError: There are not exactly two markers, in order.
     """
     if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise ValueError(f"README.md must hold {BEGIN!r} and then {END!r}, each once")
+        raise ValueError(f"the file must hold {BEGIN!r} and then {END!r}, each once")
     before, _, rest = readme.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> int:
-    """Write the section, or check it."""
+    """Write both, or check them."""
     parser = argparse.ArgumentParser(prog="report.py")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it would change")
     args = parser.parse_args()
     folder = BENCHMARKS / "results"
-    old = README.read_text()
-    new = replaced(old, section(load(folder), folder))
+    questions = load(folder)
+    texts = {README: summary.section(workloads_of(questions)), RESULTS: section(questions, folder)}
+    changed = {
+        path: new for path, text in texts.items() if (new := replaced(path.read_text(), text)) != path.read_text()
+    }
     if args.check:
-        return int(new != old)
-    README.write_text(new)
+        return int(bool(changed))
+    for path, new in changed.items():
+        path.write_text(new)
+    summary.chart(workloads_of(questions), folder / "overview.png")
     return 0
 
 
