@@ -1,8 +1,10 @@
 """Columns of infos: the values of one key over many steps, and joining them.
 
 A column has the dtype of its values where they all share one dtype and shape; numbers of several dtypes and one shape
-are promoted together; everything else is a column of objects. That is decided once, over all values of a batch, and
-never piece by piece, so that it does not matter how the trajectories were spread over reports.
+are promoted together if that leaves each integer what it is; everything else is a column of objects. That is decided
+once, over all values of a batch, and never piece by piece, so that it does not matter how the trajectories were spread
+over reports. Where batches are joined it is decided over their columns, which may be promoted already: then objects may
+be floats that were integers, of the same value.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from .compact import by_position
 from .errors import DataError
+from .exactness import changed, may_change
 from .trees import Array, object_array
 
 __all__ = [
@@ -178,7 +181,7 @@ def _merge_column(pieces: list[tuple[InfoColumn, slice, int]], length: int) -> I
     if n_present < length:
         steps = np.concatenate([_steps(column, rows) + shift for column, rows, shift in pieces])
     kind = _common_kind(pieces)
-    if kind is None:
+    if kind is None or any(_loses_integers(column, rows, kind[0]) for column, rows, _ in pieces):
         return InfoColumn(
             steps, object_array([value for column, rows, _ in pieces for value in _objects(column, rows)])
         )
@@ -222,6 +225,20 @@ def _common_kind(pieces: Iterable[tuple[InfoColumn, slice, int]]) -> Kind:
         return None
     # Promotion is not associative: only over all of them, in one fixed order, is it the same for every cut.
     return np.result_type(*sorted(dtypes, key=lambda dtype: dtype.str)), shapes.pop()
+
+
+def _loses_integers(column: InfoColumn, rows: slice, dtype: np.dtype[Any]) -> bool:
+    """Whether integers among numbers become others in a column of a dtype, as those above 2**53 do among floats."""
+    values = column.values[rows]
+    if not column.raw:
+        return may_change(values.dtype, dtype) and bool(changed(values, dtype).any())
+    of_one_kind: dict[Kind, list[Any]] = {}
+    for value in values:
+        of_one_kind.setdefault(_kind(value), []).append(value)
+    return any(
+        kind is not None and may_change(kind[0], dtype) and bool(changed(_stack(alike, *kind), dtype).any())
+        for kind, alike in of_one_kind.items()
+    )
 
 
 def _typed(column: InfoColumn, rows: slice, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

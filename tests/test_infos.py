@@ -17,7 +17,20 @@ SCALARS = st.sampled_from(
 ARRAYS = st.sampled_from([np.arange(3), np.ones(3, np.float32), np.zeros((2, 2)), np.array(["a"]), [1, "b"], (1, 2)])
 VALUES = SCALARS | ARRAYS | st.dictionaries(st.sampled_from(["u", "v"]), SCALARS, max_size=2)
 INFO_LISTS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "_c"]), VALUES, max_size=3), min_size=1, max_size=8)
-NUMBERS = st.sampled_from([True, 3, 0.5, np.float32(1.5), np.int8(-3), np.uint64(2**63), np.float16(2), np.array(7)])
+NUMBERS = st.sampled_from(
+    [
+        2**53 + 1,
+        np.uint64(2**64 - 1),
+        True,
+        3,
+        0.5,
+        np.float32(1.5),
+        np.int8(-3),
+        np.uint64(2**63),
+        np.float16(2),
+        np.array(7),
+    ]
+)
 NUMBER_LISTS = st.lists(st.dictionaries(st.sampled_from(["a", "b"]), NUMBERS, max_size=2), min_size=1, max_size=8)
 
 
@@ -274,3 +287,52 @@ def test_common_numbers_are_packed_as_they_are(values, dtype):
     assert column.values.dtype == (object if dtype is None else dtype)
     assert column.values.tolist() == [getattr(value, "item", lambda value=value: value)() for value in values]
     column.values[0] = values[-1]  # writable, and its own
+
+
+INTEGERS = st.sampled_from([0, 3, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63), 2**63 + 1]) | st.sampled_from(
+    [np.int64(2**62 + 1), np.uint64(2**53 + 1), np.uint64(2**63), np.uint64(2**64 - 1), np.uint64(1)]
+)
+FRACTIONS = st.sampled_from([0.5, np.float32(0.25), np.float16(2), 1.0, np.nan, np.inf, 2j, np.complex64(1j)])
+MIXED = st.lists(INTEGERS | FRACTIONS | st.sampled_from([True, np.int8(-3)]), min_size=2, max_size=5)
+
+
+def exactly(one, other):
+    return one == other or (one != one and other != other)
+
+
+@given(values=MIXED, as_arrays=st.booleans(), data=st.data())
+def test_no_number_changes_beside_others(values, as_arrays, data):
+    """Whatever dtypes come together, in one ticket, in several, or in batches that are joined."""
+    cut = data.draw(st.integers(0, len(values)))
+    infos = [{"a": np.array([value, value]) if as_arrays else value} for value in values]
+    whole = form(infos)
+    halves = [(record(part), 0, len(part)) for part in (infos[:cut], infos[cut:])]
+    assert trees.same(infos_of(merge(halves, "x")), whole)
+    joined = concatenate_infos([(form(part), len(part)) for part in (infos[:cut], infos[cut:])], "x")
+    for column in (whole["a"], joined["a"]):
+        found = [list(row) if as_arrays else [row] for row in column.tolist()]
+        assert all(
+            exactly(row[0], int(value) if isinstance(value, np.integer) else value)
+            for row, value in zip(found, values, strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([2**53, 0.5], np.float64),
+        ([2**53 + 1, 0.5], object),
+        ([2**53 + 2, 0.5], np.float64),
+        ([-(2**63), 0.5], np.float64),
+        ([2**63 - 1, 0.5], object),
+        ([-1, np.uint64(2**63)], np.float64),
+        ([-1, np.uint64(2**64 - 1)], object),
+        ([2**53 + 1, True], np.int64),
+        ([2**53 + 1, np.complex64(1)], object),
+        ([np.int32(2**31 - 1), np.float32(0.5)], np.float64),
+        ([np.array([2**53 + 1, 1]), np.array([0.5, 1])], object),
+        ([np.array([2**53, 1]), np.array([0.5, 1])], np.float64),
+    ],
+)
+def test_only_what_an_array_cannot_hold_becomes_objects(values, dtype):
+    assert form([{"a": value} for value in values])["a"].dtype == dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,28 @@ def test_infos_of_some_trajectories_only(make_sampler: Maker) -> None:
         else:
             assert trajectory.env_infos.keys() == {"b"}
             assert trajectory.env_infos["b"].tolist() == [True]
+
+
+def test_no_integer_is_lost_among_floats(make_sampler: Maker, tmp_path: Path) -> None:
+    """In infos: within a trajectory, in a batch, in batches that are joined, and in files."""
+    large, wide = 2**53 + 1, np.uint64(2**64 - 1)
+    infos = [
+        {"n": large, "v": np.array([large, 1]), "u": wide, "f": 1},
+        {"n": 0.5, "v": np.array([0.5, 1.0]), "u": -1, "f": 0.5},
+    ]
+    scripts = [Script(points(0, 1, 2), infos=infos), Script(points(0, 1, 2), infos=infos[::-1])]
+    scripts += [Script(points(0, 1), infos=infos[:1]), Script(points(0, 1), infos=infos[1:])]
+    batch = play(make_sampler, *scripts)
+    told = [info for script in scripts_of(batch, scripts) for info in script.infos]
+    joined = TrajectoryBatch.concatenate(TrajectoryBatch.concatenate(trajectory) for trajectory in batch.split())
+    assert joined == batch
+    halves = [play(make_sampler, script) for script in scripts[2:]]
+    loaded = TrajectoryBatch.load(TrajectoryBatch.concatenate(halves).save(tmp_path / "both"))
+    for found, expected in ((batch, told), (loaded, 6 * infos[:1] + 6 * infos[1:])):
+        assert found.env_infos["n"].tolist() == [info["n"] for info in expected]
+        assert found.env_infos["u"].tolist() == [int(info["u"]) for info in expected]
+        assert [row.tolist() for row in found.env_infos["v"]] == [info["v"].tolist() for info in expected]
+        assert [found.env_infos[key].dtype for key in "nuvf"] == [object, object, object, np.float64]
 
 
 SPACES = {
