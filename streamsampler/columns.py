@@ -254,12 +254,16 @@ def _objects(column: InfoColumn, rows: slice) -> list[Any]:
 
 def _fold(columns: dict[KeyPath, InfoColumn], length: int) -> dict[KeyPath, InfoColumn]:
     """Where a key held a dict in one step and something else in another, make it one column of objects."""
+    children: dict[KeyPath, dict[KeyPath, InfoColumn]] = {}
     folded: dict[KeyPath, InfoColumn] = {}
     for path, column in columns.items():
         root = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in columns), None)
         if root is None:
-            children = {key[len(path) :]: child for key, child in columns.items() if key[: len(path)] == path != key}
-            folded[path] = _fold_children(column, children, length) if children else column
+            folded[path] = column
+        else:
+            children.setdefault(root, {})[path[len(root) :]] = column
+    for root, inner in children.items():
+        folded[root] = _fold_children(columns[root], inner, length)
     return folded
 
 
@@ -291,28 +295,30 @@ def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | 
     Raises:
         DataError: Two names clash. With `owners`, its attribute `position` is the number of the trajectory.
     """
-    names = {key[:depth] for key in columns for depth in range(1, len(key) + 1)}
-    for name in sorted(names):
+    named: dict[KeyPath, list[InfoColumn]] = {}
+    for key, column in columns.items():
+        for depth in range(1, len(key) + 1):
+            named.setdefault(key[:depth], []).append(column)
+    for name in sorted(named):
         mask = (*name[:-1], f"_{name[-1]}")
-        if mask not in names:
+        if mask not in named:
             continue
         error = DataError(
             f"{name_of(path, name)} and {name_of(path, mask)} are both keys of an info, "
             f"and {mask[-1]!r} is the name of the mask of {name[-1]!r}: rename one of them"
         )
         if owners is not None:
-            both = _owners_of(columns, name, owners) & _owners_of(columns, mask, owners)
+            both = _owners_of(named[name], owners) & _owners_of(named[mask], owners)
             if not both:
                 continue
             error.position = min(both)  # type: ignore[attr-defined]
         raise error
 
 
-def _owners_of(columns: dict[KeyPath, InfoColumn], name: KeyPath, owners: Owners) -> set[int]:
+def _owners_of(columns: Iterable[InfoColumn], owners: Owners) -> set[int]:
     found: set[int] = set()
-    for key, column in columns.items():
-        if key[: len(name)] == name:
-            found.update(owners(_steps(column, slice(0, len(column.values)))).tolist())
+    for column in columns:
+        found.update(owners(_steps(column, slice(0, len(column.values)))).tolist())
     return found
 
 

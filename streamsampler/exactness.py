@@ -18,7 +18,7 @@ def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     if source.kind == "f":
         theirs = np.finfo(source)
         return bool(theirs.nmant > limits.nmant or theirs.maxexp > limits.maxexp)
-    return max(abs(int(np.iinfo(source).min)), int(np.iinfo(source).max)) > 2 ** (limits.nmant + 1)
+    return bool(max(abs(int(np.iinfo(source).min)), int(np.iinfo(source).max)) > 2 ** (limits.nmant + 1))
 
 
 def changed(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[np.bool_]:

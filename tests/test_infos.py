@@ -1,4 +1,5 @@
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -336,3 +337,23 @@ def test_no_number_changes_beside_others(values, as_arrays, data):
 )
 def test_only_what_an_array_cannot_hold_becomes_objects(values, dtype):
     assert form([{"a": value} for value in values])["a"].dtype == dtype
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_ever_new_keys_cost_time_in_proportion(nested):
+    """Compared with each other, these would take a minute."""
+    infos = [{f"{step}.{number}": 0.5 for number in range(1_000)} for step in range(20)]
+    infos = [{"all": info} for info in infos] if nested else infos
+    began = time.process_time()
+    joined = concatenate_infos([(form(infos), 20), (form(infos), 20)], "x")
+    assert len(joined["all"] if nested else joined) == 40_000
+    assert time.process_time() - began < 15
+
+
+def test_many_keys_that_are_masks_of_others_in_other_trajectories_cost_time_in_proportion():
+    recorder = InfoRecorder("x")
+    for step in range(10_000):
+        recorder.record(step, {f"{'_' * (step % 2)}{step // 2}": 0.5})
+    began = time.process_time()
+    assert len(recorder.finish(10_000, lambda steps: steps).columns) == 10_000
+    assert time.process_time() - began < 5
