@@ -7,6 +7,7 @@ its trajectories; but what the columns of infos become is decided over all that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
@@ -18,7 +19,7 @@ from streamsampler.trajectories import TrajectoryBatch
 __all__ = ["apart", "slice_of"]
 
 
-def apart(call: Call, runs: Sequence[Run[Part]]) -> Iterable[TrajectoryBatch]:
+def apart(call: Call, runs: Sequence[Run[Part]]) -> Iterable[TrajectoryBatch[Any, Any]]:
     """Return the trajectories of `runs`, in memory of their own; those that were left out are passed by.
 
     Args:

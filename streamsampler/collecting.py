@@ -283,7 +283,7 @@ class Call:
 
     # ------------------------------------------------------------------ the result
 
-    def batch(self, runs: list[Run[Part]], observations: Tree | None = None) -> TrajectoryBatch:
+    def batch(self, runs: list[Run[Part]], observations: Tree | None = None) -> TrajectoryBatch[Any, Any]:
         """Return the trajectories of `runs` in memory of their own; their observations may be joined already."""
         observation_space, action_space = self._spaces_of(runs)
         indices = [index for run in runs for index, length in zip(run.indices, run.lengths, strict=True) if length]
@@ -324,12 +324,12 @@ class Call:
         if self._parts.pop(id(part), None) is not None:
             part.release()
 
-    def complete(self) -> TrajectoryBatch:
+    def complete(self) -> TrajectoryBatch[Any, Any]:
         """Stop the workers, close the accounts and return the batch."""
         self._stop_workers()
         return self.finished()
 
-    def finished(self) -> TrajectoryBatch:
+    def finished(self) -> TrajectoryBatch[Any, Any]:
         """Close the accounts and return the finished prefix, which is the batch when the call is complete.
 
         Raises:
@@ -356,7 +356,7 @@ class Call:
                     self.stats.dropped.append(Dropped(self.version, index, run.part.worker, phase, error))
         del self.stats.dropped[:-REMEMBERED]
 
-    def yielded(self, batch: TrajectoryBatch) -> None:
+    def yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Take note that a stream's consumer gets to see these trajectories."""
         self.stats.kept_trajectories += batch.n_trajectories
         self.stats.kept_timesteps += batch.n_timesteps

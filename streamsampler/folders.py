@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 import numpy as np
 
 from . import storage
 from .errors import DataError, StorageError
+from .generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from .manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name
-from .trajectories import TrajectoryBatch
+from .trajectories import Index, TrajectoryBatch
 
 __all__ = ["TrajectoryFolder", "all_shards", "load"]
 
 
-def load(path: str | os.PathLike[str]) -> TrajectoryBatch | TrajectoryFolder:
+def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
     """Read what was written: a file as a `TrajectoryBatch`, a folder of shards lazily, as a `TrajectoryFolder`.
+
+    Type checkers take the result for a batch. `TrajectoryFolder(path)` does the same for a folder, and says so.
 
     Args:
         path: The file or the folder; `.npz` is appended where there is none of that name.
@@ -27,10 +30,11 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch | TrajectoryFolder:
         StorageError: It holds no trajectories, is damaged or cut short, or is of a newer format.
         FileNotFoundError: There is nothing of that name.
     """
-    return TrajectoryFolder(path) if Path(path).is_dir() else storage.load(path)
+    # What a folder and a batch have in common suffices for most; the type of the other is told by its own name.
+    return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path)) if Path(path).is_dir() else storage.load(path)
 
 
-class TrajectoryFolder:
+class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     """The trajectories of a folder that `streamsampler sample --shard-size` wrote, read shard by shard.
 
     Like a `TrajectoryBatch` it has a length, `folder[i]`, slices, arrays of integers and boolean masks, which give
@@ -52,6 +56,9 @@ class TrajectoryFolder:
         FileNotFoundError: There is no such folder.
     """
 
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(brackets)
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
@@ -61,7 +68,7 @@ class TrajectoryFolder:
                 raise
             raise StorageError(f"{self.path} is no folder of trajectories: it has no {MANIFEST}") from None
         entries = all_shards(self.path, manifest)
-        self.shards: Sequence[TrajectoryBatch] = _Shards(self.path, entries)
+        self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(self.path, entries)
         self.complete = manifest.complete
         self.seed = manifest.seed
         self.provenance: Mapping[str, Any] = manifest.provenance
@@ -88,18 +95,18 @@ class TrajectoryFolder:
             f"{len(self.shards)} shards{state})"
         )
 
-    def __iter__(self) -> Iterator[TrajectoryBatch]:
+    def __iter__(self) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
         for shard in self.shards:
             yield from shard
 
-    def __getitem__(self, index: Any) -> TrajectoryBatch:
+    def __getitem__(self, index: Index) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """The trajectories that an index, a slice, an array of integers or a boolean mask selects, as a batch.
 
         Raises:
             IndexError: There is no such trajectory.
             DataError: There are no shards, and so nothing is known of the spaces.
         """
-        selected = np.arange(self.n_trajectories)[index]
+        selected = np.arange(self.n_trajectories)[cast("Any", index)]
         if selected.ndim > 1:
             raise IndexError(f"a folder has one axis, its trajectories; the index has the shape {selected.shape}")
         self._check_some()
@@ -110,11 +117,11 @@ class TrajectoryFolder:
         parts = np.split(selected, np.flatnonzero(np.diff(numbers)) + 1)  # each from one shard
         return TrajectoryBatch.concatenate(self._of_one_shard(part) for part in parts)
 
-    def _of_one_shard(self, selected: Any) -> TrajectoryBatch:
+    def _of_one_shard(self, selected: Any) -> TrajectoryBatch[ObservationsT, ActionsT]:
         number = int(np.searchsorted(self._bounds, selected[0], side="right")) - 1
         return self.shards[number][selected - self._bounds[number]]
 
-    def to_batch(self) -> TrajectoryBatch:
+    def to_batch(self) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """All trajectories as one batch, which must fit into memory; its size, and one shard more on the way.
 
         Raises:
@@ -128,24 +135,24 @@ class TrajectoryFolder:
             raise DataError(f"{self.path} holds no trajectories yet")
 
 
-class _Shards(Sequence[TrajectoryBatch]):
+class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
     """The shards of a folder, loaded one at a time."""
 
     def __init__(self, folder: Path, entries: Sequence[Shard]) -> None:
         self._folder = folder
         self._entries = entries
-        self._last: tuple[int, TrajectoryBatch] | None = None
+        self._last: tuple[int, TrajectoryBatch[Any, Any]] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @overload
-    def __getitem__(self, index: int) -> TrajectoryBatch: ...
+    def __getitem__(self, index: int) -> TrajectoryBatch[Any, Any]: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[TrajectoryBatch]: ...
+    def __getitem__(self, index: slice) -> Sequence[TrajectoryBatch[Any, Any]]: ...
 
-    def __getitem__(self, index: int | slice) -> TrajectoryBatch | Sequence[TrajectoryBatch]:
+    def __getitem__(self, index: int | slice) -> TrajectoryBatch[Any, Any] | Sequence[TrajectoryBatch[Any, Any]]:
         if isinstance(index, slice):
             raise TypeError("shards are loaded one at a time: ask for one")
         number = range(len(self))[index]
@@ -155,7 +162,7 @@ class _Shards(Sequence[TrajectoryBatch]):
             self._last = last = number, self._load(number)
         return last[1]
 
-    def _load(self, number: int) -> TrajectoryBatch:
+    def _load(self, number: int) -> TrajectoryBatch[Any, Any]:
         path, entry = self._folder / shard_name(number), self._entries[number]
         try:
             batch = storage.load(path)

@@ -30,7 +30,7 @@ __all__ = [
     "validate_infos",
 ]
 
-Infos: TypeAlias = "dict[str, Array | Infos]"
+Infos: TypeAlias = dict[str, Any]  # of arrays, and of dicts of them
 
 _COMMON = frozenset((bool, int, float, str, NoneType, np.bool_, *np.sctypeDict.values())) - {np.void, np.object_}
 """What most infos are: never changed, so that no copy is needed."""
@@ -174,7 +174,7 @@ def infos_of(columns: InfoColumns) -> Infos:
     for path, column in columns.columns.items():
         inner = infos
         for key in path[:-1]:
-            inner = inner.setdefault(key, {})  # type: ignore[assignment]
+            inner = inner.setdefault(key, {})
         if column.steps is None:
             inner[path[-1]] = column.values
             continue

@@ -51,7 +51,7 @@ class SamplerLife(ABC):
         self.n_workers = self._factory.n_workers
         self.stats = Stats.of(self.n_workers)
         self._lock = threading.RLock()
-        self._salvaged: TrajectoryBatch | None = None
+        self._salvaged: TrajectoryBatch[Any, Any] | None = None
         self._closed = False
         self._pending: tuple[Updates[Payload], int] | None = None
         self._busy = False

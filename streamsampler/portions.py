@@ -36,7 +36,9 @@ class Portions:
             self._call: Call = sampler._begin(Endless(first_trajectory), {}, sampler.stats)
             sampler._streaming = self._call
 
-    def take(self, quota: Quota, watch: Watch | None = None, interval: float | None = None) -> TrajectoryBatch:
+    def take(
+        self, quota: Quota, watch: Watch | None = None, interval: float | None = None
+    ) -> TrajectoryBatch[Any, Any]:
         """Return the next trajectories, as many as the quota says.
 
         Args:

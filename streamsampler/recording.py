@@ -291,7 +291,7 @@ def assemble(
     seed: int | None,
     stats: Any = None,
     observations: Tree | None = None,
-) -> TrajectoryBatch:
+) -> TrajectoryBatch[Any, Any]:
     """Make a batch of trajectories of many tickets.
 
     Args:

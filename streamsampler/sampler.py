@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from streamsampler.agents import as_agent
 from streamsampler.apart import apart
@@ -16,6 +16,7 @@ from streamsampler.environments import as_env_update
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
+from streamsampler.generics import ActionsT, ObservationsT, brackets
 from streamsampler.lifetime import SamplerLife
 from streamsampler.payloads import pickled, pickled_updates
 from streamsampler.per_worker import items_by_worker
@@ -31,7 +32,7 @@ from streamsampler.workers.default import DefaultWorker
 __all__ = ["Sampler"]
 
 
-class Sampler(SamplerLife):
+class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
     """Collects trajectories; where the workers live is a subclass's matter.
 
     The arguments of all samplers are documented here, in one place. Those that only one kind of sampler has are
@@ -76,6 +77,9 @@ class Sampler(SamplerLife):
         UsageError: An argument cannot work (a ValueError).
         SerializationError: An agent or an environment cannot be pickled.
     """
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(brackets)
 
     _default_workers: int | None = None
     _limits: Mapping[str, Any] = {}
@@ -170,7 +174,7 @@ class Sampler(SamplerLife):
 
     def obtain_samples(
         self, num_samples: int, agent_update: Any = None, env_update: Any = None, progress: ProgressArgument = False
-    ) -> TrajectoryBatch:
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
 
         Args:
@@ -200,7 +204,7 @@ class Sampler(SamplerLife):
 
     def obtain_trajectories(
         self, n_trajectories: int, agent_update: Any = None, env_update: Any = None, progress: ProgressArgument = False
-    ) -> TrajectoryBatch:
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return exactly `n_trajectories` trajectories; see `obtain_samples` for the other arguments and errors."""
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
         return self._obtain(Exactly(positive("n_trajectories", n_trajectories)), agent_update, env_update, progress)
@@ -211,7 +215,7 @@ class Sampler(SamplerLife):
         agent_update: Any = None,
         env_update: Any = None,
         progress: ProgressArgument = False,
-    ) -> TrajectoryBatch:
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return exactly `n_traj_per_worker` trajectories for each worker, in worker order.
 
         Worker w's k-th trajectory has index `w * n_traj_per_worker + k`. See `obtain_samples` for the other arguments
@@ -223,10 +227,10 @@ class Sampler(SamplerLife):
 
     def _obtain(
         self, plan: GatherPlan, agent_update: Any, env_update: Any, progress: ProgressArgument
-    ) -> TrajectoryBatch:
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         self._check_usable()
         updates = pickled_updates(agent_update, env_update, self.n_workers)
-        batch: TrajectoryBatch | None = None
+        batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
                 self._watched(),
@@ -245,7 +249,7 @@ class Sampler(SamplerLife):
 
     def stream(
         self, agent_update: Any = None, env_update: Any = None, *, first_trajectory: int = 0
-    ) -> Iterator[TrajectoryBatch]:
+    ) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
         """Return an endless iterator over trajectories 0, 1, 2, …, each a batch of one.
 
         Workers run ahead of the consumer by a bounded number of trajectories. Leaving the loop stops them; so does
@@ -267,7 +271,7 @@ class Sampler(SamplerLife):
         updates = pickled_updates(agent_update, env_update, self.n_workers)
         return self._stream(updates, first)
 
-    def _stream(self, updates: dict[Kind, Any], first: int) -> Iterator[TrajectoryBatch]:
+    def _stream(self, updates: dict[Kind, Any], first: int) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
         with self._watched(), self._exclusive():
             call = self._begin(Endless(first), updates, self.stats)
             self._streaming = call
@@ -281,7 +285,7 @@ class Sampler(SamplerLife):
             if self._streaming is call:
                 self._end_stream()
 
-    def _next_of(self, call: Call) -> Iterable[TrajectoryBatch]:
+    def _next_of(self, call: Call) -> Iterable[TrajectoryBatch[ObservationsT, ActionsT]]:
         """Return the next trajectories of a stream, in memory of their own."""
         with self._watched(), self._exclusive():
             self._check_still(call)
@@ -302,7 +306,7 @@ class Sampler(SamplerLife):
         if self._streaming is not call:
             raise SamplerError("this stream was ended by a later call on the same sampler")
 
-    def salvage(self) -> TrajectoryBatch | None:
+    def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
         salvaged, self._salvaged = self._salvaged, None
         return salvaged

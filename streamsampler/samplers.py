@@ -16,6 +16,7 @@ from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.processes import ProcessEngine
 from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import Order
+from streamsampler.generics import ActionsT, ObservationsT
 from streamsampler.sampler import Sampler
 from streamsampler.sampler_options import ProcessSamplerOptions
 from streamsampler.serialization import dumps
@@ -26,7 +27,7 @@ from streamsampler.workers.default import DefaultWorker
 __all__ = ["LocalSampler", "MultiprocessingSampler", "Sampler"]
 
 
-class LocalSampler(Sampler):
+class LocalSampler(Sampler[ObservationsT, ActionsT]):
     """Collects trajectories in this process: the same batches as any other sampler, without any parallelism.
 
     For debugging (exceptions keep their frames), for tests and for small jobs. The generators of `random`,
@@ -78,7 +79,7 @@ class LocalSampler(Sampler):
         return LocalEngine(self._factory.n_workers, self._factory, self._factory.seed)
 
 
-class MultiprocessingSampler(Sampler):
+class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     """Collects trajectories in worker processes on this machine.
 
     Args:

@@ -172,7 +172,7 @@ class ShardWriter:
             check_shard(path, shard, arrays["indices"], lengths)
             yield lengths, np.add.reduceat(arrays["rewards"], np.cumsum(lengths) - lengths)
 
-    def write(self, batch: TrajectoryBatch) -> None:
+    def write(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Write the next shard.
 
         Raises:

@@ -72,7 +72,7 @@ def _(
         yield from space_leaves(child, tree[position], f"{path}[{position}]", error)
 
 
-def validate(space: AnySpace, tree: Tree, length: int, path: str) -> None:
+def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
     """Check that a structure holds `length` values of a space; looks at shapes and dtypes only.
 
     Raises:

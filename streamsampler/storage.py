@@ -22,6 +22,7 @@ import numpy as np
 from .atomic import write_whole
 from .encoding import decode, decode_space, encode, encode_space
 from .errors import DataError, StorageError
+from .generics import AnyActionsT, AnyObservationsT
 from .spaces import short
 from .trajectories import TrajectoryBatch
 from .trees import Array, object_array
@@ -37,7 +38,7 @@ _SPACES = ("observation_space", "action_space")
 
 
 def save(
-    batch: TrajectoryBatch,
+    batch: TrajectoryBatch[Any, Any],
     path: str | os.PathLike[str],
     *,
     provenance: Mapping[str, Any] | None = None,
@@ -77,7 +78,7 @@ def _write(file: BinaryIO, entries: dict[str, Array], compress: bool) -> None:
     write(file, **{name: np.ascontiguousarray(array) for name, array in entries.items()})
 
 
-def _entries(batch: TrajectoryBatch, provenance: Mapping[str, Any] | None) -> dict[str, Array]:
+def _entries(batch: TrajectoryBatch[Any, Any], provenance: Mapping[str, Any] | None) -> dict[str, Array]:
     entries: dict[str, Array] = {name: getattr(batch, name) for name in _ARRAYS}
     # Claimed now, so that no column takes the name.
     entries["header"] = np.empty(0, np.uint8)
@@ -133,7 +134,7 @@ def _free_name(name: str, entries: dict[str, Array]) -> str:
     return free
 
 
-def load(path: str | os.PathLike[str]) -> TrajectoryBatch:
+def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
     """Read a batch that `save` wrote.
 
     Args:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import trees
 from .errors import DataError
-from .infos import Infos, concatenate_infos, take_infos, validate_infos
+from .generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
+from .infos import concatenate_infos, take_infos, validate_infos
 from .spaces import AnySpace, validate
-from .trees import Array, Tree
+from .statistics import Stats
+from .trees import Array
 
-__all__ = ["StepType", "TrajectoryBatch"]
+__all__ = ["Index", "StepType", "TrajectoryBatch"]
+
+Index: TypeAlias = (
+    "SupportsIndex | slice | Sequence[int] | Sequence[bool] | NDArray[np.integer[Any]] | NDArray[np.bool_]"
+)
+"""What selects trajectories."""
 
 
 class StepType(IntEnum):
@@ -37,13 +44,16 @@ class StepType(IntEnum):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TrajectoryBatch:
+class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     """N whole trajectories, T timesteps in all, one behind the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
     bit, so that a NaN equals the same NaN; `stats` is no data. `batch[i]` is the batch of the i-th trajectory alone, a
     slice, an array of integers or a boolean mask selects several; what a position or a slice without a step selects
     shares memory with the batch.
+
+    For type checkers a batch is generic in what its observations and its actions are, arrays by default:
+    `TrajectoryBatch[dict[str, NDArray[Any]]]` has a dict of observations, and an array of actions.
 
     Attributes:
         observation_space: The environment's.
@@ -70,21 +80,24 @@ class TrajectoryBatch:
 
     observation_space: AnySpace
     action_space: AnySpace
-    observations: Tree
-    last_observations: Tree
-    actions: Tree
+    observations: ObservationsT
+    last_observations: ObservationsT
+    actions: ActionsT
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    env_infos: Infos
-    agent_infos: Infos
-    episode_infos: Infos
+    env_infos: dict[str, Array]
+    agent_infos: dict[str, Array]
+    episode_infos: dict[str, Array]
     lengths: NDArray[np.int64]
     indices: NDArray[np.int64]
     seeds: tuple[int, ...]
     agent_versions: NDArray[np.int64]
     seed: int | None
-    stats: Any = field(default=None, compare=False)
+    stats: Stats | Any = field(default=None, compare=False)
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(brackets)
 
     def __post_init__(self) -> None:
         n_trajectories, n_timesteps = self._check_lengths()
@@ -167,7 +180,7 @@ class TrajectoryBatch:
         return np.cumsum(self.lengths) - self.lengths
 
     @property
-    def next_observations(self) -> Tree:
+    def next_observations(self) -> ObservationsT:
         """Tree of (T, *O), new arrays: what each action led to; at a trajectory's end its true final observation."""
         ends = self.starts + self.lengths - 1
 
@@ -221,9 +234,24 @@ class TrajectoryBatch:
     @property
     def mask(self) -> NDArray[np.bool_]:
         """(N, L) bool: which entries of a padded view are timesteps; L is the length of the longest trajectory."""
-        return cast("NDArray[np.bool_]", self.padded("mask"))
+        return self.padded("mask")
 
-    def padded(self, name: str, length: int | None = None, value: Any = 0) -> Tree:
+    @overload
+    def padded(
+        self, name: Literal["observations", "next_observations"], length: int | None = None, value: Any = 0
+    ) -> ObservationsT: ...
+    @overload
+    def padded(self, name: Literal["actions"], length: int | None = None, value: Any = 0) -> ActionsT: ...
+    @overload
+    def padded(self, name: Literal["rewards"], length: int | None = None, value: Any = 0) -> NDArray[np.float64]: ...
+    @overload
+    def padded(self, name: Literal["step_types"], length: int | None = None, value: Any = 0) -> NDArray[np.int8]: ...
+    @overload
+    def padded(self, name: Literal["mask"], length: int | None = None, value: Any = 0) -> NDArray[np.bool_]: ...
+    @overload
+    def padded(self, name: str, length: int | None = None, value: Any = 0) -> Any: ...
+
+    def padded(self, name: str, length: int | None = None, value: Any = 0) -> Any:
         """Timesteps with one row for each trajectory.
 
         Args:
@@ -249,16 +277,16 @@ class TrajectoryBatch:
 
     # --- Parts and wholes
 
-    def split(self) -> list[TrajectoryBatch]:
+    def split(self) -> list[TrajectoryBatch[ObservationsT, ActionsT]]:
         """A batch for each trajectory; they share memory with this one."""
         bounds = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
         return [self._select(slice(i, i + 1), slice(*bound)) for i, bound in enumerate(bounds)]
 
-    def __iter__(self) -> Iterator[TrajectoryBatch]:
+    def __iter__(self) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
         return iter(self.split())
 
-    def __getitem__(self, index: Any) -> TrajectoryBatch:
-        selected = np.arange(self.n_trajectories)[index]
+    def __getitem__(self, index: Index) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        selected = np.arange(self.n_trajectories)[cast("Any", index)]
         if selected.ndim > 1:
             raise IndexError(f"a batch has one axis, its trajectories; the index has the shape {selected.shape}")
         selected = np.atleast_1d(selected)
@@ -269,7 +297,7 @@ class TrajectoryBatch:
         timesteps = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
         return self._select(selected, np.concatenate([np.arange(0), *timesteps]))
 
-    def _select(self, rows: slice | Array, timesteps: slice | Array) -> TrajectoryBatch:
+    def _select(self, rows: slice | Array, timesteps: slice | Array) -> TrajectoryBatch[ObservationsT, ActionsT]:
         positions = range(*rows.indices(len(self))) if isinstance(rows, slice) else rows.tolist()
         return TrajectoryBatch(
             observation_space=self.observation_space,
@@ -291,7 +319,10 @@ class TrajectoryBatch:
         )
 
     @staticmethod
-    def concatenate(*batches: TrajectoryBatch | Iterable[TrajectoryBatch]) -> TrajectoryBatch:
+    def concatenate(
+        *batches: TrajectoryBatch[AnyObservationsT, AnyActionsT]
+        | Iterable[TrajectoryBatch[AnyObservationsT, AnyActionsT]],
+    ) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
         """Join batches, one behind the other: the inverse of `split`.
 
         Args:
@@ -337,7 +368,7 @@ class TrajectoryBatch:
         return save(self, path, provenance=provenance)
 
     @staticmethod
-    def load(path: str | PathLike[str]) -> TrajectoryBatch:
+    def load(path: str | PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
         """Read a batch from a file; see `streamsampler.storage.load`."""
         from .storage import load  # the layer above
 

@@ -9,7 +9,7 @@ import copy
 import operator
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +31,24 @@ __all__ = [
 
 Array: TypeAlias = NDArray[Any]
 Tree: TypeAlias = "Array | dict[str, Tree] | tuple[Tree, ...]"
+TreeT = TypeVar("TreeT")
+"""A tree whose structure a function keeps; a dict of arrays is one, and for type checkers no `dict[str, Tree]`."""
 
 
-def map_tree(function: Callable[[Array], Array], tree: Tree) -> Tree:
+def map_tree(function: Callable[[Array], Array], tree: TreeT) -> TreeT:
     """Apply a function to every leaf."""
+    return cast(TreeT, _map_tree(function, tree))
+
+
+def _map_tree(function: Callable[[Array], Array], tree: Any) -> Tree:
     if isinstance(tree, dict):
-        return {key: map_tree(function, child) for key, child in tree.items()}
+        return {key: _map_tree(function, child) for key, child in tree.items()}
     if isinstance(tree, tuple):
-        return tuple(map_tree(function, child) for child in tree)
+        return tuple(_map_tree(function, child) for child in tree)
     return function(tree)
 
 
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Array]]:
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
     """Each leaf with its path as one would write it: `observation['camera'][0]`."""
     if isinstance(tree, dict):
         for key, child in tree.items():
@@ -54,7 +60,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Array]]:
         yield path, tree
 
 
-def take(tree: Tree, index: slice | Array) -> Tree:
+def take(tree: TreeT, index: slice | Array) -> TreeT:
     """Select rows of every leaf: views for a slice, copies for an array of integers or booleans."""
     return map_tree(lambda array: array[index], tree)
 
@@ -73,7 +79,7 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     return np.concatenate(cast("Sequence[Array]", trees))
 
 
-def pad(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any = 0) -> Tree:
+def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) -> TreeT:
     """Lay out runs of rows side by side.
 
     Args:

@@ -14,7 +14,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 # From the ground up. A module may import those of lower layers, and its neighbours listed before it.
 LAYERS = [
     ["version", "errors", "compact", "checks", "exactness", "per_worker", "atomic", "quotas"],
-    ["trees", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
+    ["trees", "generics", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
     ["plans", "pacing", "blocks", "cutting", "holdings", "gathering", "supervision"],
     [
         "board",

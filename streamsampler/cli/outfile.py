@@ -62,7 +62,7 @@ def _try(target: Path) -> None:
         raise click.BadParameter(f"{str(target)!r} cannot be written: {error.strerror or error}") from None
 
 
-def write(batch: TrajectoryBatch, path: Path, provenance: Mapping[str, Any]) -> None:
+def write(batch: TrajectoryBatch[Any, Any], path: Path, provenance: Mapping[str, Any]) -> None:
     """Write a batch, with where it came from.
 
     Raises:

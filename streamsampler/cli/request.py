@@ -44,7 +44,7 @@ class Amount:
         """How many of all workers together."""
         return self.number * n_workers if self.kind == "trajectories_per_worker" else self.number
 
-    def obtain(self, sampler: MultiprocessingSampler, progress: Any) -> TrajectoryBatch:
+    def obtain(self, sampler: MultiprocessingSampler, progress: Any) -> TrajectoryBatch[Any, Any]:
         """Make the obtaining call that this amount stands for."""
         match self.kind:
             case "num_samples":

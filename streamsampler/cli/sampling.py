@@ -95,7 +95,7 @@ def _spaces(env_id: str, update: EnvUpdate) -> tuple[gymnasium.Space[Any], gymna
 def _sample(request: Request, sampler: MultiprocessingSampler, interrupts: Interrupts, bar: Bar) -> Outcome:
     interrupted = False
     begun = perf_counter()
-    batch: TrajectoryBatch | None
+    batch: TrajectoryBatch[Any, Any] | None
     try:
         with bar:
             batch = request.amount.obtain(sampler, _Follower(bar, interrupts))

@@ -96,7 +96,7 @@ class Tally:
         return cls(Spread.of(returns), Spread.of(lengths), int(lengths.sum()))
 
     @classmethod
-    def of_batch(cls, batch: TrajectoryBatch | None) -> Tally:
+    def of_batch(cls, batch: TrajectoryBatch[Any, Any] | None) -> Tally:
         """Return the tally of a batch; None is an empty one."""
         return cls() if batch is None else cls.of(batch.lengths, batch.returns)
 

@@ -1,0 +1,124 @@
+"""What a user may write: type checkers are to infer each type that is asserted here, without a cast. It also runs."""
+
+import sys
+from pathlib import Path
+from typing import Any, assert_type
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+import streamsampler
+from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, TrajectoryFolder, WorkerFactory
+
+Array = NDArray[Any]
+Observations = dict[str, Array]
+
+
+class Two(gymnasium.Env[Any, np.int64]):
+    def __init__(self, length: int = 3) -> None:
+        self.length = length
+        box = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict({"left": box, "right": box})
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observations, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return {name: np.zeros(2, np.float32) for name in ("left", "right")}, {"seed": 1}
+
+    def step(self, action: np.int64) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        observation = {name: np.full(2, self.t / 10, np.float32) for name in ("left", "right")}
+        return observation, float(action), self.t >= self.length, False, {"t": self.t}
+
+
+class Agent:
+    def __init__(self, bias: float) -> None:
+        self.bias = bias
+
+    def get_action(self, observation: Observations) -> tuple[int, dict[str, float]]:
+        value = float(observation["left"].sum()) + self.bias
+        return int(value > 0), {"value": value}
+
+    def set_param_values(self, values: dict[str, float]) -> None:
+        self.bias = values["bias"]
+
+
+def first_actions(batch: TrajectoryBatch) -> Array:
+    return batch.actions[batch.starts]
+
+
+def left_of(batch: TrajectoryBatch[Observations]) -> Array:
+    return batch.observations["left"]
+
+
+def main(folder: Path) -> None:
+    with MultiprocessingSampler(lambda _: 0, "CartPole-v1", n_workers=2, seed=1, step_timeout=60.0) as sampler:
+        assert_type(sampler, MultiprocessingSampler[Array, Array])
+        batch = sampler.obtain_samples(50, progress=False)
+        assert_type(batch, TrajectoryBatch[Array, Array])
+        assert_type(batch.observations, Array)
+        assert_type(batch.next_observations, Array)
+        assert_type(batch.last_observations, Array)
+        assert_type(batch.actions, Array)
+        assert_type(batch.rewards, NDArray[np.float64])
+        assert_type(batch.lengths, NDArray[np.int64])
+        assert_type(batch.terminated | batch.truncated, NDArray[np.bool_])
+        assert_type(batch.env_infos, dict[str, Array])
+        assert_type(batch.padded("observations"), Array)
+        assert_type(batch.padded("rewards"), NDArray[np.float64])
+        assert_type(batch.padded("mask"), NDArray[np.bool_])
+        assert_type(batch.mask, NDArray[np.bool_])
+        assert_type(batch.discounted_returns(0.99), NDArray[np.float64])
+        assert_type(batch.seeds[0], int)
+        assert_type(batch.agent_version, int | None)
+        print(batch.observations.shape, batch.stats.kept_timesteps, first_actions(batch).shape)
+        for trajectory in batch:
+            assert_type(trajectory, TrajectoryBatch[Array, Array])
+        assert_type(batch[0], TrajectoryBatch[Array, Array])
+        assert_type(batch[np.int64(0)], TrajectoryBatch[Array, Array])
+        assert_type(batch[1:], TrajectoryBatch[Array, Array])
+        assert_type(batch[batch.returns > 10], TrajectoryBatch[Array, Array])
+        assert_type(batch[np.argsort(batch.returns)], TrajectoryBatch[Array, Array])
+        assert_type(batch[[1, 0]], TrajectoryBatch[Array, Array])
+        assert_type(batch.split(), list[TrajectoryBatch[Array, Array]])
+        assert_type(TrajectoryBatch.concatenate(batch, batch), TrajectoryBatch[Array, Array])
+        assert_type(TrajectoryBatch.concatenate(batch.split()), TrajectoryBatch[Array, Array])
+        for trajectory in sampler.stream(first_trajectory=2):
+            assert_type(trajectory.observations, Array)
+            break
+        again = streamsampler.load(batch.save(folder / "batch.npz"))
+        assert_type(again, TrajectoryBatch[Array, Array])
+        assert again == batch
+
+    # Spaces that are nested: said once.
+    nested = LocalSampler[Observations](Agent(-1.0), Two, env_kwargs={"length": 4}, seed=2)
+    other = nested.obtain_trajectories(2, agent_update={"bias": 1.0}, env_update=Two(2))
+    assert_type(other, TrajectoryBatch[Observations, Array])
+    assert_type(other.observations, Observations)
+    assert_type(other.next_observations, Observations)
+    assert_type(other.padded("observations")["left"], Array)
+    assert_type(other[0], TrajectoryBatch[Observations, Array])
+    assert_type(TrajectoryBatch.concatenate(other, other).last_observations, Observations)
+    print(left_of(other).shape, other.agent_infos["value"].dtype, other.episode_infos["seed"].sum())
+    other.save(folder / "nested.npz")
+    loaded: TrajectoryBatch[Observations] = streamsampler.load(folder / "nested.npz")
+    assert loaded == other
+    made = LocalSampler[Observations].from_worker_factory(WorkerFactory(n_workers=1), Agent(0.0), Two, order="arrival")
+    assert_type(made, LocalSampler[Observations, Array])
+    made.close()
+
+
+def read(folder: str) -> None:
+    trajectories = TrajectoryFolder(folder)
+    assert_type(trajectories[0].observations, Array)
+    for shard in trajectories.shards:
+        assert_type(shard, TrajectoryBatch[Array, Array])
+    assert_type(TrajectoryFolder[Observations](folder).to_batch().observations, Observations)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
