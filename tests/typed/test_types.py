@@ -1,0 +1,87 @@
+"""What users write type-checks under `mypy --strict`, without a cast; and it runs."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent.parent
+SCRIPTS = ["script.py", "ppo.py"]
+
+CONFIGURATION = """
+[mypy]
+strict = True
+
+# Not installed wherever these tests run, or without types of its own.
+[mypy-cloudpickle.*,torch.*,stable_baselines3.*,ray.*,pettingzoo.*]
+ignore_missing_imports = True
+follow_imports = skip
+"""
+
+# What the README's snippets take for granted: each of them is checked as a program of its own, with this before it.
+PREAMBLE = """
+from collections.abc import Callable
+from typing import Any
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+import streamsampler
+from streamsampler import MultiprocessingSampler, TrajectoryBatch
+
+Parameters = tuple[NDArray[Any], ...]
+agent: Any
+env: gymnasium.Env[Any, Any]
+improve: Callable[[Parameters, TrajectoryBatch], Parameters]
+model: Any
+parameters: Parameters
+policy: Any
+sampler: MultiprocessingSampler
+train: Callable[[MultiprocessingSampler], None]
+"""
+
+
+def snippets():
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 3
+    # A test's fixtures need no types in a README.
+    return [re.sub(r"^def (test_\w+)\((\w+)\):", r"def \1(\2: Any) -> None:", text, flags=re.M) for text in blocks]
+
+
+@pytest.mark.types
+def test_what_users_write_type_checks(tmp_path):
+    (tmp_path / "mypy.ini").write_text(CONFIGURATION)
+    files = [HERE / name for name in SCRIPTS]
+    for number, snippet in enumerate(snippets()):
+        files.append(tmp_path / f"readme_{number}.py")
+        files[-1].write_text(PREAMBLE + snippet)
+    options = ["--config-file", tmp_path / "mypy.ini", "--cache-dir", ROOT / ".mypy_cache" / "users"]
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, *files],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout.startswith("Success"), run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_casts_and_nothing_ignored(name):
+    text = (HERE / name).read_text()
+    assert "cast(" not in text
+    assert "ignore" not in text
+
+
+def test_the_script_runs(tmp_path):
+    subprocess.run([sys.executable, HERE / "script.py", tmp_path], check=True)
+
+
+def test_the_newcomers_ppo_learns():
+    run = subprocess.run([sys.executable, HERE / "ppo.py", "6", "1000"], check=True, capture_output=True, text=True)
+    returns = [float(line.split()[1]) for line in run.stdout.splitlines()]
+    assert returns[-1] > 1.5 * returns[0]
