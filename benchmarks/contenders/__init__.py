@@ -1,1 +1,1 @@
-"""One module for each contender; `python -m contenders.NAME WORKLOAD` runs it, see `harness.contender`."""
+"""One module for each contender; `python -m benchmarks.contenders.NAME WORKLOAD` runs it, see `harness.contender`."""

@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from harness.contender import Measure, serve
-from workloads import Workload, checksum
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.problems.workloads import Workload, checksum
 
 
 class Collector:

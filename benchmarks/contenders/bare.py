@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.contender import Measure, serve
-from harness.forked import Loop, all_at_once, batch_after_batch
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.harness.forked import Loop, all_at_once, batch_after_batch
+from benchmarks.problems.workloads import Workload, checksum
 from streamsampler.agents import reset_agent_function
 from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed, seed_generators
-from workloads import Workload, checksum
 
 _SEEDS_AT_ONCE = 64
 _LONGEST = 1000

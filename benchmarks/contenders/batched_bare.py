@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.contender import Measure, serve
-from harness.forked import Loop, all_at_once, batch_after_batch
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.harness.forked import Loop, all_at_once, batch_after_batch
+from benchmarks.problems.workloads import Workload
 from streamsampler.seeding import TrajectorySeeds, seed_generators
-from workloads import Workload
 
 _SEEDS_AT_ONCE = 64
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.contender import Measure, Unsupported, serve
-from workloads import Workload
+from benchmarks.harness.contender import Measure, Unsupported, serve
+from benchmarks.problems.workloads import Workload
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from contenders.bare import seeded_begin, unseeded_begin
-from harness.contender import Measure, serve
-from workloads import WORKLOADS, Workload, checksum, marks
+from benchmarks.contenders.bare import seeded_begin, unseeded_begin
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.problems.workloads import WORKLOADS, Workload, checksum, marks
 
 Chunk = dict[str, np.ndarray]
 

@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from contenders.bare import seeded_begin
-from harness.contender import Measure, serve
-from workloads import Workload, checksum
+from benchmarks.contenders.bare import seeded_begin
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.problems.workloads import Workload, checksum
 
 _LONGEST = 1000
 _TICKETS = {

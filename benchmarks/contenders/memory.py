@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.contender import Unsupported
+from benchmarks.harness.contender import Unsupported
 
 __all__ = ["check_memory"]
 

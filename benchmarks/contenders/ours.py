@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.contender import Measure, serve
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.problems.workloads import Workload, checksum, marks
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
-from workloads import Workload, checksum, marks
 
 
 class Collector:

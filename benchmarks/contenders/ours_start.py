@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.contender import Measure, serve
-from problems.environments import make_marked
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.problems.environments import make_marked
+from benchmarks.problems.workloads import Workload, marks
 from streamsampler import MultiprocessingSampler
-from workloads import Workload, marks
 
 
 def private_bytes(pid: int) -> int:

@@ -26,8 +26,8 @@ import numpy as np
 import pufferlib.emulation
 import pufferlib.vector
 
-from harness.contender import Measure, Unsupported, serve
-from workloads import Workload, checksum
+from benchmarks.harness.contender import Measure, Unsupported, serve
+from benchmarks.problems.workloads import Workload, checksum
 
 _SIZE = 10_000
 

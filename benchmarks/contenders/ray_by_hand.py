@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from harness.contender import Measure, serve
-from workloads import WORKLOADS, Workload, checksum
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.problems.workloads import WORKLOADS, Workload, checksum
 
 Chunk = dict[str, np.ndarray]
 _STORE_BYTES = 1 << 30

@@ -27,9 +27,9 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.tune.registry import register_env
 
-from contenders.memory import check_memory
-from harness.contender import Measure, Unsupported, repeated, serve
-from workloads import WORKLOADS, Workload, checksum
+from benchmarks.contenders.memory import check_memory
+from benchmarks.harness.contender import Measure, Unsupported, repeated, serve
+from benchmarks.problems.workloads import WORKLOADS, Workload, checksum
 
 _STORE_BYTES = 1 << 30
 _WAIT = 0.02

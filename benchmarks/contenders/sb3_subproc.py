@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from harness.contender import Measure, serve
-from workloads import Workload, checksum
+from benchmarks.harness.contender import Measure, serve
+from benchmarks.problems.workloads import Workload, checksum
 
 
 class Collector:

@@ -21,8 +21,8 @@ from tianshou.algorithm.algorithm_base import Policy
 from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
 from tianshou.env import ShmemVectorEnv, SubprocVectorEnv
 
-from harness.contender import Measure, repeated, serve
-from workloads import Workload, checksum
+from benchmarks.harness.contender import Measure, repeated, serve
+from benchmarks.problems.workloads import Workload, checksum
 
 _SIZE = 2_000
 _LARGE = 4_096

@@ -10,9 +10,9 @@ from typing import Any
 
 from torchrl.collectors import MultiAsyncCollector
 
-from contenders.torchrl_common import PACKAGES, collecting
-from harness.contender import Measure, Unsupported, serve
-from workloads import Workload
+from benchmarks.contenders.torchrl_common import PACKAGES, collecting
+from benchmarks.harness.contender import Measure, Unsupported, serve
+from benchmarks.problems.workloads import Workload
 
 
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> AbstractContextManager[Measure]:

@@ -23,9 +23,9 @@ from torch import nn
 from torchrl.envs import SerialEnv
 from torchrl.envs.libs.gym import GymWrapper
 
-from contenders.memory import check_memory
-from harness.contender import Measure, repeated
-from workloads import WORKLOADS, Workload, checksum
+from benchmarks.contenders.memory import check_memory
+from benchmarks.harness.contender import Measure, repeated
+from benchmarks.problems.workloads import WORKLOADS, Workload, checksum
 
 __all__ = ["PACKAGES", "collecting"]
 

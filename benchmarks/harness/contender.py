@@ -1,8 +1,8 @@
 """A contender's side of the harness: say ready, measure when told to, end when told to.
 
-    PYTHON -m contenders.NAME WORKLOAD [--processes 2] [--set key=value ...]
+    PYTHON -m benchmarks.contenders.NAME WORKLOAD [--processes 2] [--set key=value ...]
 
-with `benchmarks/` as the current directory. The protocol, one JSON object a line:
+with a checkout of this project as the current directory. The protocol, one JSON object a line:
 
 ==================================  ====================================================================================
 from the contender, once            `{"ready": true, "versions": {"numpy": "2.0", …}}` when its workers are warm;
@@ -19,7 +19,7 @@ environment, or that are thrown away, do not count. What libraries print goes to
 A contender's module looks like this::
 
     from contextlib import contextmanager
-    from harness.contender import serve
+    from benchmarks.harness.contender import serve
 
     @contextmanager
     def contender(workload, n_processes, settings):
@@ -53,8 +53,8 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from problems.marks import SCRATCH
-from workloads import WORKLOADS, Workload
+from benchmarks.problems.marks import SCRATCH
+from benchmarks.problems.workloads import WORKLOADS, Workload
 
 __all__ = ["Measure", "Unsupported", "repeated", "serve"]
 

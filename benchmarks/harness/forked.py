@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from harness.contender import Measure
+from benchmarks.harness.contender import Measure
 
 __all__ = ["Loop", "all_at_once", "batch_after_batch"]
 

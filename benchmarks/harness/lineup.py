@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.running import Contender
+from benchmarks.harness.running import Contender
 
 __all__ = ["BARE", "LEAST", "LIMITS", "OURS", "PEERS", "THROUGHPUT", "chosen", "ours"]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import charts, tables
-from harness.comparing import compared
-from harness.lineup import BARE, chosen
-from harness.machine import describe
-from harness.rounds import Plan, measured
-from harness.running import BENCHMARKS, Contender
+from benchmarks.harness import charts, tables
+from benchmarks.harness.comparing import compared
+from benchmarks.harness.lineup import BARE, chosen
+from benchmarks.harness.machine import describe
+from benchmarks.harness.rounds import Plan, measured
+from benchmarks.harness.running import BENCHMARKS, Contender
 
 __all__ = ["Goal", "Question", "arguments", "save", "throughput"]
 
@@ -81,7 +81,7 @@ def arguments(name: str, seconds: float, rounds: int) -> argparse.Namespace:
     """
     # Ended from outside, the frozen contenders must be ended as well.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    parser = argparse.ArgumentParser(prog=f"{name}.py")
+    parser = argparse.ArgumentParser(prog=f"benchmarks {name}")
     parser.add_argument("--seconds", type=float, help=f"of a measurement (default {seconds})")
     parser.add_argument("--rounds", type=int, help=f"how many (default {rounds})")
     parser.add_argument("--peer-rounds", type=int, help="in how many of them peers take part (default 5)")

@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from harness.running import Broken, Contender, Running, start_all
-from harness.speedometer import SpeedBetween, speedometer
-from workloads import WORKLOADS
+from benchmarks.harness.running import Broken, Contender, Running, start_all
+from benchmarks.harness.speedometer import SpeedBetween, speedometer
+from benchmarks.problems.workloads import WORKLOADS
 
 __all__ = ["Plan", "measured", "order_of_round"]
 

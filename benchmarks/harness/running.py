@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness import processes
-from problems.marks import SCRATCH
+from benchmarks.harness import processes
+from benchmarks.problems.marks import SCRATCH
 
-__all__ = ["BENCHMARKS", "Broken", "Contender", "Running", "start_all"]
+__all__ = ["BENCHMARKS", "ROOT", "Broken", "Contender", "Running", "start_all"]
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
+ROOT = BENCHMARKS.parent
 _START_SECONDS = 180.0
 _SLACK_SECONDS = 120.0
 
@@ -54,8 +55,8 @@ class Contender:
 
     @property
     def folder(self) -> Path:
-        """The folder `benchmarks` that it is run in."""
-        return BENCHMARKS if self.checkout is None else self.checkout / "benchmarks"
+        """The folder that it is run in: a checkout of this project, whose code comes before what is installed."""
+        return ROOT if self.checkout is None else self.checkout
 
     def python(self) -> str:
         """The interpreter that runs it.
@@ -70,13 +71,13 @@ class Contender:
         words = self.module.split("_")
         for n_words in range(len(words), 0, -1):
             venv = BENCHMARKS / ".venvs" / "_".join(words[:n_words])
-            # Left by peers.py, beside what is there of the environment.
+            # Left by `contenders.peers`, next to what is there of the environment.
             failed, python = venv.with_suffix(".failed"), venv / "bin" / "python"
             if failed.exists():
                 raise Broken(f"not installed: {failed.read_text().strip()}")
             if python.exists():
                 return str(python)
-        raise Broken("not installed: run python benchmarks/peers.py")
+        raise Broken("not installed: run python -m benchmarks peers")
 
     def command(self, workload: str) -> list[str]:
         """The command line.
@@ -84,9 +85,9 @@ class Contender:
         Raises:
             Broken: It is not installed.
         """
-        if not (self.folder / "contenders" / f"{self.module}.py").exists():
+        if not (self.folder / "benchmarks" / "contenders" / f"{self.module}.py").exists():
             raise Broken("there is no such contender")
-        command = [self.python(), "-m", f"contenders.{self.module}", workload]
+        command = [self.python(), "-m", f"benchmarks.contenders.{self.module}", workload]
         if self.n_processes is not None:
             command += ["--processes", str(self.n_processes)]
         for key, value in self.settings.items():
@@ -121,9 +122,6 @@ class Running:
         self._mark = uuid.uuid4().hex
         self._errors = Path(self._folder) / "stderr"
         environment = {**os.environ, processes.MARK: self._mark, SCRATCH: self._folder}
-        if contender.checkout is not None:
-            # Before whatever is installed: an editable installation would lead to this checkout.
-            environment["PYTHONPATH"] = str(contender.checkout)
         begin = time.perf_counter()
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(

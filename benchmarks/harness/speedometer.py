@@ -61,8 +61,8 @@ def speedometer(cores: Iterable[int] | None = None) -> Iterator[SpeedBetween]:
 @contextlib.contextmanager
 def _started(core: int) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.speedometer", str(core)],
-        cwd=Path(__file__).resolve().parent.parent,
+        [sys.executable, "-m", "benchmarks.harness.speedometer", str(core)],
+        cwd=Path(__file__).resolve().parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

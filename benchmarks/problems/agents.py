@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from problems.marks import mark
+from benchmarks.problems.marks import mark
 
 
 class Linear:

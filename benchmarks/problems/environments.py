@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from problems.marks import mark, scratch
+from benchmarks.problems.marks import mark, scratch
 
 
 def spin(seconds: float) -> None:

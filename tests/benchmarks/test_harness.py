@@ -16,19 +16,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importable():
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path[:] = before
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def module(name):
-    return importlib.import_module(name)
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 def answer(timesteps, seconds, cpu=1.0):
@@ -207,7 +199,7 @@ def test_goals_are_judged_against_whom_they_name():
 
 
 def test_reports_are_written_between_the_markers_only():
-    report = module("report")
+    report = module("harness.report")
     readme = f"above\n{report.BEGIN}\nold\n{report.END}\nbelow\n"
     once = report.replaced(readme, "new")
     assert once == f"above\n{report.BEGIN}\n\nnew\n\n{report.END}\nbelow\n"
@@ -218,7 +210,7 @@ def test_reports_are_written_between_the_markers_only():
 
 
 def test_a_report_tells_shares_and_reasons():
-    report = module("report")
+    report = module("harness.report")
     compared = module("harness.comparing").compared
     results = compared(
         {
@@ -239,7 +231,7 @@ def test_a_report_tells_which_machine_each_question_was_measured_on():
         rest = {"cpu": "a processor", "cores": 2, "memory": 8.0, "python": "3.11.7", "packages": {"numpy": "2.0"}}
         return {**rest, "kernel": kernel, "date": f"{date}T10:00:00+00:00"}
 
-    machines = module("report").machines
+    machines = module("harness.report").machines
     one, other = measured("Linux 6.1", "2026-01-02"), measured("Linux 6.2", "2026-01-01")
     assert machines({"a": one, "b": one}) == [
         "Measured on a processor, 2 cores, 8.0 GiB, Linux 6.1, Python 3.11.7, numpy 2.0; 2026-01-02."
@@ -251,7 +243,7 @@ def test_a_report_tells_which_machine_each_question_was_measured_on():
 
 
 def test_a_report_tells_where_the_machines_speed_was_divided_out():
-    report, compared = module("report"), module("harness.comparing").compared
+    report, compared = module("harness.report"), module("harness.comparing").compared
     bare, ours = [at(2.0, 1.0, 100), at(2.0, 1.0, 100)], [at(1.0, 1.0, 90), at(2.0, 1.0, 90)]
     results = compared({"bare": {"rounds": bare}, "ours": {"rounds": ours}}, "bare")
     (told,) = report.adjusted({"work": results})
@@ -267,7 +259,7 @@ def ppo_run(seed, curve):
 
 
 def test_what_ppo_needed_is_the_median_over_seeds(tmp_path):
-    results = module("ppo_results")
+    results = module("ppo.results")
     runs = [
         ppo_run(0, [(1000, 1.0, None), (2000, 2.0, 50.0), (3000, 3.0, 20.0)]),
         ppo_run(1, [(1000, 1.5, 10.0), (3000, 4.0, 40.0)]),
@@ -282,7 +274,7 @@ def test_what_ppo_needed_is_the_median_over_seeds(tmp_path):
 
 
 def test_the_checksum_reads_every_byte():
-    checksum = module("workloads").checksum
+    checksum = module("problems.workloads").checksum
     array = np.random.default_rng(0).integers(0, 256, (3, 7, 5), np.uint8)
     before = checksum(array)
     for position in np.ndindex(array.shape):
@@ -293,7 +285,7 @@ def test_the_checksum_reads_every_byte():
 
 
 def test_the_scheduling_bound_of_equal_lengths_is_known(monkeypatch):
-    on_policy = module("on_policy")
+    on_policy = module("questions.on_policy")
     monkeypatch.setattr(on_policy, "SHORTEST", 500)
     monkeypatch.setattr(on_policy, "LONGEST", 500)
     assert on_policy.bound(2000, 2, calls=3) == 1.0
@@ -301,8 +293,8 @@ def test_the_scheduling_bound_of_equal_lengths_is_known(monkeypatch):
 
 
 def test_every_question_names_workloads_and_contenders_that_exist():
-    workloads = module("workloads").WORKLOADS
-    assert set(module("all").QUESTIONS) == set(module("report").ORDER)
+    workloads = module("problems.workloads").WORKLOADS
+    assert set(module("questions.everything").QUESTIONS) == set(module("harness.report").ORDER)
     for name in (
         "cheap_steps",
         "short_trajectories",
@@ -312,7 +304,7 @@ def test_every_question_names_workloads_and_contenders_that_exist():
         "stragglers",
         "order",
     ):
-        question = module(name).QUESTION
+        question = module(f"questions.{name}").QUESTION
         assert question.name == name
         for workload in question.workloads:
             names = [contender.name for contender in (*question.contenders, *question.extra.get(workload, ()))]
@@ -325,7 +317,7 @@ def test_every_question_names_workloads_and_contenders_that_exist():
 
 @pytest.mark.parametrize("name", ["cheap_20", "short", "pixels", "on_policy_varied", "stragglers"])
 def test_environments_are_sound_and_agents_agree_with_themselves(name):
-    workload = module("workloads").WORKLOADS[name]
+    workload = module("problems.workloads").WORKLOADS[name]
     env, agent = workload.make_env(), workload.make_agent()
     observation, _ = env.reset(seed=3)
     again, _ = workload.make_env().reset(seed=3)
@@ -429,8 +421,8 @@ def test_a_contender_whose_freezing_was_interrupted_ends_by_itself(monkeypatch):
 
 TERMINATED = """
 import signal
-from harness import processes
-from harness.running import Contender, Running
+from benchmarks.harness import processes
+from benchmarks.harness.running import Contender, Running
 
 running = Running(Contender("bare", "bare"), "short")
 try:
@@ -442,7 +434,7 @@ finally:
 
 
 def test_a_harness_that_is_terminated_leaves_no_frozen_process_behind():
-    with subprocess.Popen([sys.executable, "-c", TERMINATED], cwd=BENCHMARKS, stdout=subprocess.PIPE) as harness:
+    with subprocess.Popen([sys.executable, "-c", TERMINATED], cwd=ROOT, stdout=subprocess.PIPE) as harness:
         pids = harness.stdout.readline().split()
         harness.terminate()
         assert harness.wait(60) == 128 + signal.SIGTERM
@@ -477,7 +469,7 @@ def test_a_contender_that_breaks_says_why(monkeypatch):
 
 
 def test_an_unknown_workload_is_answered_with_those_there_are():
-    command = [sys.executable, "workloads.py", "nothing"]
-    found = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks", "workload", "nothing"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 1
     assert "cheap_20" in found.stderr

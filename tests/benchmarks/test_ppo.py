@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.extras
 
 
 @pytest.fixture
-def modules(monkeypatch):
-    """The benchmark's modules, which import each other by their bare names."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import ppo_collectors
-    import ppo_learner
+def modules():
+    """The benchmark's modules, which need torch."""
+    from benchmarks.ppo import collectors as ppo_collectors
+    from benchmarks.ppo import learner as ppo_learner
 
     return ppo_learner, ppo_collectors
 
@@ -28,7 +27,8 @@ def test_it_learns_and_writes_its_results(tmp_path):
     arguments = ["--contenders", "streamsampler,gymnasium_sync,sb3", "--env", "CartPole-v1", "--seeds", "1"]
     arguments += ["--timesteps", "12000", "--out", str(tmp_path / "ppo.json")]
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "ppo.py"), *arguments],
+        [sys.executable, "-m", "benchmarks", "ppo", *arguments],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
@@ -48,7 +48,11 @@ def test_it_learns_and_writes_its_results(tmp_path):
 
 def test_an_unknown_contender_is_refused():
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "ppo.py"), "--contenders", "sb4"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks", "ppo", "--contenders", "sb4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert "no contender sb4" in done.stderr

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import charts
-from harness.tables import table
+from benchmarks.harness import charts
+from benchmarks.harness.tables import table
 
 __all__ = ["chart", "section", "shares"]
 

@@ -1,13 +1,13 @@
 """What do large observations cost? uint8 of 4x84x84, 50 µs of work per step.
 
-python benchmarks/large_observations.py [--quick]
+python -m benchmarks large_observations [--quick]
 
 Each contender but the bare loops that store nothing reads every byte of what it delivers, within the measured time.
 """
 
-from harness.lineup import THROUGHPUT
-from harness.question import Goal, Question, throughput
-from harness.running import Contender
+from benchmarks.harness.lineup import THROUGHPUT
+from benchmarks.harness.question import Goal, Question, throughput
+from benchmarks.harness.running import Contender
 
 STORING = Contender("bare_storing", "bare", {"storing": "fresh"})
 REUSED = Contender("bare_storing_reused", "bare", {"storing": "reused"})

@@ -1,4 +1,4 @@
-"""What came out of `ppo.py`: the table of its runs, and the file they are kept in."""
+"""What came out of `run`: the table of its runs, and the file they are kept in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness.tables import table
+from benchmarks.harness.tables import table
 
 Result = dict[str, Any]
 

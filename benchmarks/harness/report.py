@@ -1,6 +1,6 @@
 """Writes the results into benchmarks/README.md, and their overview into the README.
 
-python benchmarks/report.py [--check]     # --check only says whether it is up to date
+python -m benchmarks report [--check]     # --check only says whether it is up to date
 
 What stands between the two markers is replaced. Every figure comes from a file in `results`.
 """
@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ppo_results
-import summary
-from harness.running import BENCHMARKS
-from harness.tables import goals_table, table
+from benchmarks.harness import summary
+from benchmarks.harness.running import BENCHMARKS
+from benchmarks.harness.tables import goals_table, table
+from benchmarks.ppo import results as ppo_results
 
 README = BENCHMARKS.parent / "README.md"
 RESULTS = BENCHMARKS / "README.md"
-BEGIN = "<!-- performance: written by benchmarks/report.py -->"
+BEGIN = "<!-- performance: written by benchmarks report -->"
 END = "<!-- performance: end -->"
 ORDER = (
     "cheap_steps",
@@ -125,7 +125,7 @@ def machines(measured: dict[str, dict[str, Any]]) -> list[str]:
 def section(questions: list[dict[str, Any]], charts: Path) -> str:
     """Write the section's text, in Markdown."""
     if not questions:
-        return "Not measured yet: `python benchmarks/all.py`."
+        return "Not measured yet: `python -m benchmarks`."
     shares, reasons = overview(questions)
     by_workload = workloads_of(questions)
     parts = [
@@ -150,8 +150,8 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
         told = json.loads(ppo.read_text())
         measured["ppo"] = told["machine"]
         parts.append(
-            "PPO's wall time, workers' start included (`benchmarks/ppo.py` says what the contenders are; medians over "
-            f"seeds):\n\n{ppo_results.summary(told['runs'], told['targets'])}"
+            "PPO's wall time, workers' start included (`benchmarks/ppo/run.py` says what the contenders are; medians "
+            f"over seeds):\n\n{ppo_results.summary(told['runs'], told['targets'])}"
         )
     goals = [goal for question in questions for goal in question["goals"]]
     parts.append(f"What was to be reached:\n{goals_table(goals).rstrip()}")
@@ -159,7 +159,7 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
     parts += [f"![{name.replace('_', ' ')}](results/{name}.png)" for name in pictures]
     parts.append(
         f"{' '.join(machines(measured))} Raw numbers and charts are in `benchmarks/results`; "
-        "`python benchmarks/peers.py && python benchmarks/all.py --again` measures anew."
+        "`python -m benchmarks peers && python -m benchmarks --again` measures anew."
     )
     return "\n\n".join(part.strip("\n") for part in parts)
 
@@ -178,7 +178,7 @@ def replaced(readme: str, text: str) -> str:
 
 def main() -> int:
     """Write both, or check them."""
-    parser = argparse.ArgumentParser(prog="report.py")
+    parser = argparse.ArgumentParser(prog="benchmarks report")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it would change")
     args = parser.parse_args()
     folder = BENCHMARKS / "results"

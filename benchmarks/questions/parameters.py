@@ -1,6 +1,6 @@
 """What does it take to give four workers 40 MB of parameters? From the call to each worker's first step under them.
 
-python benchmarks/parameters.py [--quick]
+python -m benchmarks parameters [--quick]
 
 The limit is one process that copies 40 MB four times, once for each worker, into memory that is there already.
 """
@@ -8,14 +8,14 @@ The limit is one process that copies 40 MB four times, once for each worker, int
 import statistics
 from typing import Any
 
-from harness import charts
-from harness.comparing import spread
-from harness.lineup import chosen, ours
-from harness.machine import describe
-from harness.question import arguments, save
-from harness.rounds import Plan, measured
-from harness.running import Contender
-from harness.tables import goals_table, table
+from benchmarks.harness import charts
+from benchmarks.harness.comparing import spread
+from benchmarks.harness.lineup import chosen, ours
+from benchmarks.harness.machine import describe
+from benchmarks.harness.question import arguments, save
+from benchmarks.harness.rounds import Plan, measured
+from benchmarks.harness.running import Contender
+from benchmarks.harness.tables import goals_table, table
 
 WORKLOAD, N_WORKERS, FACTOR = "big_parameters", 4, 3.0
 LINEUP = (

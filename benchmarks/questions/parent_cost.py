@@ -1,6 +1,6 @@
 """What does a report cost the parent, and how many workers can one sampler serve?
 
-python benchmarks/parent_cost.py [--quick]
+python -m benchmarks parent_cost [--quick]
 
 The parent's CPU time in obtaining calls, by the number of reports that it took. A report holds some 30 ms of rollouts,
 so a worker sends about 33 of them a second; a sampler can serve as many workers as fill one core of the parent.
@@ -12,13 +12,13 @@ Beside it `least`, a parent that only wakes up, reads, copies and answers: what 
 import statistics
 from typing import Any
 
-from harness import charts
-from harness.comparing import spread
-from harness.lineup import LEAST, chosen, ours
-from harness.machine import describe
-from harness.question import arguments, save
-from harness.rounds import Plan, measured
-from harness.tables import goals_table, table
+from benchmarks.harness import charts
+from benchmarks.harness.comparing import spread
+from benchmarks.harness.lineup import LEAST, chosen, ours
+from benchmarks.harness.machine import describe
+from benchmarks.harness.question import arguments, save
+from benchmarks.harness.rounds import Plan, measured
+from benchmarks.harness.tables import goals_table, table
 
 WORKLOADS = ("cheap_20", "cheap_500", "sleepers", "on_policy", "pixels")
 LIMIT = 80e-6

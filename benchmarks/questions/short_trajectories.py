@@ -1,10 +1,10 @@
 """What do trajectories of 5 to 20 timesteps cost? CartPole-v1, truncated, with a small numpy agent.
 
-python benchmarks/short_trajectories.py [--quick]
+python -m benchmarks short_trajectories [--quick]
 """
 
-from harness.lineup import THROUGHPUT
-from harness.question import Goal, Question, throughput
+from benchmarks.harness.lineup import THROUGHPUT
+from benchmarks.harness.question import Goal, Question, throughput
 
 QUESTION = Question(
     "short_trajectories",

@@ -1,6 +1,6 @@
 """Is this version as fast as another one? Both in one interleaved run, by the CPU time of all their processes.
 
-    python benchmarks/versions.py CHECKOUT [--workloads cheap_20,pixels] [--contenders ours] [--rounds 15]
+    python -m benchmarks versions CHECKOUT [--workloads cheap_20,pixels] [--contenders ours] [--rounds 15]
 
 CHECKOUT is another checkout of this project, a worktree of an earlier commit perhaps. For each workload it prints the
 CPU time per timestep of the other version as a share of this one's: above 1, this version is faster. The interval is
@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.comparing import ratios_to
-from harness.lineup import OURS, ours
-from harness.rounds import Plan, measured
+from benchmarks.harness.comparing import ratios_to
+from benchmarks.harness.lineup import OURS, ours
+from benchmarks.harness.rounds import Plan, measured
 
 WORKLOADS = ("cheap_20", "cheap_500", "short", "mlp_cartpole", "mlp_cheetah", "pixels", "on_policy")
 CONTENDERS = {
@@ -68,7 +68,7 @@ def ratios(workload: str, name: str, checkout: Path, plan: Plan) -> tuple[list[f
 def main() -> int:
     """Measure, print a line for each workload, and say with the exit code whether all are within the bound."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    parser = argparse.ArgumentParser(prog="versions.py", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks versions", description=__doc__.partition("\n")[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--contenders", default="ours", help=f"of {', '.join(CONTENDERS)}")

@@ -1,6 +1,6 @@
 """What does an on-policy iteration cost? 1000-step trajectories, small batches, new parameters each time.
 
-python benchmarks/on_policy.py [--quick]
+python -m benchmarks on_policy [--quick]
 
 Beside the speed, which says what an iteration takes, the CPU per delivered timestep, and the delay from the call to
 each worker's first step under the new parameters.
@@ -14,8 +14,8 @@ import random
 import statistics
 from typing import Any
 
-from harness.lineup import THROUGHPUT, ours
-from harness.question import Goal, Question, throughput
+from benchmarks.harness.lineup import THROUGHPUT, ours
+from benchmarks.harness.question import Goal, Question, throughput
 
 SHORTEST, LONGEST = 200, 1000
 

@@ -1,4 +1,4 @@
-"""PPO's update, the same for every source of data (see ppo.py).
+"""PPO's update, the same for every source of data (see `run`).
 
 Proximal policy optimisation with a clipped ratio (Schulman et al., 2017) and generalised advantage estimation
 (Schulman et al., 2016), with the choices of Stable-Baselines3: separate networks of 2x64 tanh units, orthogonal

@@ -1,9 +1,9 @@
 """Answers all questions, one after the other, and writes what was found into benchmarks/README.md and the README.
 
-python benchmarks/all.py [--quick] [--again] [NAME ...]
+python -m benchmarks [--quick] [--again]
 
 A question that has its results in the folder already is left out, so a run that was interrupted goes on where it was;
---again, or naming questions, answers them anew. `ppo.py` is a program of its own, and not among them.
+--again answers all of them. `python -m benchmarks NAME` answers one; training (`ppo`) is not among them.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from harness.running import BENCHMARKS
+from benchmarks.harness.running import BENCHMARKS, ROOT
 
 QUESTIONS = (
     "cheap_steps",
@@ -30,24 +30,23 @@ QUESTIONS = (
 
 def main() -> int:
     """Run the questions' scripts; gives the number of those that failed."""
-    parser = argparse.ArgumentParser(prog="all.py")
-    parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []], help="only these")
+    parser = argparse.ArgumentParser(prog="benchmarks")
     parser.add_argument("--quick", action="store_true", help="a quick look: nothing is written")
     parser.add_argument("--again", action="store_true", help="also those that have results")
     args = parser.parse_args()
     failed = []
-    for name in args.names or QUESTIONS:
-        if not (args.names or args.again or args.quick) and (BENCHMARKS / "results" / f"{name}.json").exists():
+    for name in QUESTIONS:
+        if not (args.again or args.quick) and (BENCHMARKS / "results" / f"{name}.json").exists():
             print(f"== {name}: has results; --again measures anew", flush=True)
             continue
         print(f"== {name}", flush=True)
         begin = time.monotonic()
-        command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *(["--quick"] if args.quick else [])]
-        if subprocess.run(command, check=False).returncode:
+        command = [sys.executable, "-m", f"benchmarks.questions.{name}", *(["--quick"] if args.quick else [])]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
             failed.append(name)
         print(f"== {name}: {time.monotonic() - begin:.0f} s", flush=True)
     if not args.quick:
-        subprocess.run([sys.executable, str(BENCHMARKS / "report.py")], check=True)
+        subprocess.run([sys.executable, "-m", "benchmarks.harness.report"], cwd=ROOT, check=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)

@@ -1,6 +1,6 @@
 """Does the speed grow with the cores? One worker, two, four, and so on to all that the machine has.
 
-python benchmarks/scaling.py [--quick]
+python -m benchmarks scaling [--quick]
 
 Speed per core as a share of one core's, for this library and for the bare loop (which shows what the machine itself
 loses: shared caches, memory, clock frequency).
@@ -10,14 +10,14 @@ import os
 import statistics
 from typing import Any
 
-from harness import charts
-from harness.comparing import ratios_to
-from harness.lineup import BARE, OURS
-from harness.machine import describe
-from harness.question import arguments, save
-from harness.rounds import Plan, measured
-from harness.running import Contender
-from harness.tables import goals_table, table
+from benchmarks.harness import charts
+from benchmarks.harness.comparing import ratios_to
+from benchmarks.harness.lineup import BARE, OURS
+from benchmarks.harness.machine import describe
+from benchmarks.harness.question import arguments, save
+from benchmarks.harness.rounds import Plan, measured
+from benchmarks.harness.running import Contender
+from benchmarks.harness.tables import goals_table, table
 
 WORKLOAD = "cheap_500"
 

@@ -1,7 +1,7 @@
 """What the on-policy user feels: PPO's wall time to a given return (question k).
 
-    python benchmarks/ppo.py                    # CartPole-v1 and Pendulum-v1, three seeds: some twenty minutes
-    python benchmarks/ppo.py --seeds 1 --env CartPole-v1 --contenders streamsampler,gymnasium_sync
+    python -m benchmarks ppo                    # CartPole-v1 and Pendulum-v1, three seeds: some twenty minutes
+    python -m benchmarks ppo --seeds 1 --env CartPole-v1 --contenders streamsampler,gymnasium_sync
 
 The contenders:
 
@@ -12,7 +12,7 @@ The contenders:
 - `sb3`, `sb3_subproc`: Stable-Baselines3's PPO with its own loop, in one process or with one for each environment. It
   is the reference for the learning curve. (`sb3_subproc` only where it is asked for.)
 
-All but sb3 share one learner to the letter (ppo_learner.py); sb3 has the same algorithm, networks,
+All but sb3 share one learner to the letter (`learner`); sb3 has the same algorithm, networks,
 initialisation, optimiser and hyperparameters in its own code. Torch has one thread everywhere.
 
 What is not the same, and cannot be: this library hands out whole trajectories, the least that have at least 2,000
@@ -39,9 +39,10 @@ from pathlib import Path
 
 import click
 
-from harness import machine
-from ppo_learner import TASKS
-from ppo_results import Result, reached, save, summary
+from benchmarks.harness import machine
+from benchmarks.harness.running import ROOT
+from benchmarks.ppo.learner import TASKS
+from benchmarks.ppo.results import Result, reached, save, summary
 
 RESULTS = Path(__file__).parent / "results"
 COLOURS = {
@@ -61,7 +62,8 @@ def run_in_process(name: str, env_id: str, seed: int, workers: int, start_method
     arguments = ["--run", name, "--env", env_id, "--first-seed", str(seed), "--workers", str(workers)]
     arguments += ["--timesteps", str(steps)]
     arguments += [] if start_method is None else ["--start-method", start_method]
-    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    command = [sys.executable, "-m", "benchmarks.ppo.run", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return {"contender": name, "env": env_id, "seed": seed, **json.loads(done.stdout.splitlines()[-1])}
 
 
@@ -95,7 +97,7 @@ def one_run(name: str, env_id: str, seed: int, workers: int, start_method: str |
     """Train, and print a line of JSON."""
     import dataclasses
 
-    from ppo_runs import run
+    from benchmarks.ppo.runs import run
 
     task = TASKS[env_id]
     result = run(name, dataclasses.replace(task, timesteps=timesteps or task.timesteps), seed, workers, start_method)
@@ -107,7 +109,7 @@ def one_run(name: str, env_id: str, seed: int, workers: int, start_method: str |
 
 def known_contenders(wanted: str | None) -> list[str]:
     """The contenders to run, or an error that names those there are."""
-    from ppo_runs import names
+    from benchmarks.ppo.runs import names
 
     if wanted is None:
         return [name for name in names() if name != "sb3_subproc"]

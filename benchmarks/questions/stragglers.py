@@ -1,6 +1,6 @@
 """What do stragglers cost? Eight workers whose steps take heavy-tailed times, one of them four times slower.
 
-python benchmarks/stragglers.py [--quick]
+python -m benchmarks stragglers [--quick]
 
 The limit is the sum of the workers' own speeds: what bare loops reach that never wait for each other. The batches hold
 200 trajectories, 25 for each worker. `bound` says what their ends alone leave: trajectories begun in order by whichever
@@ -13,9 +13,9 @@ import random
 import statistics
 from typing import Any
 
-from harness.lineup import BARE, PEERS, ours
-from harness.question import Goal, Question, throughput
-from workloads import WORKLOADS
+from benchmarks.harness.lineup import BARE, PEERS, ours
+from benchmarks.harness.question import Goal, Question, throughput
+from benchmarks.problems.workloads import WORKLOADS
 
 TRAJECTORIES, LENGTH, SECONDS, SLOWNESS = 200, 20, 2e-3, 4.0
 

@@ -1,12 +1,12 @@
 """What does `order="index"` cost against `order="arrival"`? Batches of 50 trajectories for each worker.
 
-python benchmarks/order.py [--quick]
+python -m benchmarks order [--quick]
 """
 
-from harness.lineup import BARE, ours
-from harness.question import Goal, Question, throughput
-from harness.running import Contender
-from workloads import WORKLOADS
+from benchmarks.harness.lineup import BARE, ours
+from benchmarks.harness.question import Goal, Question, throughput
+from benchmarks.harness.running import Contender
+from benchmarks.problems.workloads import WORKLOADS
 
 PER_WORKER = 50
 

@@ -1,4 +1,4 @@
-"""Where PPO's data comes from (see ppo.py): this library, or Gymnasium's vector environments."""
+"""Where PPO's data comes from (see `run`): this library, or Gymnasium's vector environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 import streamsampler
-from ppo_learner import Experience, Learner, Task
+from benchmarks.ppo.learner import Experience, Learner, Task
 from streamsampler import MultiprocessingSampler
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.torch import TorchAgent

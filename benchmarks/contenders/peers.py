@@ -1,6 +1,6 @@
-"""Makes the virtual environments of the peers, one from each requirements file in `peers/`.
+"""Makes the virtual environments of the peers, one from each file in `requirements/`.
 
-    python benchmarks/peers.py [NAME...]
+    python -m benchmarks peers [NAME...]
 
 An environment that was made from the same file before is left as it is. What cannot be installed is reported with its
 reason, in the table and in `.venvs/NAME.failed`, which the harness shows in place of figures; then the exit status
@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-REQUIREMENTS = FOLDER / "peers"
-VENVS = FOLDER / ".venvs"
+REQUIREMENTS = FOLDER / "requirements"
+VENVS = FOLDER.parent / ".venvs"
 _LIMIT = 1800
 
 

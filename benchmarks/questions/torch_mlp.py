@@ -1,6 +1,6 @@
 """What does it cost with a torch MLP 2x64 as the agent? CartPole-v1 and HalfCheetah-v5.
 
-python benchmarks/torch_mlp.py [--quick]     # needs torch and gymnasium[mujoco]
+python -m benchmarks torch_mlp [--quick]     # needs torch and gymnasium[mujoco]
 
 Beside the loop over one environment, the loop over several with batched actions: the limit for `VecWorker`. That loop
 has no batches. Ours end with whole trajectories, and a batch that leaves environments without one cannot be as fast:
@@ -8,9 +8,9 @@ has no batches. Ours end with whole trajectories, and a batch that leaves enviro
 twice, too (`_twice`); and, where trajectories are many and short, with blocks that are long from the start (`_blocks`).
 """
 
-from harness.lineup import THROUGHPUT, ours
-from harness.question import Goal, Question, throughput
-from harness.running import Contender
+from benchmarks.harness.lineup import THROUGHPUT, ours
+from benchmarks.harness.question import Goal, Question, throughput
+from benchmarks.harness.running import Contender
 
 
 def several(n_envs: int, *variants: Contender) -> list[Contender]:

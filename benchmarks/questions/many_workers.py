@@ -1,6 +1,6 @@
 """What do 64 and 128 workers cost, whose environments wait for something else? 20 ms of sleep per step.
 
-python benchmarks/many_workers.py [--quick]
+python -m benchmarks many_workers [--quick]
 
 Also how much memory each worker has for itself, and how long it takes until 64 workers are there: from the call of the
 constructor to the last environment, in a fresh process each time.
@@ -12,9 +12,9 @@ for: --contenders bare,ours,sb3_subproc,tianshou.
 import statistics
 from typing import Any
 
-from harness.lineup import BARE, LEAST, ours
-from harness.question import Goal, Question, arguments, throughput
-from harness.running import Broken, Contender, Running
+from benchmarks.harness.lineup import BARE, LEAST, ours
+from benchmarks.harness.question import Goal, Question, arguments, throughput
+from benchmarks.harness.running import Broken, Contender, Running
 
 RUNS = 3
 PEERS = (

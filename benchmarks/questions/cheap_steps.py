@@ -2,11 +2,11 @@
 
 And what does it cost to watch the workers for hangs and for memory, while nothing happens to them?
 
-python benchmarks/cheap_steps.py [--quick]
+python -m benchmarks cheap_steps [--quick]
 """
 
-from harness.lineup import THROUGHPUT, ours
-from harness.question import Goal, Question, throughput
+from benchmarks.harness.lineup import THROUGHPUT, ours
+from benchmarks.harness.question import Goal, Question, throughput
 
 QUESTION = Question(
     "cheap_steps",

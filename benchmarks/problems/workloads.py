@@ -1,6 +1,6 @@
 """What is measured: environments and agents by name, the same for every contender.
 
-    python workloads.py NAME   # what its trajectories look like, and how fast one process alone is
+    python -m benchmarks workload NAME   # what its trajectories look like, and how fast one process alone is
 
 Every contender imports this module in its own virtual environment, so it needs Python 3.8, numpy and gymnasium only
 (torch and mujoco for the workloads that say so). Environments and agents are plain classes in `problems`; agents have
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from problems import agents, environments
-from problems.marks import checksum, mark, marks, scratch
+from benchmarks.problems import agents, environments
+from benchmarks.problems.marks import checksum, mark, marks, scratch
 
 __all__ = ["WORKLOADS", "Workload", "checksum", "mark", "marks", "scratch"]
 
@@ -169,7 +169,7 @@ WORKLOADS = {workload.name: workload for workload in _ALL}
 def main() -> None:
     """Run a workload for two seconds in this process, and print what it is like."""
     if len(sys.argv) != 2 or sys.argv[1] not in WORKLOADS:
-        sys.exit(f"usage: python workloads.py NAME, with one of {', '.join(WORKLOADS)}")
+        sys.exit(f"usage: python -m benchmarks workload NAME, with one of {', '.join(WORKLOADS)}")
     workload = WORKLOADS[sys.argv[1]]
     env, agent = workload.make_env(), workload.make_agent()
     lengths = []

@@ -1,4 +1,4 @@
-"""One run of PPO: a contender, a task and a seed (see ppo.py)."""
+"""One run of PPO: a contender, a task and a seed (see `run`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 import streamsampler
-from ppo_collectors import N_ENVS, from_streamsampler, from_vec_workers, from_vector_env
-from ppo_learner import Experience, Learner, Task
+from benchmarks.ppo.collectors import N_ENVS, from_streamsampler, from_vec_workers, from_vector_env
+from benchmarks.ppo.learner import Experience, Learner, Task
 
 Collector = Callable[[Task, Learner, int], Iterator[Experience]]
 EPISODES = 20

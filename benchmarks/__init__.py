@@ -1,0 +1,1 @@
+"""What this library and others cost: `python -m benchmarks`."""

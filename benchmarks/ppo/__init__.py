@@ -1,0 +1,1 @@
+"""PPO on this library, on vector environments and with Stable-Baselines3."""
