@@ -80,6 +80,7 @@ LAYERS = [
         "testing",
     ],
     [""],
+    ["examples", "examples.reinforce"],
     ["cli"],
     ["__main__"],
 ]

@@ -3,16 +3,15 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reinforce_cartpole.py"
+MODULE = "streamsampler.examples.reinforce"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", MODULE, *arguments], capture_output=True, text=True, timeout=300, check=False
     )
 
 

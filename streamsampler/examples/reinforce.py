@@ -1,22 +1,28 @@
 """REINFORCE with a learned baseline, in plain NumPy, solves CartPole-v1.
 
-    python benchmarks/reinforce_cartpole.py --workers 4 --seed 1
+    python -m streamsampler.examples.reinforce --workers 4 --seed 1
 
 An on-policy algorithm in the smallest form that works, to copy from: sample with the current parameters, take one
 step of gradient ascent, hand the new parameters to the sampler with the next call. The output is the same whatever
 the number of workers; the line with the time goes to stderr.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import random
 import sys
 import time
+from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
+
+__all__ = ["Adam", "LinearBaseline", "LogisticPolicy", "improve", "main"]
 
 SOLVED = 475.0
 SCALE = np.array([2.4, 3.0, 0.21, 3.0])  # brings CartPole's observations to the size of 1
@@ -33,54 +39,56 @@ class LogisticPolicy:
     def __init__(self, greedy: bool = False) -> None:
         self.weights = np.zeros(5)
         self.greedy = greedy
-        self.random = random.Random()
+        self.random = random.Random()  # noqa: S311 - nothing secret is drawn
 
     def reset(self, seed: int) -> None:
         """Begin a trajectory: what is drawn in it depends on nothing but its seed."""
         self.random.seed(seed)
 
-    def get_action(self, observation: np.ndarray) -> tuple[int, dict]:
+    def get_action(self, observation: NDArray[Any]) -> tuple[int, dict[str, Any]]:
         """Choose an action."""
         logit = float((observation / SCALE).dot(self.weights[:4]) + self.weights[4])
         if self.greedy:
             return int(logit > 0), {}
         return int(self.random.random() < 1.0 / (1.0 + math.exp(-logit))), {}
 
-    def get_param_values(self) -> np.ndarray:
+    def get_param_values(self) -> NDArray[Any]:
         """Return the parameters."""
         return self.weights
 
-    def set_param_values(self, weights: np.ndarray) -> None:
+    def set_param_values(self, weights: NDArray[Any]) -> None:
         """Take new parameters: `agent_update` arrives here, in the workers."""
         self.weights = np.array(weights)
 
-    def log_probability_gradients(self, batch: TrajectoryBatch) -> np.ndarray:
+    def log_probability_gradients(self, batch: TrajectoryBatch) -> NDArray[Any]:
         """The gradient of each action's log-probability by the weights, (T, 5)."""
         inputs = np.column_stack([batch.observations / SCALE, np.ones(batch.n_timesteps)])
         right = 1.0 / (1.0 + np.exp(-inputs @ self.weights))
-        return (batch.actions - right)[:, None] * inputs
+        gradients: NDArray[Any] = (batch.actions - right)[:, None] * inputs
+        return gradients
 
 
 class LinearBaseline:
     """Predicts discounted returns from features of the observation and of the time, fitted by least squares."""
 
     def __init__(self) -> None:
-        self.coefficients: np.ndarray | None = None
+        self.coefficients: NDArray[Any] | None = None
 
-    def predict(self, batch: TrajectoryBatch) -> np.ndarray:
+    def predict(self, batch: TrajectoryBatch) -> NDArray[Any]:
         """The return that was to be expected at each timestep, by what earlier batches have shown."""
         if self.coefficients is None:
             return np.zeros(batch.n_timesteps)
-        return self._features(batch) @ self.coefficients
+        values: NDArray[Any] = self._features(batch) @ self.coefficients
+        return values
 
-    def fit(self, batch: TrajectoryBatch, returns: np.ndarray) -> None:
+    def fit(self, batch: TrajectoryBatch, returns: NDArray[Any]) -> None:
         """Learn from a batch, after it was predicted: the baseline must not depend on the actions it judges."""
         features = self._features(batch)
         normal = features.T @ features + 1e-3 * np.eye(features.shape[1])
         self.coefficients = np.linalg.solve(normal, features.T @ returns)
 
     @staticmethod
-    def _features(batch: TrajectoryBatch) -> np.ndarray:
+    def _features(batch: TrajectoryBatch) -> NDArray[Any]:
         observations = batch.observations / SCALE
         times = (np.arange(batch.n_timesteps) - np.repeat(batch.starts, batch.lengths)) / 100.0
         powers = np.stack([times**power for power in range(4)], axis=1)
@@ -94,7 +102,7 @@ class Adam:
         self.learning_rate = learning_rate
         self.mean, self.square, self.steps = np.zeros(size), np.zeros(size), 0
 
-    def step(self, gradient: np.ndarray) -> np.ndarray:
+    def step(self, gradient: NDArray[Any]) -> NDArray[Any]:
         """What to add to the parameters."""
         self.steps += 1
         self.mean += 0.1 * (gradient - self.mean)
