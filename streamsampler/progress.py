@@ -6,9 +6,7 @@ import contextlib
 import math
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,10 +18,11 @@ if TYPE_CHECKING:
 
     from streamsampler.collecting import Call
 
-__all__ = ["Bar", "Display", "ProgressArgument", "Snapshot", "display"]
+__all__ = ["INTERVAL", "Bar", "Display", "ProgressArgument", "Snapshot", "describe"]
 
 _CLEAR_LINE = "\x1b[K"
-_INTERVAL = 0.1  # seconds: what looks alive
+INTERVAL = 0.1
+"""Seconds between two snapshots: what looks alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +70,9 @@ class Snapshot:
 
 
 ProgressArgument = bool | Callable[[Snapshot], Any]
-"""True shows a bar on stderr. A callable gets a snapshot at the beginning, then several times a second, and at the end;
-one with an attribute `interval` after each so many seconds, or with None only at the beginning and at the end."""
+"""True shows a bar or lines; see `progress_output`. A callable gets a snapshot at the beginning, then several times a
+second, and at the end; one with an attribute `interval` after each so many seconds, or with None only at the beginning
+and at the end."""
 
 
 class Display:
@@ -82,18 +82,24 @@ class Display:
         plan: What the call wants.
         show: Called with snapshots; None follows nothing and costs nothing.
         interval: Seconds between two snapshots; None for only the first and the last.
+        clock: Seconds, from any beginning.
 
     Attributes:
         interval: How long the call may sleep before it is to be looked at; None for as long as it likes.
     """
 
     def __init__(
-        self, plan: GatherPlan, show: Callable[[Snapshot], Any] | None, interval: float | None = _INTERVAL
+        self,
+        plan: GatherPlan,
+        show: Callable[[Snapshot], Any] | None,
+        interval: float | None = INTERVAL,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._show = show
         self._unit = "trajectories" if plan.timesteps is None else "timesteps"
         self._target = (plan.limit if plan.timesteps is None else plan.timesteps) or 0
-        self._begun = self._shown = monotonic()
+        self._clock = clock
+        self._begun = self._shown = clock()
         self._most = 0
         self.interval = None if show is None else interval
         if show is not None:
@@ -103,7 +109,7 @@ class Display:
         """Look at the call, if it is time."""
         if self._show is None:
             return
-        now = monotonic()
+        now = self._clock()
         complete = call.gathering.complete
         if not complete and (self.interval is None or now - self._shown < self.interval):
             return
@@ -112,18 +118,6 @@ class Display:
         # Between a worker's report and its next ticket its word is zero: what was shown once stays shown.
         self._most = max(self._most, timesteps)
         self._show(Snapshot(self._most, trajectories, self._target, self._unit, now - self._begun, complete))
-
-
-@contextmanager
-def display(progress: ProgressArgument, plan: GatherPlan) -> Iterator[Display]:
-    """Yield the display that a `progress` argument asks for."""
-    if callable(progress):
-        yield Display(plan, progress, getattr(progress, "interval", _INTERVAL))
-    elif progress:
-        with Bar(sys.stderr) as bar:
-            yield Display(plan, bar, bar.interval)
-    else:
-        yield Display(plan, None)
 
 
 class Bar:
@@ -138,6 +132,7 @@ class Bar:
     Attributes:
         interval: Seconds between two snapshots; None where none needs to be drawn.
         visible: Whether anything is drawn.
+        tells_end: Whether the end of a call is told.
     """
 
     _NARROWEST, _WIDEST = 10, 30
@@ -145,7 +140,8 @@ class Bar:
     def __init__(self, stream: TextIO | None, *, hidden: bool = False) -> None:
         self._stream = stream
         self.visible = not hidden and stream is not None and stream.isatty()
-        self.interval = _INTERVAL if self.visible else None
+        self.interval = INTERVAL if self.visible else None
+        self.tells_end = self.visible
         self._drawn: ProgressBar[str] | None = None
 
     def __enter__(self) -> Bar:

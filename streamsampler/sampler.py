@@ -20,7 +20,8 @@ from streamsampler.generics import ActionsT, ObservationsT, brackets
 from streamsampler.lifetime import SamplerLife
 from streamsampler.payloads import pickled, pickled_updates
 from streamsampler.per_worker import items_by_worker
-from streamsampler.progress import ProgressArgument, display
+from streamsampler.progress import ProgressArgument
+from streamsampler.progress_output import display
 from streamsampler.sampler_options import SamplerOptions
 from streamsampler.serialization import Payload
 from streamsampler.supervision import OnFailure, Policy
@@ -185,8 +186,9 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
                 parameters.
             env_update: None changes nothing; an environment (in any form that `envs` takes) replaces the old one, an
                 `EnvUpdate` is applied to it. A list or `PerWorker` has one for each worker.
-            progress: True shows a progress bar on stderr; a callable is called with a `progress.Snapshot` several
-                times a second.
+            progress: True shows a progress bar, on a terminal's stderr or in a notebook; elsewhere, and where the
+                variable `CI` is set, it writes a line to stderr every 30 seconds and one at the end. A callable is
+                called with a `progress.Snapshot` several times a second.
 
         Raises:
             UsageError: `num_samples` is no positive integer, `agent_update` is a number or a list of something else

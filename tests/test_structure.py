@@ -28,7 +28,6 @@ LAYERS = [
         "current_directory",
         "agents",
         "agent_updates",
-        "agents",
         "env_ids",
         "environments",
     ],
@@ -68,7 +67,7 @@ LAYERS = [
         "engines.processes",
     ],
     ["crew", "collector", "collecting", "apart"],
-    ["progress"],
+    ["progress", "progress_output"],
     ["payloads", "lifetime", "sampler_options", "sampler", "samplers", "portions"],
     [
         "testing.records",

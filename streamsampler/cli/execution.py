@@ -19,7 +19,7 @@ from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.request import Amount, Outcome, Request
 from streamsampler.cli.sampling import run
 from streamsampler.cli.streams import stdout_reserved
-from streamsampler.progress import Bar
+from streamsampler.progress_output import output_on
 
 __all__ = ["execute"]
 
@@ -40,7 +40,7 @@ def execute(
         quiet: Whether to print nothing on standard error but errors.
     """
     request = Request(amount=Amount(kind, number), command=ctx.meta[TYPED], **options)
-    bar = Bar(sys.stderr, hidden=quiet)
+    bar = output_on(sys.stderr, hidden=quiet, last_line=False)  # the summary tells the end
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     try:
         with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet), warnings.catch_warnings():
@@ -52,7 +52,7 @@ def execute(
         kept = "nothing was kept" if request.shard_size is None else f"nothing was added to {request.out}"
         click.echo(f"Interrupted: {kept}.", err=True)
         ctx.exit(interrupts.exit_code)
-    _report(request, outcome, as_json=as_json, line=not (quiet or bar.visible))
+    _report(request, outcome, as_json=as_json, line=not (quiet or bar.tells_end))
     ctx.exit(interrupts.exit_code)
 
 

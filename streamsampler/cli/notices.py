@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from streamsampler.cli.failures import without_own_frames
-from streamsampler.progress import Bar
+from streamsampler.progress_output import Output
 
 __all__ = ["notices_shown"]
 
@@ -20,7 +20,7 @@ _PLAIN = logging.Formatter()
 class _AboveTheBar(logging.Handler):
     """Writes warnings, and what is worse, as lines above the bar; or as plain lines where no bar is drawn."""
 
-    def __init__(self, bar: Bar) -> None:
+    def __init__(self, bar: Output) -> None:
         super().__init__(logging.WARNING)
         self._bar = bar
 
@@ -41,7 +41,7 @@ def _text(record: logging.LogRecord) -> str:
 
 
 @contextlib.contextmanager
-def notices_shown(bar: Bar, *, quiet: bool) -> Iterator[None]:
+def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
     """Show what the library logs and, unless the user's modules set up logging themselves, what all others do.
 
     Args:

@@ -19,7 +19,8 @@ from streamsampler.cli.tally import Tally
 from streamsampler.current_directory import append_current_directory, warn_of_hidden
 from streamsampler.environments import EnvUpdate, as_env_update
 from streamsampler.errors import SamplerError
-from streamsampler.progress import Bar, Snapshot
+from streamsampler.progress import Snapshot
+from streamsampler.progress_output import Output
 from streamsampler.samplers import MultiprocessingSampler
 from streamsampler.trajectories import TrajectoryBatch
 
@@ -29,7 +30,7 @@ __all__ = ["run"]
 class _Follower:
     """Shows a call's progress, and sees to it that Ctrl-C no longer tears what is complete."""
 
-    def __init__(self, bar: Bar, interrupts: Interrupts) -> None:
+    def __init__(self, bar: Output, interrupts: Interrupts) -> None:
         self.interval = bar.interval
         self._bar = bar
         self._interrupts = interrupts
@@ -40,7 +41,7 @@ class _Follower:
         self._bar(snapshot)
 
 
-def run(request: Request, interrupts: Interrupts, bar: Bar) -> Outcome:
+def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
     """Sample what was asked for, and write it.
 
     Args:
@@ -92,7 +93,7 @@ def _spaces(env_id: str, update: EnvUpdate) -> tuple[gymnasium.Space[Any], gymna
         raise Failure(message, details=details) from None
 
 
-def _sample(request: Request, sampler: MultiprocessingSampler, interrupts: Interrupts, bar: Bar) -> Outcome:
+def _sample(request: Request, sampler: MultiprocessingSampler, interrupts: Interrupts, bar: Output) -> Outcome:
     interrupted = False
     begun = perf_counter()
     batch: TrajectoryBatch[Any, Any] | None

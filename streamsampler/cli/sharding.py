@@ -17,7 +17,8 @@ from streamsampler.errors import SamplerError, StorageError
 from streamsampler.factory import usable_cores
 from streamsampler.manifest import Manifest
 from streamsampler.portions import Portions
-from streamsampler.progress import Bar, Snapshot
+from streamsampler.progress import Snapshot
+from streamsampler.progress_output import Output
 from streamsampler.quotas import Target
 from streamsampler.shards import ShardWriter
 from streamsampler.statistics import Stats
@@ -35,7 +36,7 @@ class ShardedRun:
         bar: Shows how far it is.
     """
 
-    def __init__(self, request: Request, writer: ShardWriter, interrupts: Interrupts, bar: Bar) -> None:
+    def __init__(self, request: Request, writer: ShardWriter, interrupts: Interrupts, bar: Output) -> None:
         assert request.shard_size is not None
         self._request = request
         self._writer = writer
@@ -161,7 +162,7 @@ class ShardedRun:
         )
 
 
-def write_shards(request: Request, agent: Any, env: Any, interrupts: Interrupts, bar: Bar) -> Outcome:
+def write_shards(request: Request, agent: Any, env: Any, interrupts: Interrupts, bar: Output) -> Outcome:
     """Write the shards that are missing.
 
     Args:

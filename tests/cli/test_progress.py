@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from streamsampler import LocalSampler
+from streamsampler import LocalSampler, progress_output
+from streamsampler.cli.commands import cli
 from streamsampler.cli.notices import notices_shown
 from streamsampler.progress import Bar, Snapshot, clock, describe
 from tests.cli.harness import Terminal
@@ -135,3 +137,21 @@ def test_what_an_environment_logs_stands_above_the_bar(quiet: bool, monkeypatch:
     assert ("\r\x1b[KWarning: robot: joint 3 is hot\n" in stream.getvalue()) is not quiet
     assert ("\r\x1b[KWarning: worker 1 died\n" in stream.getvalue()) is not quiet
     assert logging.root.handlers == []
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_without_a_terminal_the_command_writes_lines_unless_it_is_to_be_quiet(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_output, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_output.Lines, "interval", 0.0)
+    arguments = ["sample", "CartPole-v1", "--num-samples", "2000", "--workers", "1", "--seed", "1"]
+    result = CliRunner().invoke(cli, [*arguments, "--quiet"] if quiet else arguments)
+    lines = result.stderr.splitlines()
+    assert result.exit_code == 0
+    if quiet:
+        assert lines == []
+    else:
+        assert lines[0].startswith("sampling: 0%  0/2,000 timesteps")
+        assert "100%" not in result.stderr  # the summary's line tells the end
+        assert lines[-1].startswith("90 trajectories, 2,0")

@@ -1,0 +1,195 @@
+"""Where progress is shown: a bar on a terminal or in a notebook, lines in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from streamsampler.gathering import GatherPlan
+from streamsampler.progress import INTERVAL, Bar, Display, ProgressArgument, Snapshot, describe
+
+__all__ = ["Lines", "NotebookBar", "Output", "display", "output_on"]
+
+LINE_SECONDS = 30.0
+_NOTEBOOK_SECONDS = 0.25  # each drawing is a message to the browser
+_WIDTH = 30  # of a bar that is text
+
+
+class Output(Protocol):
+    """Shows snapshots of a call; a context manager, which is left when the call ends.
+
+    Attributes:
+        interval: Seconds between two snapshots; None where none needs to be shown.
+        visible: Whether anything is shown.
+        tells_end: Whether the end of a call is told.
+    """
+
+    interval: float | None
+    visible: bool
+    tells_end: bool
+
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Show a snapshot."""
+
+    def write_above(self, text: str) -> bool:
+        """Write lines so that they do not tear a bar; return False, and write nothing, where no bar is drawn."""
+
+
+@contextlib.contextmanager
+def display(progress: ProgressArgument, plan: GatherPlan) -> Iterator[Display]:
+    """Yield the display that a `progress` argument asks for."""
+    if callable(progress):
+        yield Display(plan, progress, getattr(progress, "interval", INTERVAL))
+    elif progress:
+        with output_on(sys.stderr) as output:
+            yield Display(plan, output, output.interval)
+    else:
+        yield Display(plan, None)
+
+
+def output_on(stream: TextIO | None, *, hidden: bool = False, last_line: bool = True) -> Output:
+    """Return what shows progress best in this process.
+
+    Args:
+        stream: Where to write, outside notebooks; None where the process has no such stream.
+        hidden: Show nothing.
+        last_line: Whether a log gets a line at the end of a call.
+    """
+    if hidden or stream is None:
+        return Bar(stream, hidden=True)
+    if _in_notebook():
+        return NotebookBar()
+    if stream.isatty() and os.environ.get("TERM") != "dumb" and not _in_ci():
+        return Bar(stream)
+    return Lines(stream, last_line=last_line)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return "IPKernelApp" in getattr(shell, "config", ())
+
+
+def _in_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+class Lines:
+    """Writes a line every 30 seconds, and one at the end: for streams that end in a file or in the log of a job.
+
+    Args:
+        stream: Where to write.
+        last_line: Whether to write the line at the end.
+    """
+
+    interval: float | None = LINE_SECONDS
+    visible = True
+
+    def __init__(self, stream: TextIO, *, last_line: bool = True) -> None:
+        self.tells_end = last_line
+        self._stream = stream
+        self._written = 0.0  # seconds of the call, at the last line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Write a line if it is time."""
+        if not (self.tells_end if snapshot.complete else snapshot.seconds - self._written >= LINE_SECONDS):
+            return
+        self._written = snapshot.seconds
+        text = "  ".join(bit.strip() for bit in describe(snapshot))
+        with contextlib.suppress(OSError, ValueError):  # full, or closed: no reason to lose what is sampled
+            self._stream.write(f"sampling: {text}\n")
+            self._stream.flush()
+
+    def write_above(self, text: str) -> bool:
+        """Return False: there is no bar."""
+        del text
+        return False
+
+
+class NotebookBar:
+    """A bar in the output of a notebook's cell: tqdm's where it is installed with ipywidgets, else one line of text."""
+
+    interval: float | None = _NOTEBOOK_SECONDS
+    visible = tells_end = True
+
+    def __init__(self) -> None:
+        self._drawn: _Drawn | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn is not None:
+            self._drawn.close()
+            self._drawn = None
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Draw a snapshot."""
+        if self._drawn is None:
+            self._drawn = _new_drawn(snapshot.target)
+        self._drawn.show(snapshot)
+
+    def write_above(self, text: str) -> bool:
+        """Return False: a notebook keeps what is printed and the bar apart."""
+        del text
+        return False
+
+
+class _Drawn(Protocol):
+    def show(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
+
+
+def _new_drawn(target: int) -> _Drawn:
+    # Looked for, not tried: without ipywidgets tqdm fails in the middle, and complains once more when it is collected.
+    if find_spec("tqdm") and find_spec("ipywidgets"):
+        return _TqdmBar(target)
+    return _TextBar()
+
+
+class _TqdmBar:
+    def __init__(self, target: int) -> None:
+        self._bar = import_module("tqdm.notebook").tqdm(total=target, bar_format="{bar} {desc}")
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._bar.n = snapshot.reached
+        self._bar.set_description_str("  ".join(describe(snapshot)))
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _TextBar:
+    def __init__(self) -> None:
+        self._display = import_module("IPython.display").display
+        self._handle: Any = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        filled = _WIDTH * snapshot.reached // max(1, snapshot.target)
+        text = f"[{'#' * filled}{'-' * (_WIDTH - filled)}]  {'  '.join(describe(snapshot))}"
+        shown = {"text/plain": text.rstrip()}
+        if self._handle is None:
+            self._handle = self._display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,199 @@
+"""What shows progress where: a terminal, a notebook, the log of a job."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from streamsampler import LocalSampler, progress_output
+from streamsampler.gathering import AtLeast
+from streamsampler.progress import Bar, Display, Snapshot
+from streamsampler.progress_output import Lines, NotebookBar, output_on
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Call:
+    """A call that has 10 timesteps a second, of 1,000."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.gathering = types.SimpleNamespace(complete=False)
+
+    def clock(self) -> float:
+        return self.now
+
+    def so_far(self) -> tuple[int, int]:
+        return int(10 * (self.now - 100.0)), 1
+
+
+@pytest.fixture(autouse=True)
+def no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def follow(output: Any, seconds: list[float]) -> None:
+    """Let an output follow a call that is looked at after so many seconds, the last time when it is complete."""
+    call = Call()
+    with output:
+        display = Display(AtLeast(1_000), output, output.interval, call.clock)
+        for second in seconds:
+            call.now, call.gathering.complete = 100.0 + second, second == seconds[-1]
+            display.update(call)  # type: ignore[arg-type]
+
+
+def test_a_log_gets_a_line_every_thirty_seconds_and_one_at_the_end() -> None:
+    stream = io.StringIO()
+    follow(Lines(stream), [0.1, 5.0, 29.9, 30.0, 31.0, 59.9, 60.5, 90.4, 90.5, 100.0])
+    assert stream.getvalue().splitlines() == [
+        "sampling: 30%  300/1,000 timesteps  1:10 left  10/s",
+        "sampling: 60%  605/1,000 timesteps  0:40 left  10/s",
+        "sampling: 90%  905/1,000 timesteps  0:10 left  10/s",
+        "sampling: 100%  1,000/1,000 timesteps  in 1:40  10/s",
+    ]
+
+
+def test_a_short_call_is_one_line_in_a_log_or_none_where_its_end_is_told_otherwise() -> None:
+    stream = io.StringIO()
+    follow(Lines(stream), [0.1, 100.0])
+    assert stream.getvalue() == "sampling: 100%  1,000/1,000 timesteps  in 1:40  10/s\n"
+    stream = io.StringIO()
+    follow(Lines(stream, last_line=False), [0.1, 30.0, 100.0])
+    assert stream.getvalue() == "sampling: 30%  300/1,000 timesteps  1:10 left  10/s\n"
+
+
+def test_a_log_that_is_full_or_closed_ends_no_call() -> None:
+    closed = io.StringIO()
+    closed.close()
+    follow(Lines(closed), [30.0, 100.0])
+
+
+def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with LocalSampler(lambda _: 0, "CartPole-v1", seed=1) as sampler:
+        sampler.obtain_trajectories(3, progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("sampling: 100%  3/3 trajectories")
+
+
+# ---------------------------------------------------------------------- notebooks
+
+
+class Widget:
+    """What a notebook's bar was told."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.n, self.seen, self.closed = options, 0, [], False
+
+    def set_description_str(self, text: str) -> None:
+        self.seen.append((self.n, text))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Shown:
+    """What IPython displayed."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> Shown:
+        assert raw
+        assert display_id
+        self.texts.append(data["text/plain"])
+        return self
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.texts.append(data["text/plain"])
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
+    """This process as a notebook's kernel, without tqdm."""
+    shell, shown = types.SimpleNamespace(config={"IPKernelApp": {}}), Shown()
+    ipython: Any = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: shell
+    ipython.display = types.ModuleType("IPython.display")
+    ipython.display.display = shown.display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+    monkeypatch.setattr(progress_output, "find_spec", lambda name: None)
+    return shown
+
+
+def test_a_notebook_gets_one_line_that_is_updated(notebook: Shown, capsys: pytest.CaptureFixture[str]) -> None:
+    output = output_on(sys.stderr)
+    assert isinstance(output, NotebookBar)
+    follow(output, [0.1, 0.2, 0.3, 50.0, 100.0])
+    assert [text.split("]")[0].count("#") for text in notebook.texts] == [0, 0, 15, 30]
+    assert notebook.texts[0].endswith("]    0%  0/1,000 timesteps  starting")
+    assert notebook.texts[-1].endswith("]  100%  1,000/1,000 timesteps  in 1:40    10/s")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_notebook_with_tqdm_gets_its_bar(notebook: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Widget] = []
+    module: Any = types.ModuleType("tqdm.notebook")
+    module.tqdm = lambda **options: made.append(Widget(**options)) or made[-1]
+    monkeypatch.setitem(sys.modules, "tqdm.notebook", module)
+    monkeypatch.setattr(progress_output, "find_spec", lambda name: name in ("tqdm", "ipywidgets"))
+    follow(output_on(sys.stderr), [50.0, 100.0])
+    (bar,) = made
+    assert bar.options["total"] == 1_000
+    assert [n for n, _ in bar.seen] == [0, 500, 1_000]
+    assert bar.seen[-1][1] == "100%  1,000/1,000 timesteps  in 1:40    10/s"
+    assert bar.closed
+    assert notebook.texts == []
+
+
+def test_the_real_tqdm_takes_what_it_is_told() -> None:
+    tqdm = pytest.importorskip("tqdm")
+    stream = io.StringIO()
+    bar = tqdm.tqdm(total=10, bar_format="{bar} {desc}", file=stream, ncols=60)
+    bar.n = 5
+    bar.set_description_str(" 50%  5/10 timesteps")
+    bar.close()
+    assert " 50%  5/10 timesteps" in stream.getvalue()
+
+
+# ---------------------------------------------------------------------- which
+
+
+@pytest.mark.parametrize(
+    ("stream", "variables", "kind"),
+    [
+        (Tty, {}, Bar),
+        (Tty, {"CI": "false"}, Bar),
+        (Tty, {"CI": "true"}, Lines),
+        (Tty, {"TERM": "dumb"}, Lines),
+        (io.StringIO, {}, Lines),
+        (io.StringIO, {"SLURM_JOB_ID": "7"}, Lines),
+    ],
+)
+def test_which_output_is_chosen(
+    stream: Callable[[], io.StringIO], variables: dict[str, str], kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setitem(os.environ, name, value)
+    assert type(output_on(stream())) is kind
+    assert not output_on(stream(), hidden=True).visible
+    assert not output_on(None).visible
+
+
+def test_nothing_that_is_hidden_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with output_on(sys.stderr, hidden=True) as output:
+        output(Snapshot(10, 1, 10, "timesteps", 100.0, complete=True))
+    assert capsys.readouterr().err == ""
