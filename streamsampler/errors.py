@@ -11,6 +11,7 @@
     │   └── ActionError                an action outside its space
     ├── StorageError (ValueError)      a file that is no trajectory batch, or data that cannot be stored
     ├── SerializationError             an agent, an environment or an update that cannot be pickled
+    ├── ResourceLimitError (OSError)   the system allows this process fewer descriptors than the workers need
     ├── ClosedError                    a call after close
     ├── ConcurrentCallError            a call while another is under way
     ├── WorkerError                    what a worker was asked to do failed
@@ -31,6 +32,7 @@ __all__ = [
     "DataError",
     "ObservationError",
     "ProtocolError",
+    "ResourceLimitError",
     "RolloutError",
     "SamplerError",
     "SerializationError",
@@ -78,6 +80,13 @@ class StorageError(SamplerError, ValueError):
 
 class SerializationError(SamplerError):
     """An agent, an environment or an update that cannot be pickled."""
+
+
+class ResourceLimitError(SamplerError, OSError):
+    """The system allows this process fewer descriptors than the workers need."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class ClosedError(SamplerError):

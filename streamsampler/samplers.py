@@ -97,7 +97,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             script again, so no main guard is needed. "fork" is unsafe beside threads.
 
     Raises:
-        OSError: There are no processes or descriptors left; whatever was started is gone again.
+        ResourceLimitError: The system does not allow this process the descriptors that the workers need (an OSError).
+        OSError: There are no processes left; whatever was started is gone again.
     """
 
     def __init__(

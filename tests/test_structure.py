@@ -56,6 +56,7 @@ LAYERS = [
         "engines.stacks",
         "engines.wire",
         "engines.child",
+        "engines.descriptor_limits",
         "engines.descriptors",
         "engines.children",
         "engines.fork_server",

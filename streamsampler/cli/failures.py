@@ -27,6 +27,7 @@ _OPTIONS = {
     "max_restarts is ": "--max-restarts is ",
     "max_lifetime_restarts is ": "ten times --max-restarts is ",
     'on_failure="drop"': "--on-failure drop",
+    "n_workers=": "--workers ",
 }
 
 

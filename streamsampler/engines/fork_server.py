@@ -14,6 +14,7 @@ import signal
 import socket
 
 from streamsampler.engines.child import STATUS, Main, ignore_interrupts, run_as_child
+from streamsampler.engines.descriptor_limits import allow_all, lower_limit
 
 __all__ = ["serve"]
 
@@ -52,6 +53,7 @@ class _Server:
         self._main = main
         self._connection = connection
         self._status_fds: dict[int, int] = {}  # by process id
+        self._limit = allow_all()  # there is one for each worker
         # Never blocking, or a burst of children's ends could fill the pipe and hang the server in its own handler.
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -92,6 +94,7 @@ class _Server:
         self._connection.close()
         for fd in (self._wake_read, self._wake_write, status_fd, *self._status_fds.values()):
             os.close(fd)
+        lower_limit(self._limit)
         self._main(number, fds)
 
     def _reap(self) -> bool:

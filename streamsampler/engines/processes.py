@@ -31,6 +31,7 @@ from typing import Any
 from streamsampler.board import Board, Progress, board_bytes
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
 from streamsampler.engines.children import END_SECONDS, Child
+from streamsampler.engines.descriptor_limits import make_room
 from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between, readable_within
 from streamsampler.engines.launch import ForkServerLostError, StartMethod, launch
 from streamsampler.engines.messages import decode_answer, encode_command, split_records
@@ -79,7 +80,8 @@ class ProcessEngine(Engine):
         report_memory: Whether workers tell how much memory they have.
 
     Raises:
-        OSError: There are no processes or descriptors left; whatever was started is gone again.
+        ResourceLimitError: The system does not allow this process the descriptors (an OSError).
+        OSError: There are no processes left; whatever was started is gone again.
     """
 
     has_own_loggers = True
@@ -102,6 +104,7 @@ class ProcessEngine(Engine):
         self._spaces: tuple[bytes, Any] = b"", None  # those told last, and what they are
         self._doomed: dict[int, float] = {}  # until when who was killed may take to be gone
         self._shared = contextlib.ExitStack()  # gives back what all workers share
+        make_room(n_workers)
         try:
             self._share(setup_file(n_workers, make_worker, seed, INLINE_LIMIT, report_memory=report_memory))
             for number in range(n_workers):

@@ -24,6 +24,7 @@ import setproctitle
 from streamsampler.board import Board, WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.engines.child import ignore_interrupts
+from streamsampler.engines.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.fail_points import armed
 from streamsampler.engines.messages import decode_command, encode_answer, with_records
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
@@ -54,6 +55,7 @@ class _Setup:
         title: Its process title.
         inline_limit: Bytes up to which a report travels in the message itself.
         report_memory: Whether to tell how much memory the process has.
+        descriptors: How many descriptors the process may have; None for as many as the sampler's process may.
     """
 
     n_workers: int
@@ -65,6 +67,7 @@ class _Setup:
     title: str
     inline_limit: int
     report_memory: bool
+    descriptors: int | None
 
 
 def setup_file(n_workers: int, make_worker: Payload, seed: int, inline_limit: int, *, report_memory: bool) -> int:
@@ -80,6 +83,7 @@ def setup_file(n_workers: int, make_worker: Payload, seed: int, inline_limit: in
         setproctitle.getproctitle(),
         inline_limit,
         report_memory,
+        original_limit(),
     )
     data = pickle.dumps(setup, protocol=5)
     fd = anonymous_file("streamsampler-setup")
@@ -107,6 +111,7 @@ def main(number: int, fds: Sequence[int]) -> None:
     setup: _Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
     # Before the environment variables change: the title is written over their first place in memory.
     setproctitle.setproctitle("worker:" + setup.title)
+    lower_limit(setup.descriptors)
     sys.path[:] = setup.path
     os.environ.update(setup.environ)
     with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ import textwrap
 import pytest
 
 from streamsampler import MultiprocessingSampler
+from streamsampler.engines.descriptor_limits import PER_WORKER
 from streamsampler.errors import RolloutError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.hungry import Hungry
@@ -77,9 +79,12 @@ def test_full_shared_memory_does_not_matter(tmp_path):
 METHODS = ["forkserver", "spawn"]
 FEW_DESCRIPTORS = """
 import errno, itertools, os, resource
+import streamsampler.engines.processes
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants
+
+streamsampler.engines.processes.make_room = lambda n_workers: None  # or there would be enough, or no attempt
 
 def make():
     return MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=1, start_method={method!r})
@@ -115,3 +120,78 @@ print(limit - before[1])
 def test_no_half_built_sampler_when_descriptors_run_out(tmp_path, method):
     (n_failures,) = run_script(tmp_path, FEW_DESCRIPTORS.format(method=method))
     assert int(n_failures) > 20
+
+
+FEWER_ALLOWED = """
+import functools, os, resource
+import gymnasium, numpy
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+class Limits(ScriptedEnv):
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {{"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}}
+
+first, soft, hard, n_workers = {first}, {soft}, {hard}, {n_workers}
+if first:  # and with it the fork server
+    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method={method!r}).close()
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+try:
+    with MultiprocessingSampler(
+        ScriptedAgent(), functools.partial(Limits, shape=(1_000,)), n_workers=n_workers, start_method={method!r}
+    ) as sampler:
+        batch = sampler.obtain_exact_trajectories(1)
+        print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > soft, set(batch.env_infos["limit"].tolist()) == {{soft}})
+        print(len(os.listdir("/proc/self/fd")) < resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+except OSError as error:
+    print(type(error).__name__, error.errno, str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    "method", ["forkserver", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fork", "spawn"))]
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_the_limit_of_descriptors_is_raised_for_the_sampler_and_not_for_workers(tmp_path, method, first):
+    script = FEWER_ALLOWED.format(first=first, soft=64, hard=256, n_workers=10, method=method)
+    assert run_script(tmp_path, script) == ["True", "True", "True"]
+
+
+def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path):
+    script = FEWER_ALLOWED.format(first=False, soft=64, hard=256, n_workers=50, method="forkserver")
+    said = " ".join(run_script(tmp_path, script))
+    found = re.fullmatch(
+        r"ResourceLimitError 24 n_workers=50 needs (\d+) descriptors \(7 a worker, (\d+) are open already\), and this "
+        r"process may have 256: raise the limit before it starts, with `ulimit -n (\d+)` or what your system has "
+        r"for that, or use at most (\d+) workers",
+        said,
+    )
+    assert found, said
+    needed, n_open, advised, possible = map(int, found.groups())
+    assert needed == advised == n_open + 40 + 50 * 7
+    assert possible == (256 - n_open - 40) // 7
+
+
+DESCRIPTORS = """
+import functools, os
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+def used(n_workers):
+    env = functools.partial(ScriptedEnv, shape=(10_000,))
+    with MultiprocessingSampler(ScriptedAgent(), env, n_workers=n_workers) as sampler:
+        sampler.obtain_exact_trajectories(2)
+        return len(os.listdir("/proc/self/fd"))
+
+used(1)
+before = len(os.listdir("/proc/self/fd"))
+one, four = used(1), used(4)
+print(one - before, (four - one) / 3)
+"""
+
+
+def test_a_worker_takes_as_many_descriptors_as_are_counted_for_it(tmp_path):
+    shared, each = map(float, run_script(tmp_path, DESCRIPTORS))
+    assert each <= PER_WORKER
+    assert shared - each < 20

@@ -1,0 +1,83 @@
+"""How many descriptors this process may have, and how many a sampler needs.
+
+Shells commonly allow 1,024 (`ulimit -n`), which some 145 workers use up, and the system many more to who asks. So the
+sampler's process asks, for itself. Workers go back to what was allowed before: programs that they start may rely on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+
+from streamsampler.errors import ResourceLimitError
+
+__all__ = ["PER_WORKER", "allow_all", "lower_limit", "make_room", "original_limit"]
+
+PER_WORKER = 7
+"""Descriptors that the sampler's process has for each worker: three pipes, its memory (twice, when it is mapped), and
+its end, told by the kernel and by the fork server."""
+
+_SHARED = 40  # those that all workers share, those that a worker is being started with, and some for everybody else
+
+_original: int | None = None  # the limit before it was raised here
+
+
+def make_room(n_workers: int) -> None:
+    """Raise this process's limit if the descriptors of so many more workers need it.
+
+    Raises:
+        ResourceLimitError: The system does not allow it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_open = _n_open()
+    needed = n_open + _SHARED + PER_WORKER * n_workers
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise _too_few(n_workers, needed, hard, n_open)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (OSError, ValueError):  # macOS has a limit of its own below that
+        raise _too_few(n_workers, needed, soft, n_open) from None
+    global _original
+    _original = soft if _original is None else _original
+
+
+def _n_open() -> int:
+    """Return how many descriptors are open; 64 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/dev/fd"))
+    return 64
+
+
+def _too_few(n_workers: int, needed: int, limit: int, n_open: int) -> ResourceLimitError:
+    possible = max(0, (limit - n_open - _SHARED) // PER_WORKER)
+    return ResourceLimitError(
+        errno.EMFILE,
+        f"n_workers={n_workers} needs {needed:,} descriptors ({PER_WORKER} a worker, {n_open} are open already), and "
+        f"this process may have {limit:,}: raise the limit before it starts, with `ulimit -n {needed}` or what your "
+        f"system has for that, or use at most {possible} workers",
+    )
+
+
+def original_limit() -> int | None:
+    """Return the limit that this process had before `make_room` raised it; None if it did not."""
+    return _original
+
+
+def lower_limit(limit: int | None) -> None:
+    """Give this process, a worker, the limit that the sampler's process had; None leaves it as it is."""
+    if limit is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def allow_all() -> int:
+    """Raise this process's limit, a fork server's, as far as the system allows; return what it was before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
