@@ -17,6 +17,8 @@ from typing import Any
 
 from .atomic import write_whole
 from .errors import StorageError
+from .json_facts import LARGEST, integer, read_facts
+from .quotas import Target
 from .spaces import short
 from .version import __version__
 
@@ -147,46 +149,60 @@ def read_manifest(folder: Path) -> Manifest:
         FileNotFoundError: There is none.
     """
     path = folder / MANIFEST
+    facts = read_facts(path, path.read_bytes(), "manifest of trajectories", _FORMAT, _VERSION)
     try:
-        facts = json.loads(path.read_bytes())
-    except ValueError as reason:
-        raise StorageError(f"{path} is no manifest of trajectories: it is no JSON ({reason})") from None
-    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
-        raise StorageError(f"{path} is no manifest of trajectories: it holds {short(facts)}")
-    version = facts.get("format_version")
-    if type(version) is not int or version > _VERSION:
-        raise StorageError(
-            f"{path} has format version {version}, and streamsampler {__version__} reads up to {_VERSION}: "
-            f"it was written by streamsampler {facts.get('package_version')}"
-        )
-    return _checked(path, facts)
-
-
-def _checked(path: Path, facts: dict[str, Any]) -> Manifest:
-    try:
-        return Manifest(
-            seed=facts["seed"],
-            shard_size=facts["shard_size"],
-            wanted=facts["wanted"],
-            provenance=facts["provenance"],
-            package_version=facts["package_version"],
-            complete=facts["complete"],
-            shards=_shards(facts["shards"]),
-        )
-    except (LookupError, TypeError, ValueError) as reason:
+        return _checked(facts)
+    except (LookupError, AttributeError, TypeError, ValueError) as reason:
         raise StorageError(f"{path} is damaged: {type(reason).__name__}: {reason}") from None
+
+
+def _checked(facts: dict[str, Any]) -> Manifest:
+    seed, package_version, provenance, complete = (
+        facts[name] for name in ("seed", "package_version", "provenance", "complete")
+    )
+    kinds = {"seed": (seed, int), "package_version": (package_version, str), "provenance": (provenance, dict)}
+    for name, (value, kind) in {**kinds, "complete": (complete, bool)}.items():
+        if type(value) is not kind:
+            raise TypeError(f"{name} is {short(value)}, and should be a {kind.__name__}")
+    (unit,) = facts["wanted"].keys()
+    if unit not in ("timesteps", "trajectories"):
+        raise ValueError(f"wanted are {short(unit)}")
+    target = Target(unit, integer(facts["wanted"], unit, 1))
+    manifest = Manifest(
+        seed=seed,
+        shard_size=integer(facts, "shard_size", 1),
+        wanted={unit: target.number},
+        provenance=provenance,
+        package_version=package_version,
+        complete=complete,
+        shards=_shards(facts["shards"]),
+    )
+    for name, number in {"trajectories": manifest.n_trajectories, "timesteps": manifest.n_timesteps}.items():
+        if integer(facts, name) != number:
+            raise ValueError(f"it says that there are {facts[name]} {name}, and lists {number}")
+    if complete and (missing := target.missing(manifest.n_trajectories, manifest.n_timesteps)):
+        raise ValueError(f"it says that it is complete, and {missing} {unit} are missing")
+    return manifest
 
 
 def _shards(entries: Any) -> tuple[Shard, ...]:
     shards: list[Shard] = []
     following = 0
     for number, entry in enumerate(entries):
-        values = dict(entry)
-        if values.pop("file") != shard_name(number):
-            raise ValueError(f"shard {number} is called {entry['file']!r}")
-        shard = Shard(**values)
+        if entry["file"] != shard_name(number):
+            raise ValueError(f"shard {number} is called {entry['file']!r:.80}")
+        if surprises := entry.keys() - {"file", *Shard.__dataclass_fields__}:
+            raise ValueError(f"shard {number} has {short(min(surprises))}")
+        shard = Shard(
+            integer(entry, "first_trajectory"),
+            integer(entry, "trajectories", 1),
+            integer(entry, "timesteps", 1),
+            integer({"dropped": 0, **entry}, "dropped"),
+        )
         if shard.first_trajectory != following:
             raise ValueError(f"shard {number} begins with {shard.first_trajectory}, and not with {following}")
         following = shard.stop
         shards.append(shard)
+    if following >= LARGEST:
+        raise ValueError(f"there are {following} trajectories")
     return tuple(shards)

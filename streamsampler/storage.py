@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -21,14 +19,16 @@ import numpy as np
 
 from .atomic import write_whole
 from .encoding import decode, decode_space, encode, encode_space
-from .errors import DataError, StorageError
+from .errors import StorageError
 from .generics import AnyActionsT, AnyObservationsT
+from .json_facts import read_facts
+from .npz import Npz, opened_npz
 from .spaces import short
 from .trajectories import TrajectoryBatch
 from .trees import Array, object_array
 from .version import __version__
 
-__all__ = ["load", "read_arrays", "read_header", "save"]
+__all__ = ["load", "load_with_header", "read_arrays", "read_header", "save"]
 
 _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
@@ -147,15 +147,27 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
         StorageError: The file holds no batch, is damaged or cut short, is of a newer format, or holds pickles.
         FileNotFoundError: There is no such file.
     """
+    return load_with_header(path)[0]
+
+
+def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch, dict[str, Any]]:
+    """Read a batch that `save` wrote, and the header of its file; see `load` and `read_header`."""
     path = _existing(Path(path))
     entries, header = _read(path)
     try:
         fields: dict[str, Any] = {name: entries[name] for name in _ARRAYS}
         fields |= {name: _restore(header["structure"][name], entries) for name in _TREES}
         fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
-        return TrajectoryBatch(**fields, seeds=tuple(header["seeds"]), seed=header["seed"])
-    except (DataError, LookupError, TypeError, ValueError) as reason:
-        raise StorageError(f"{path} is damaged: its parts do not fit together ({reason})") from reason
+        return TrajectoryBatch(**fields, seeds=tuple(header["seeds"]), seed=_seed(header["seed"])), header
+    except Exception as reason:  # parts that are not what they should be can go wrong in every way
+        text = f"{type(reason).__name__}: {reason}"
+        raise StorageError(f"{path} is damaged: its parts do not fit together ({text})") from reason
+
+
+def _seed(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise ValueError(f"the seed is {short(value)}")
+    return value
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -183,40 +195,15 @@ def _existing(path: Path) -> Path:
 
 
 def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            _check_zip(path, file)
-            with np.load(file, allow_pickle=False) as archive:
-                header = _header(path, archive)
-                return {name: archive[name] for name in (archive.files if names is None else names)}, header
-    except StorageError:
-        raise
-    except IsADirectoryError:
-        raise StorageError(f"{path} is a folder, and one file of it is wanted; streamsampler.load reads all") from None
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, KeyError) as reason:
-        raise StorageError(f"{path} cannot be read: it is damaged, cut short, or holds pickles ({reason})") from reason
+    with opened_npz(path) as archive:
+        header = _header(path, archive)
+        return {name: archive.read(name) for name in (archive.names if names is None else names)}, header
 
 
-def _check_zip(path: Path, file: BinaryIO) -> None:
-    # NumPy takes everything that is no zip for a pickle, and says so.
-    if not zipfile.is_zipfile(file):
-        raise StorageError(f"{path} is no trajectory batch: it is no .npz file, or it was cut short")
-    file.seek(0)
-
-
-def _header(path: Path, archive: Any) -> dict[str, Any]:
-    if "header" not in archive.files:
-        raise StorageError(f"{path} is no trajectory batch: it has no entry `header`, only {short(archive.files)}")
-    header = json.loads(archive["header"].tobytes())
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise StorageError(f"{path} is no trajectory batch: its header is {short(header)}")
-    version = header.get("format_version")
-    if type(version) is not int or version > _VERSION:
-        raise StorageError(
-            f"{path} has format version {version}, and streamsampler {__version__} reads up to {_VERSION}: "
-            f"it was written by streamsampler {header.get('package_version')}"
-        )
-    return header
+def _header(path: Path, archive: Npz) -> dict[str, Any]:
+    if "header" not in archive.names:
+        raise StorageError(f"{path} is no trajectory batch: it has no entry `header`, only {short(archive.names)}")
+    return read_facts(path, archive.read("header").tobytes(), "trajectory batch", _FORMAT, _VERSION)
 
 
 def _restore(structure: dict[str, Any], entries: dict[str, Array]) -> Any:

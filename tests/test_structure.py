@@ -22,6 +22,8 @@ LAYERS = [
         "worker_logs",
         "dispatch",
         "spaces",
+        "json_facts",
+        "npz",
         "buffers",
         "infos",
         "encoding",
