@@ -10,6 +10,7 @@
     │   ├── ObservationError           an observation of another shape or dtype than its space
     │   └── ActionError                an action outside its space
     ├── StorageError (ValueError)      a file that is no trajectory batch, or data that cannot be stored
+    │   └── DamagedShardError           a shard that is damaged, missing or of another run
     ├── SerializationError             an agent, an environment or an update that cannot be pickled
     ├── ResourceLimitError (OSError)   the system allows this process fewer descriptors than the workers need
     ├── ClosedError                    a call after close
@@ -29,6 +30,7 @@ __all__ = [
     "ActionError",
     "ClosedError",
     "ConcurrentCallError",
+    "DamagedShardError",
     "DataError",
     "ObservationError",
     "ProtocolError",
@@ -76,6 +78,10 @@ class ActionError(DataError):
 
 class StorageError(SamplerError, ValueError):
     """A file that holds no trajectory batch, or data that cannot be stored."""
+
+
+class DamagedShardError(StorageError):
+    """A shard of a folder that is damaged or missing, or another one than the folder's."""
 
 
 class SerializationError(SamplerError):

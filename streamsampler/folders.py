@@ -12,10 +12,11 @@ import numpy as np
 from . import storage
 from .errors import DataError, StorageError
 from .generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
-from .manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name
+from .manifest import MANIFEST, Manifest, Shard, read_manifest
+from .shard_files import all_shards, load_shard
 from .trajectories import Index, TrajectoryBatch
 
-__all__ = ["TrajectoryFolder", "all_shards", "load"]
+__all__ = ["TrajectoryFolder", "load"]
 
 
 def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
@@ -68,7 +69,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
                 raise
             raise StorageError(f"{self.path} is no folder of trajectories: it has no {MANIFEST}") from None
         entries = all_shards(self.path, manifest)
-        self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(self.path, entries)
+        self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(self.path, manifest, entries)
         self.complete = manifest.complete
         self.seed = manifest.seed
         self.provenance: Mapping[str, Any] = manifest.provenance
@@ -138,8 +139,9 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
     """The shards of a folder, loaded one at a time."""
 
-    def __init__(self, folder: Path, entries: Sequence[Shard]) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, entries: Sequence[Shard]) -> None:
         self._folder = folder
+        self._manifest = manifest
         self._entries = entries
         self._last: tuple[int, TrajectoryBatch[Any, Any]] | None = None
 
@@ -159,58 +161,8 @@ class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
         last = self._last
         if last is None or last[0] != number:
             self._last = last = None  # let go of it before there is another one
-            self._last = last = number, self._load(number)
+            self._last = last = number, load_shard(self._folder, number, self._entries[number], self._manifest)
         return last[1]
-
-    def _load(self, number: int) -> TrajectoryBatch[Any, Any]:
-        path, entry = self._folder / shard_name(number), self._entries[number]
-        try:
-            batch = storage.load(path)
-        except FileNotFoundError:
-            raise missing(path) from None
-        check_shard(path, entry, batch.indices, batch.lengths)
-        return batch
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}
-
-
-def all_shards(folder: Path, manifest: Manifest) -> list[Shard]:
-    """What the manifest lists, and the shards behind it that were written since.
-
-    Raises:
-        StorageError: One of the latter is damaged or does not fit; names it.
-    """
-    shards = list(manifest.shards)
-    following = manifest.next_trajectory
-    while not manifest.complete and (path := folder / shard_name(len(shards))).exists():
-        arrays = storage.read_arrays(path, "indices", "lengths")
-        indices, lengths = arrays["indices"], arrays["lengths"]
-        n_dropped = int(indices[-1]) + 1 - following - len(indices) if manifest.drops and len(indices) else 0
-        shard = Shard(following, len(lengths), int(lengths.sum()), n_dropped)
-        check_shard(path, shard, indices, lengths)
-        shards.append(shard)
-        following = shard.stop
-    return shards
-
-
-def check_shard(path: Path, shard: Shard, indices: Any, lengths: Any) -> None:
-    """Compare a file's contents with what is known of it.
-
-    Raises:
-        StorageError: They differ.
-    """
-    first, last = shard.first_trajectory, shard.stop - 1
-    # Rising from first to last, and as many as there are indices: without gaps, unless some were dropped.
-    rising = len(indices) > 0 and indices[0] >= first and indices[-1] == last and bool((np.diff(indices) > 0).all())
-    if not rising or len(indices) != shard.trajectories or lengths.sum() != shard.timesteps:
-        but = f" but {shard.dropped}" if shard.dropped else ""
-        raise StorageError(
-            f"{path} should hold trajectories {first} to {last}{but} with {shard.timesteps} timesteps, "
-            f"and holds {len(indices)} from {indices[0] if len(indices) else None} on with {lengths.sum()}"
-        )
-
-
-def missing(path: Path) -> StorageError:
-    """The error for a shard that is listed, and not there."""
-    return StorageError(f"{path} is missing, and the folder's {MANIFEST} lists it")

@@ -25,6 +25,7 @@ _MOST_DEFLATED = 1032
 """How many bytes at most one byte of a deflated entry stands for."""
 
 _SUFFIX = ".npy"
+_VERSIONS = ((1, 0), (2, 0), (3, 0))
 
 
 @contextlib.contextmanager
@@ -106,6 +107,8 @@ class Npz:
 
     def _check_size(self, info: zipfile.ZipInfo) -> None:
         """Compare what the file, its directory and the array's own header say of an array's size."""
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{info.filename} is compressed in a way that NumPy never does ({info.compress_type})")
         most = info.compress_size if info.compress_type == zipfile.ZIP_STORED else info.compress_size * _MOST_DEFLATED
         if info.compress_size > self._size or info.file_size > most:
             raise ValueError(f"{info.filename} claims {info.file_size} bytes, and the file has {self._size}")
@@ -120,6 +123,8 @@ class Npz:
 def _npy_header(member: Any) -> tuple[list[int], np.dtype[Any]]:
     """Return the shape and dtype that an array's header claims."""
     version = np.lib.format.read_magic(member)
+    if version not in _VERSIONS:
+        raise ValueError(f"its header is of version {version}")
     # A header of version 3.0 has the layout of 2.0, and other letters in the names of fields.
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:

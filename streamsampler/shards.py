@@ -21,9 +21,9 @@ import numpy as np
 
 from . import storage
 from .atomic import is_leftover, sync_directory
-from .errors import StorageError, UsageError
-from .folders import all_shards, check_shard, missing
+from .errors import DamagedShardError, StorageError, UsageError
 from .manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name, write_manifest
+from .shard_files import all_shards, check_shard, read_shard, unlisted_shard, verify_shard
 from .trajectories import TrajectoryBatch
 from .trees import Array
 
@@ -59,11 +59,15 @@ def check_folder(path: Path, *, resume: bool) -> None:
     if MANIFEST in names:
         manifest = read_manifest(path)
         if not resume:
-            n, state = len(all_shards(path, manifest)), "complete" if manifest.complete else "incomplete"
+            n, state = len(_shard_names(path)), "complete" if manifest.complete else "incomplete"
             hint = "name another folder" if manifest.complete else "--resume goes on with them"
             raise UsageError(f"{str(path)!r} holds trajectories already ({n} shards, {state}): {hint}")
     elif names:
         raise UsageError(f"{str(path)!r} holds something else, such as {min(names)!r}: name a new or empty folder")
+
+
+def _shard_names(path: Path) -> set[str]:
+    return {name for name in os.listdir(path) if _SHARD.fullmatch(name)}
 
 
 class ShardWriter:
@@ -74,6 +78,9 @@ class ShardWriter:
     Args:
         path: The folder; it is made where there is none.
         resume: Whether to go on with what is there.
+        repair: Whether to go on with it even if shards are damaged, missing or of another run. Then all of each shard
+            is read. Those that the manifest lists are to be written again, by `replace`; of the others, the first such
+            one and all that follow it are removed, to be written as if they had never been there.
 
     Attributes:
         manifest: What the folder is to hold; None in a new one, until `begin`. Its shards may lag behind.
@@ -81,14 +88,18 @@ class ShardWriter:
         n_trajectories: How many trajectories they have.
         next_trajectory: The index behind those of their trajectories.
         n_timesteps: How many timesteps they have.
+        damaged: Which of the shards are to be written again, and why.
+        removed: The names of the files that were removed, and why.
 
     Raises:
         UsageError: See `check_folder`.
-        StorageError: Another process writes there, or what is there is damaged; names the file.
+        DamagedShardError: A shard is damaged or missing, and `repair` is false; names the file.
+        StorageError: Another process writes there, or the manifest is damaged; names the file.
         OSError: It cannot be made or read.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False) -> None:
+    def __init__(self, path: Path, *, resume: bool = False, repair: bool = False) -> None:
+        resume = resume or repair
         check_folder(path, resume=resume)
         if not path.exists():
             path.mkdir(exist_ok=True)
@@ -98,7 +109,9 @@ class ShardWriter:
         try:
             check_folder(path, resume=resume)  # once more: now it is certain
             self._shards: list[Shard] = []
-            self.manifest = self._recover()
+            self.damaged: dict[int, str] = {}
+            self.removed: dict[str, str] = {}
+            self.manifest = self._recover(repair=repair)
             self._n_trajectories = sum(shard.trajectories for shard in self._shards)
             self.n_timesteps = sum(shard.timesteps for shard in self._shards)
         except BaseException:
@@ -108,21 +121,52 @@ class ShardWriter:
         reference = weakref.WeakMethod(self._let_go)
         os.register_at_fork(after_in_child=lambda: _call(reference))
 
-    def _recover(self) -> Manifest | None:
+    def _recover(self, *, repair: bool) -> Manifest | None:
         for name in os.listdir(self._path):
             if is_leftover(name):
                 (self._path / name).unlink()
         if not (self._path / MANIFEST).exists():
             return None
         manifest = read_manifest(self._path)
+        if repair:
+            self._find_damage(manifest)
         self._shards = all_shards(self._path, manifest)
-        there = {name for name in os.listdir(self._path) if _SHARD.fullmatch(name)}
+        there = _shard_names(self._path)
         expected = [shard_name(number) for number in range(len(self._shards))]
-        if gaps := [name for name in expected if name not in there]:
-            raise missing(self._path / gaps[0])
+        gaps = [name for number, name in enumerate(expected) if name not in there and number not in self.damaged]
+        if gaps:
+            raise DamagedShardError(f"{self._path / gaps[0]} is missing, and the folder's {MANIFEST} lists it")
         if behind := there - set(expected):
-            raise StorageError(f"{self._path / min(behind)} does not follow on {len(expected)} shards: take it away")
+            raise DamagedShardError(f"{self._path / min(behind)} does not follow on {len(expected)} shards")
         return manifest
+
+    def _find_damage(self, manifest: Manifest) -> None:
+        """Fill `damaged`, and remove the shards that are not listed from the first damaged one on."""
+        for number, shard in enumerate(manifest.shards):
+            try:
+                verify_shard(self._path, number, shard, manifest)
+            except DamagedShardError as error:
+                self.damaged[number] = str(error)
+        listed, reason = {shard_name(number) for number in range(len(manifest.shards))}, ""
+        shards = list(manifest.shards)
+        unlisted = sorted(_shard_names(self._path) - listed, key=lambda name: (len(name), name))
+        for number, name in enumerate(unlisted, len(shards)):
+            reason = reason or self._misfit(number, name, shards, manifest)
+            if reason:
+                self.removed[name] = reason
+                (self._path / name).unlink()
+
+    def _misfit(self, number: int, name: str, shards: list[Shard], manifest: Manifest) -> str:
+        """Return why a file is not the shard `number` that follows `shards`; if it is, add it to them."""
+        if manifest.complete or name != shard_name(number):
+            return f"{self._path / name} does not follow on {number} shards"
+        try:
+            shard = unlisted_shard(self._path, manifest, shards)
+            verify_shard(self._path, number, shard, manifest)
+        except DamagedShardError as error:
+            return str(error)
+        shards.append(shard)
+        return ""
 
     def begin(self, manifest: Manifest) -> None:
         """Begin a folder, or go on with one that is to hold the same.
@@ -159,18 +203,44 @@ class ShardWriter:
         """The index behind those of their trajectories."""
         return self._shards[-1].stop if self._shards else 0
 
+    @property
+    def intact(self) -> tuple[int, int]:
+        """How many trajectories and timesteps there are in shards that are not damaged."""
+        shards = [shard for number, shard in enumerate(self._shards) if number not in self.damaged]
+        return sum(shard.trajectories for shard in shards), sum(shard.timesteps for shard in shards)
+
     def contents(self) -> Iterator[tuple[Array, Array]]:
-        """For each shard that is there, the lengths and the returns of its trajectories.
+        """For each shard that is there and not damaged, the lengths and the returns of its trajectories.
 
         Raises:
-            StorageError: A shard is damaged or missing; names it.
+            DamagedShardError: A shard is damaged or missing, and `repair` was false; names it.
         """
         for number, shard in enumerate(self._shards):
-            path = self._path / shard_name(number)
-            arrays = storage.read_arrays(path, "indices", "lengths", "rewards")
-            lengths = arrays["lengths"]
-            check_shard(path, shard, arrays["indices"], lengths)
-            yield lengths, np.add.reduceat(arrays["rewards"], np.cumsum(lengths) - lengths)
+            if number not in self.damaged:
+                arrays = read_shard(self._path, number, shard, self._begun(), "rewards")
+                lengths = arrays["lengths"]
+                yield lengths, np.add.reduceat(arrays["rewards"], np.cumsum(lengths) - lengths)
+
+    def before(self, number: int) -> tuple[int, int, int]:
+        """The index that shard `number` begins with, and the trajectories and timesteps of those before it."""
+        shards = self._shards[:number]
+        following = shards[-1].stop if shards else 0
+        return following, sum(shard.trajectories for shard in shards), sum(shard.timesteps for shard in shards)
+
+    def replace(self, number: int, batch: TrajectoryBatch) -> None:
+        """Write a damaged shard again.
+
+        Raises:
+            StorageError: The batch is not what the manifest says of the shard; or as `write`.
+            OSError: It cannot be written; what was there is still there.
+        """
+        path = self._path / shard_name(number)
+        try:
+            check_shard(path, self._shards[number], batch.indices, batch.lengths)
+        except DamagedShardError as error:
+            raise StorageError(f"sampled again, it is not what it was; has the environment changed? {error}") from None
+        storage.save(batch, path, provenance=self._begun().provenance)
+        del self.damaged[number]
 
     def write(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Write the next shard.

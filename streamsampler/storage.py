@@ -28,7 +28,7 @@ from .trajectories import TrajectoryBatch
 from .trees import Array, object_array
 from .version import __version__
 
-__all__ = ["load", "load_with_header", "read_arrays", "read_header", "save"]
+__all__ = ["load", "load_with_header", "read_arrays", "read_header", "read_some", "save", "verify"]
 
 _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
@@ -187,7 +187,26 @@ def read_arrays(path: str | os.PathLike[str], *names: str) -> dict[str, Array]:
         StorageError: As `load`, and where there is no such array.
         FileNotFoundError: There is no such file.
     """
-    return _read(_existing(Path(path)), names)[0]
+    return read_some(path, names)[0]
+
+
+def read_some(path: str | os.PathLike[str], names: Sequence[str]) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Some of a file's arrays, and its header; see `read_arrays` and `read_header`."""
+    return _read(_existing(Path(path)), names)
+
+
+def verify(path: str | os.PathLike[str]) -> None:
+    """Read all of a file and keep nothing: compare its checksums.
+
+    Raises:
+        StorageError: As `load`.
+        FileNotFoundError: There is no such file.
+    """
+    path = _existing(Path(path))
+    with opened_npz(path) as archive:
+        _header(path, archive)
+        for name in archive.names:
+            archive.check(name)
 
 
 def _existing(path: Path) -> Path:

@@ -35,8 +35,8 @@ def loaded(monkeypatch):
         names.append(path.name)
         return original(path)
 
-    original = storage.load
-    monkeypatch.setattr(storage, "load", load)
+    original = storage.load_with_header
+    monkeypatch.setattr(storage, "load_with_header", load)
     return names
 
 
@@ -91,7 +91,7 @@ def test_the_shard_before_is_let_go_of_first(path, monkeypatch):
         assert folder.shards._last is None
         raise MemoryError
 
-    monkeypatch.setattr(storage, "load", load)
+    monkeypatch.setattr(storage, "load_with_header", load)
     with pytest.raises(MemoryError):
         folder.shards[1]
 
@@ -105,7 +105,8 @@ def test_what_is_incomplete_is_as_far_as_it_got(batch, tmp_path):
             with pytest.raises(DataError, match="folder holds no trajectories yet"):
                 nothing()
         writer.write(batch[:3])
-    storage.save(batch[3:6], tmp_path / "folder" / shard_name(1))  # as one that the manifest does not list yet
+    # As one that the manifest does not list yet.
+    storage.save(batch[3:6], tmp_path / "folder" / shard_name(1), provenance=WANTED.provenance)
     folder = streamsampler.load(tmp_path / "folder")
     assert not folder.complete
     assert "incomplete" in repr(folder)

@@ -35,7 +35,7 @@ LAYERS = [
     ],
     ["trajectories"],
     ["adapters", "adapters.heads", "adapters.mlp", "adapters.parameters", "adapters.torch", "adapters.sb3"],
-    ["recording", "assembly", "storage", "manifest", "folders", "shards"],
+    ["recording", "assembly", "storage", "manifest", "shard_files", "folders", "shards"],
     [
         "workers",
         "workers.base",

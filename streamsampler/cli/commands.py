@@ -135,6 +135,11 @@ def cli() -> None:
     help="Go on with the shards in --out after whatever ended the run that wrote them. What is complete stays; the "
     "folder becomes what it would have been.",
 )  # fmt: skip
+@grouped_option(
+    "Output", "--repair", is_flag=True, is_eager=True,
+    help="Like --resume, and sample shards again that are damaged, missing or of another run. Reads all of each shard "
+    "first. The folder becomes what it would have been.",
+)  # fmt: skip
 @grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors.")
 @click.pass_context
@@ -172,6 +177,8 @@ def _check_sharding(options: dict[str, Any]) -> None:
     if options["shard_size"] is None:
         if options["resume"]:
             raise click.UsageError("--resume goes on with shards: give --shard-size, too.")
+        if options["repair"]:
+            raise click.UsageError("--repair samples shards again: give --shard-size, too.")
         return
     if options["out"] is None:
         raise click.UsageError("--shard-size needs a folder to write to: give --out, too.")

@@ -29,7 +29,7 @@ def out_file(ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     """
     given = Path(value)
     if ctx.params.get("shard_size") is not None:
-        return _folder(given, resume=bool(ctx.params.get("resume")))
+        return _folder(given, resume=bool(ctx.params.get("resume") or ctx.params.get("repair")))
     if given.is_dir() or not given.name:
         raise click.BadParameter(f"{value!r} is a directory: name a file in it, such as {str(given / 'out.npz')!r}")
     target = given if given.name.endswith(".npz") else given.with_name(f"{given.name}.npz")

@@ -79,13 +79,22 @@ class Request:
     max_worker_memory: int | None = None
     shard_size: int | None = None
     resume: bool = False
+    repair: bool = False
     command: tuple[str, ...] = ()
 
     @property
     def command_to_resume(self) -> str:
         """What goes on with a folder of shards, as one types it."""
-        name, *arguments = [argument for argument in self.command if argument != "--resume"]
-        return f"{name} {shlex.join(['--resume', *arguments] if '--' in arguments else [*arguments, '--resume'])}"
+        return self._command_with("--resume")
+
+    @property
+    def command_to_repair(self) -> str:
+        """What samples damaged shards again, as one types it."""
+        return self._command_with("--repair")
+
+    def _command_with(self, option: str) -> str:
+        name, *arguments = [argument for argument in self.command if argument not in ("--resume", "--repair")]
+        return f"{name} {shlex.join([option, *arguments] if '--' in arguments else [*arguments, option])}"
 
     def described(self) -> dict[str, Any]:
         """Return what decides which data there will be, as JSON can hold it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,7 +15,7 @@ from streamsampler.cli.failures import Failure
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
-from streamsampler.errors import SamplerError, StorageError
+from streamsampler.errors import DamagedShardError, SamplerError, StorageError
 from streamsampler.factory import usable_cores
 from streamsampler.manifest import Manifest
 from streamsampler.portions import Portions
@@ -22,8 +24,11 @@ from streamsampler.progress_output import Output
 from streamsampler.quotas import Target
 from streamsampler.shards import ShardWriter
 from streamsampler.statistics import Stats
+from streamsampler.trajectories import TrajectoryBatch
 
 __all__ = ["write_shards"]
+
+_log = logging.getLogger("streamsampler")
 
 
 class ShardedRun:
@@ -47,7 +52,7 @@ class ShardedRun:
         self._wanted = Target(request.amount.unit, request.amount.total(self._n_workers))
         self._stats = Stats.of(self._n_workers)
         self._tally = Tally()
-        self._earlier = writer.n_trajectories, writer.n_timesteps
+        self._earlier = self._before_stream = writer.intact
         self._begun = perf_counter()
         self._seconds = self._shown = 0.0
         self._most = 0
@@ -90,7 +95,7 @@ class ShardedRun:
         try:
             for lengths, returns in self._writer.contents():
                 self._tally += Tally.of(lengths, returns)
-            if self._missing:
+            if self._writer.damaged or self._missing:
                 self._sample(agent, env, seed)
             self._interrupts.shield()
             with _writing(self._request.out):
@@ -99,25 +104,47 @@ class ShardedRun:
             self.interrupted = True
 
     def _sample(self, agent: Any, env: Any, seed: int) -> None:
-        sampler = self._request.sampler(agent, env, self._n_workers, seed)
-        self._stats = sampler.stats
         self._begun = perf_counter()
         try:
-            with sampler, self._bar:
-                self._show(complete=False)
-                with Portions(sampler, self._writer.next_trajectory) as portions:
-                    while self._missing:
-                        self._next_shard(portions)
-                self._interrupts.shield()
+            with self._bar:
+                self._show()
+                for first, stop in _ranges(sorted(self._writer.damaged)):
+                    with self._portions(agent, env, seed, first) as portions:
+                        for number in range(first, stop):
+                            batch = self._take(portions, *self._writer.before(number)[1:])
+                            self._keep(batch, partial(self._writer.replace, number))
+                if self._missing:
+                    with self._portions(agent, env, seed, self._writer.n_shards) as portions:
+                        while self._missing:
+                            batch = self._take(portions, self._writer.n_trajectories, self._writer.n_timesteps)
+                            self._keep(batch, self._writer.write)
+                        self._interrupts.shield()
                 self._show(complete=True)
         finally:
             self._seconds = perf_counter() - self._begun
 
-    def _next_shard(self, portions: Portions) -> None:
-        quota = self._wanted.next_quota(self._size, self._writer.n_trajectories, self._writer.n_timesteps)
-        batch = portions.take(quota, self._watch if self._bar.visible else None, self._bar.interval)
+    @contextlib.contextmanager
+    def _portions(self, agent: Any, env: Any, seed: int, number: int) -> Iterator[Portions]:
+        """Yield what shards are cut from, from shard `number` on.
+
+        From a sampler of its own each time: the first stream of a sampler is the one that all shards are from.
+        """
+        self._before_stream = self._tally.trajectories, self._tally.timesteps
+        sampler = self._request.sampler(agent, env, self._n_workers, seed)
+        try:
+            with sampler, Portions(sampler, self._writer.before(number)[0]) as portions:
+                yield portions
+        finally:
+            self._stats.merge(sampler.stats)
+
+    def _take(self, portions: Portions, n_trajectories: int, n_timesteps: int) -> TrajectoryBatch:
+        """Return the shard that follows on so many trajectories and timesteps."""
+        quota = self._wanted.next_quota(self._size, n_trajectories, n_timesteps)
+        return portions.take(quota, self._watch if self._bar.visible else None, self._bar.interval)
+
+    def _keep(self, batch: TrajectoryBatch, write: Callable[[TrajectoryBatch], None]) -> None:
         with _writing(self._request.out):
-            self._writer.write(batch)
+            write(batch)
         self._tally += Tally.of_batch(batch)
 
     def _watch(self, timesteps: int, trajectories: int) -> None:
@@ -125,15 +152,14 @@ class ShardedRun:
         if now - self._shown >= (self._bar.interval or 0.0):
             self._shown = now
             # Between a worker's report and its next ticket its word is zero: what was shown once stays shown.
-            self._most = max(self._most, timesteps)
-            self._show(self._most, trajectories)
+            self._most = max(self._most, timesteps + self._before_stream[1])
+            self._show(self._most - self._before_stream[1], trajectories)
 
     def _show(self, timesteps: int = 0, trajectories: int = 0, *, complete: bool = False) -> None:
-        earlier_trajectories, earlier_timesteps = self._earlier
         if complete:
             trajectories, timesteps = self._tally.trajectories, self._tally.timesteps
         else:
-            trajectories, timesteps = trajectories + earlier_trajectories, timesteps + earlier_timesteps
+            trajectories, timesteps = trajectories + self._before_stream[0], timesteps + self._before_stream[1]
         self._bar(
             Snapshot(
                 timesteps,
@@ -142,8 +168,8 @@ class ShardedRun:
                 self._wanted.unit,
                 perf_counter() - self._begun,
                 complete,
-                earlier_timesteps,
-                earlier_trajectories,
+                self._earlier[1],
+                self._earlier[0],
             )
         )
 
@@ -178,17 +204,42 @@ def write_shards(request: Request, agent: Any, env: Any, interrupts: Interrupts,
         Interrupted: A signal came before anything was sampled, or a second one came later.
     """
     assert request.out is not None
-    with _writing(request.out, but=StorageError):
-        writer = ShardWriter(request.out, resume=request.resume)
-    with writer:
+    with _writing(request.out, but=StorageError), _repairable(request):
+        writer = ShardWriter(request.out, resume=request.resume, repair=request.repair)
+    with writer, _repairable(request):
+        for name, reason in writer.removed.items():
+            _log.warning("%s was removed, and is sampled again where it is wanted: %s", name, reason)
+        for reason in writer.damaged.values():
+            _log.warning("sampled again: %s", reason)
         run = ShardedRun(request, writer, interrupts, bar)
         seed = run.begin()
         try:
             run.sample(agent, env, seed)
+        except DamagedShardError:
+            raise  # going on with it as it is fails again
         except (SamplerError, Failure) as error:
             error.add_note(f"What is complete is in {request.out}. To go on: {request.command_to_resume}")
             raise
         return run.outcome(seed)
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where consecutive ones of rising numbers begin, and the number that follows them."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        first = ranges.pop()[0] if ranges and ranges[-1][1] == number else number
+        ranges.append((first, number + 1))
+    return ranges
+
+
+@contextlib.contextmanager
+def _repairable(request: Request) -> Iterator[None]:
+    """Say how a damaged shard is sampled again."""
+    try:
+        yield
+    except DamagedShardError as error:
+        error.add_note(f"To sample damaged and missing shards again: {request.command_to_repair}")
+        raise
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 import streamsampler
 from streamsampler.cli.commands import cli
 from streamsampler.errors import StorageError
-from streamsampler.folders import check_shard
 from streamsampler.manifest import Shard
+from streamsampler.shard_files import check_shard
 from tests.cli.harness import Terminal, run
 
 # A user's module: the kit's environment, with one fault of each kind that is asked for.
@@ -230,7 +230,9 @@ def test_a_folder_with_gaps_is_gone_on_with_from_anywhere(brittle: Path, amount:
         for name in whole:
             if name.startswith("shard") and int(name[6:12]) < n_left:
                 (brittle / "part" / name).write_bytes(whole[name])
-        known = {**manifest, "complete": False, "shards": entries[: max(0, n_left - 2)]}
+        listed = entries[: max(0, n_left - 2)]
+        sums = {name: sum(entry[name] for entry in listed) for name in ("trajectories", "timesteps")}
+        known = {**manifest, **sums, "complete": False, "shards": listed}
         (brittle / "part" / "manifest.json").write_text(json.dumps(known))
         result = invoke(*SHARDS, *amount, "--out", "part", "--resume", "--workers", 1 + n_left % 2)
         assert result.exit_code == 0, result.stderr
@@ -266,5 +268,6 @@ def test_a_folder_is_not_gone_on_with_otherwise(brittle: Path) -> None:
 def test_a_shard_with_other_gaps_is_damaged(shard: Shard, indices: list[int]) -> None:
     check_shard(Path("x"), Shard(2, 3, 9), np.arange(2, 5), np.array([3, 3, 3]))
     check_shard(Path("x"), Shard(2, 3, 9, dropped=2), np.array([3, 4, 6]), np.array([3, 3, 3]))
+    lengths = np.array([9 - 2 * (len(indices) - 1), *[2] * (len(indices) - 1)])
     with pytest.raises(StorageError, match="x should hold trajectories 2 to"):
-        check_shard(Path("x"), shard, np.array(indices), np.full(len(indices), 9 / len(indices)))
+        check_shard(Path("x"), shard, np.array(indices), lengths)
