@@ -150,7 +150,7 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
     return load_with_header(path)[0]
 
 
-def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch, dict[str, Any]]:
+def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any, Any], dict[str, Any]]:
     """Read a batch that `save` wrote, and the header of its file; see `load` and `read_header`."""
     path = _existing(Path(path))
     entries, header = _read(path)
