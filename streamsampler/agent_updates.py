@@ -1,19 +1,121 @@
-"""Updating an agent: what is parameters, and what is a new agent."""
+"""Updating an agent: what is parameters, what is a new agent, and what is refused.
+
+Updates are judged in the caller, before they are sent. There the agent in force is a pickled one; what has to be known
+of it are its `AgentTraits`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from streamsampler.agents import Agent, CallableAgent, as_agent
+from streamsampler.agents import Agent, CallableAgent, as_agent, is_agent
 from streamsampler.errors import UsageError
+from streamsampler.serialization import Payload, dumps, loads
 
-__all__ = ["apply_agent_update", "is_parameters"]
+__all__ = ["AgentTraits", "UpdateKind", "apply_agent_update", "is_parameters", "resolved_update", "traits_of"]
+
+Converter = Callable[[Any], Any]
+UpdateKind = Literal["agent", "parameters"]
+"""What an update does: it replaces the agent, or goes to its `set_param_values`."""
+
+
+@dataclass(frozen=True)
+class AgentTraits:
+    """What decides which updates an agent takes.
+
+    Attributes:
+        name: The agent's name, for errors.
+        takes_parameters: Whether it has `set_param_values`.
+        callable_class: Of a plain callable, the full name of its class; else None.
+        converter: What its `get_param_converter` gave, pickled; None where it has none.
+    """
+
+    name: str
+    takes_parameters: bool
+    callable_class: str | None
+    converter: Payload | None
+
+
+def traits_of(agent: Agent) -> AgentTraits:
+    """Return an agent's traits.
+
+    Raises:
+        UsageError: Its `get_param_converter` gives no function.
+        SerializationError: That function cannot be pickled.
+    """
+    converter = _converter_of(agent)
+    return AgentTraits(
+        name=_name_of(agent),
+        takes_parameters=callable(getattr(agent, "set_param_values", None)),
+        callable_class=_class_name(agent.function) if isinstance(agent, CallableAgent) else None,
+        converter=None if converter is None else _owned(dumps(converter, "what the agent's get_param_converter gave")),
+    )
+
+
+def resolved_update(update: Any, traits: AgentTraits) -> tuple[UpdateKind, Any]:
+    """Tell what an update does to an agent.
+
+    Args:
+        update: Any agent update but None.
+        traits: The traits of the agent in force.
+
+    Returns:
+        "parameters" and what goes to `set_param_values`; or "agent" and the update, of which `as_agent` makes the new
+        agent.
+
+    Raises:
+        UsageError: The agent takes no such update.
+    """
+    if traits.converter is not None:
+        made = loads(traits.converter)(update)
+        if made is not NotImplemented:
+            return "parameters", _checked(made, traits)
+    if is_parameters(update):
+        if not traits.takes_parameters:
+            raise UsageError(
+                f"agent_update is a {_kind(update)}, which goes to the agent's set_param_values, but the agent "
+                f"({traits.name}) has none; give it one, or pass a whole agent as the update"
+            )
+        return "parameters", update
+    if is_agent(update) or (callable(update) and _class_name(update) == traits.callable_class):
+        return "agent", update
+    raise _refused(update, traits)
+
+
+def apply_agent_update(agent: Agent, update: Any) -> Agent:
+    """Update an agent.
+
+    Args:
+        agent: The agent so far.
+        update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values`, and so does what
+            its `get_param_converter` makes of an update of its own kind; an agent, or a plain function, replaces it.
+
+    Returns:
+        The agent from now on.
+
+    Raises:
+        UsageError: The agent takes no such update.
+    """
+    if update is None:
+        return agent
+    # In a worker updates are parameters and agents already: this is no place to ask for the agent's traits each time.
+    set_param_values = getattr(agent, "set_param_values", None)
+    if is_parameters(update) and callable(set_param_values):
+        set_param_values(update)
+        return agent
+    kind, resolved = resolved_update(update, traits_of(agent))
+    if kind == "agent":
+        return as_agent(resolved)
+    agent.set_param_values(resolved)  # type: ignore[attr-defined]
+    return agent
 
 
 def is_parameters(update: Any) -> bool:
-    """Tells an agent update that goes to `set_param_values` from one that is a new agent.
+    """Tell an agent update that goes to `set_param_values` from all others.
 
     Args:
         update: Any agent update but None.
@@ -26,41 +128,62 @@ def is_parameters(update: Any) -> bool:
     return isinstance(update, tuple | dict | np.ndarray) or hasattr(update, "__array__")
 
 
-def apply_agent_update(agent: Agent, update: Any) -> Agent:
-    """Updates an agent.
-
-    Args:
-        agent: The agent so far.
-        update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values`; anything else is
-            the new agent.
-
-    Returns:
-        The agent from now on.
-
-    Raises:
-        UsageError: If the agent takes no parameters, or the update is no agent.
-    """
-    if update is None:
-        return agent
-    if not is_parameters(update):
-        return _replacement(update)
-    set_param_values = getattr(agent, "set_param_values", None)
-    if not callable(set_param_values):
-        named = agent.function if isinstance(agent, CallableAgent) else agent
-        name = getattr(named, "__qualname__", type(named).__qualname__)
+def _converter_of(agent: Agent) -> Converter | None:
+    get_converter = getattr(agent, "get_param_converter", None)
+    if not callable(get_converter):
+        return None
+    converter = get_converter()
+    if not callable(converter):
         raise UsageError(
-            f"agent_update is a {type(update).__qualname__}, which goes to the agent's set_param_values, but the agent "
-            f"({name}) has none; give it one, or pass a whole agent as the update"
+            f"get_param_converter of the agent ({_name_of(agent)}) should give a function, and gave {converter!r}"
         )
-    set_param_values(update)
-    return agent
+    return converter  # type: ignore[no-any-return]
 
 
-def _replacement(update: Any) -> Agent:
-    try:
-        return as_agent(update)
-    except UsageError as error:
+def _checked(made: Any, traits: AgentTraits) -> Any:
+    if not is_parameters(made):
         raise UsageError(
-            f"agent_update is a {type(update).__qualname__}, neither parameters (a tuple, dict or array) nor an agent: "
-            f"{error}"
-        ) from None
+            f"the function from get_param_converter of the agent ({traits.name}) should give a tuple, a dict or an "
+            f"array, or NotImplemented, and gave a {_kind(made)}"
+        )
+    if not traits.takes_parameters:
+        raise UsageError(f"the agent ({traits.name}) has get_param_converter, but no set_param_values")
+    return made
+
+
+def _refused(update: Any, traits: AgentTraits) -> UsageError:
+    message = f"agent_update is a {_kind(update)}, neither parameters (a tuple, dict or array) nor an agent: "
+    if isinstance(update, type):
+        message = f"agent_update is the class {update.__qualname__} itself: pass an instance of it"
+    elif not callable(update):
+        message += "an object with get_action(observation) -> (action, agent_info), or a plain function"
+    elif hasattr(update, "state_dict"):
+        message += (
+            f"it is a callable without get_action, which the agent ({traits.name}) does not take; pass its parameters, "
+            "such as {name: value.numpy(force=True) for name, value in module.state_dict().items()}, or an agent, such "
+            "as TorchAgent(module, …)"
+        )
+    else:
+        message += (
+            f"it is a callable without get_action, which the agent ({traits.name}) does not take; if it chooses "
+            "actions itself, pass a function that calls it"
+        )
+    return UsageError(message)
+
+
+def _owned(payload: Payload) -> Payload:
+    """Return a payload that the live arrays no longer reach, and that can be pickled."""
+    return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers))
+
+
+def _name_of(agent: Any) -> str:
+    named = agent.function if isinstance(agent, CallableAgent) else agent
+    return str(getattr(named, "__qualname__", type(named).__qualname__))
+
+
+def _class_name(obj: Any) -> str:
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"
+
+
+def _kind(obj: Any) -> str:
+    return type(obj).__qualname__

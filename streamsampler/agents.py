@@ -29,7 +29,7 @@ __all__ = [
 _WHAT_AN_AGENT_IS = (
     "an object with get_action(observation) -> (action, agent_info), or a plain callable observation -> action"
 )
-_OPTIONAL_METHODS = frozenset({"reset", "get_actions", "get_param_values", "set_param_values"})
+_OPTIONAL_METHODS = frozenset({"reset", "get_actions", "get_param_values", "set_param_values", "get_param_converter"})
 _NAMED_AGENTS = ("random",)
 
 
@@ -47,6 +47,9 @@ class Agent(Protocol):
       one slot follow each other), and ``starts``, n booleans (the row begins a trajectory), or one of them.
     - ``get_param_values()`` and ``set_param_values(values)``: an agent update that is a tuple, a dict or an array goes
       to the latter.
+    - ``get_param_converter()`` gives a small function that the sampler keeps, pickled, in its own process. It is asked
+      about each agent update before that is sent, and returns what goes to `set_param_values` where the update is of
+      the agent's own kind, such as a module; `NotImplemented` where it is not. What it raises refuses the update.
 
     Agents are pickled into the workers. For example::
 
@@ -107,8 +110,7 @@ class RandomAgent:
 class CallableAgent:
     """Makes an agent of a plain callable.
 
-    The callable's own `reset`, `get_actions`, `get_param_values` and `set_param_values`, where it has them, are the
-    agent's.
+    The callable's own optional methods (see `Agent`), where it has them, are the agent's.
 
     Attributes:
         function: The callable, ``observation -> action``.

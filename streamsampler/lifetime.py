@@ -159,9 +159,10 @@ class SamplerLife(ABC):
         for kind, payloads in updates.items():
             if isinstance(payloads, list):
                 published = [None if payload is None else collector.publish(payload) for payload in payloads]
-                collector.updates.put(kind, published)
+                about = [None if payload is None else payload.about for payload in payloads]
+                collector.updates.put(kind, published, about)
             else:
-                collector.updates.put(kind, collector.publish(payloads))
+                collector.updates.put(kind, collector.publish(payloads), payloads.about)
 
     def _start_afresh(self) -> None:
         """Replace the engine; an interrupt in here leaves everything such that it can be repeated."""

@@ -2,62 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from streamsampler.agent_updates import is_parameters
+from streamsampler.agent_updates import AgentTraits, UpdateKind, resolved_update, traits_of
 from streamsampler.agents import as_agent, is_agent
 from streamsampler.environments import as_env_update
 from streamsampler.errors import UsageError
-from streamsampler.per_worker import PerWorker, check_length, items_by_worker
-from streamsampler.serialization import dumps
-from streamsampler.updates import Kind
+from streamsampler.per_worker import check_length, items_by_worker
+from streamsampler.serialization import Payload, dumps
+from streamsampler.updates import Kind, Updates
 
-__all__ = ["pickled", "pickled_updates"]
+__all__ = ["pickled", "pickled_updates", "put_agents"]
+
+_KINDS: tuple[UpdateKind, UpdateKind] = ("agent", "parameters")
 
 
-def pickled_updates(agent_update: Any, env_update: Any, n: int) -> dict[Kind, Any]:
+def put_agents(updates: Updates[Payload], agents: Any, n_workers: int) -> None:
+    """Put a sampler's first agents in force.
+
+    Args:
+        updates: Where they are put.
+        agents: See `Sampler`.
+        n_workers: How many workers there are.
+
+    Raises:
+        UsageError: An item is no agent, or there are more or fewer items than workers.
+        SerializationError: An agent cannot be pickled.
+    """
+    each = items_by_worker(agents)
+    if each is None:
+        payload = _pickled_agent(agents, "the agent")
+        updates.put("agent", payload, payload.about)
+        return
+    check_length("agents", each, n_workers)
+    payloads = [_pickled_agent(agent, f"the agent of worker {worker}") for worker, agent in enumerate(each)]
+    updates.put("agent", payloads, [payload.about for payload in payloads])
+
+
+def pickled_updates(agent_update: Any, env_update: Any, traits: Sequence[AgentTraits]) -> dict[Kind, Any]:
     """Pickle the updates of a call, all of them before any is put in force.
 
     Args:
         agent_update: See `Sampler.obtain_samples`.
         env_update: See `Sampler.obtain_samples`.
-        n: How many workers there are.
+        traits: The traits of the agents in force, by worker.
 
     Returns:
-        By kind, one payload or a list with one for each worker.
+        By kind, one payload or a list with one for each worker (None: nothing changes for it). Agents' payloads are
+        about the agents' traits.
 
     Raises:
-        UsageError: An item is nothing of the kind, there are more or fewer items than workers, or `agent_update` is a
-            list in which not every item is an agent.
+        UsageError: An agent does not take its update, an item is nothing of the kind, there are more or fewer items
+            than workers, or `agent_update` is a list in which not every item is an agent.
         SerializationError: An item cannot be pickled.
     """
     updates: dict[Kind, Any] = {}
     if agent_update is not None:
-        if isinstance(agent_update, list):
-            _check_agents(agent_update)
-        updates |= _agent_updates(agent_update, n)
+        updates |= _agent_updates(agent_update, traits)
     if env_update is not None:
-        updates["env"] = _changes(env_update, n, "env_update", "the environment update", as_env_update)
+        what = "the environment update"
+        updates["env"] = pickled(env_update, len(traits), "env_update", what, as_env_update, none_is_none=True)
     return updates
 
 
-def _agent_updates(agent_update: Any, n: int) -> dict[Kind, Any]:
+def _agent_updates(agent_update: Any, traits: Sequence[AgentTraits]) -> dict[Kind, Any]:
     """Pickle an agent update: a new agent, parameters, or for each worker one of them or neither."""
+    if isinstance(agent_update, list):
+        _check_agents(agent_update)
     each = items_by_worker(agent_update)
-    if each is None:
-        kind: Kind = "parameters" if is_parameters(agent_update) else "agent"
-        check = _same if kind == "parameters" else as_agent
-        return {kind: pickled(agent_update, n, "agent_update", "the agent update", check)}
-    check_length("agent_update", each, n)
-    agents = PerWorker([None if update is None or is_parameters(update) else update for update in each])
-    parameters = PerWorker([update if update is not None and is_parameters(update) else None for update in each])
+    if each is not None:
+        check_length("agent_update", each, len(traits))
+    given = [agent_update] * len(traits) if each is None else each
+    if each is None and all(one is traits[0] for one in traits):
+        resolved = [resolved_update(agent_update, traits[0])] * len(traits)
+    else:
+        resolved = [_resolved(update, traits[worker], worker) for worker, update in enumerate(given)]
+    kind, update = resolved[0]
+    if each is None and all(other == kind and same is update for other, same in resolved):
+        return {kind: _PICKLES[kind](update, "the agent update")}
     updates: dict[Kind, Any] = {}
-    if any(agent is not None for agent in agents):
-        updates["agent"] = _changes(agents, n, "agent_update", "the agent update", as_agent)
-    if any(values is not None for values in parameters):
-        updates["parameters"] = _changes(parameters, n, "agent_update", "the agent update", _same)
+    for kind in _KINDS:
+        items = [update if its_kind == kind else None for its_kind, update in resolved]
+        if any(item is not None for item in items):
+            updates[kind] = [
+                None if item is None else _PICKLES[kind](item, f"the agent update of worker {worker}")
+                for worker, item in enumerate(items)
+            ]
     return updates
+
+
+def _resolved(update: Any, traits: AgentTraits, worker: int) -> tuple[UpdateKind, Any]:
+    """Tell what an update does to one worker's agent; None, which changes nothing, counts as parameters."""
+    if update is None:
+        return "parameters", None
+    try:
+        return resolved_update(update, traits)
+    except UsageError as error:
+        raise UsageError(f"{error} (agent_update of worker {worker})") from None
 
 
 def _check_agents(items: list[Any]) -> None:
@@ -72,7 +115,9 @@ def _check_agents(items: list[Any]) -> None:
     )
 
 
-def pickled(given: Any, n_workers: int, name: str, what: str, check: Callable[[Any], Any]) -> Any:
+def pickled(
+    given: Any, n_workers: int, name: str, what: str, check: Callable[[Any], Any], *, none_is_none: bool = False
+) -> Any:
     """Return `given` pickled: one payload, or a list with one for each worker.
 
     Args:
@@ -81,6 +126,7 @@ def pickled(given: Any, n_workers: int, name: str, what: str, check: Callable[[A
         name: The argument's name, for errors.
         what: What to call it, for errors.
         check: Turns an item into what is pickled, or raises.
+        none_is_none: Whether None for a worker stays None.
 
     Raises:
         UsageError: There are more or fewer items than workers.
@@ -90,19 +136,15 @@ def pickled(given: Any, n_workers: int, name: str, what: str, check: Callable[[A
     if each is None:
         return dumps(check(given), what)
     check_length(name, each, n_workers)
-    return [dumps(check(item), f"{what} of worker {number}") for number, item in enumerate(each)]
-
-
-def _changes(given: Any, n_workers: int, name: str, what: str, check: Callable[[Any], Any]) -> Any:
-    """Do what `pickled` does; None for a worker stays None, and changes nothing for that worker."""
-    each = items_by_worker(given)
-    if each is None:
-        return pickled(given, n_workers, name, what, check)
-    check_length(name, each, n_workers)
     return [
-        None if item is None else dumps(check(item), f"{what} of worker {number}") for number, item in enumerate(each)
+        None if item is None and none_is_none else dumps(check(item), f"{what} of worker {worker}")
+        for worker, item in enumerate(each)
     ]
 
 
-def _same(update: Any) -> Any:
-    return update
+def _pickled_agent(given: Any, what: str) -> Payload:
+    agent = as_agent(given)
+    return replace(dumps(agent, what), about=traits_of(agent))
+
+
+_PICKLES: dict[UpdateKind, Callable[[Any, str], Payload]] = {"agent": _pickled_agent, "parameters": dumps}

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
-from streamsampler.agents import as_agent
 from streamsampler.apart import apart
 from streamsampler.blocks import Blocks
 from streamsampler.checks import CheckMode, positive, refuse_two_numbers
@@ -18,7 +17,7 @@ from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
 from streamsampler.generics import ActionsT, ObservationsT, brackets
 from streamsampler.lifetime import SamplerLife
-from streamsampler.payloads import pickled, pickled_updates
+from streamsampler.payloads import pickled, pickled_updates, put_agents
 from streamsampler.per_worker import items_by_worker
 from streamsampler.progress import ProgressArgument
 from streamsampler.progress_output import display
@@ -167,7 +166,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         self._order: Order = order
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
         updates: Updates[Payload] = Updates(factory.n_workers)
-        updates.put("agent", pickled(agents, factory.n_workers, "agents", "the agent", as_agent))
+        put_agents(updates, agents, factory.n_workers)
         updates.put("env", pickled(envs, factory.n_workers, "envs", "the environment", as_env))
         self._begin_life(updates, version=0)
 
@@ -180,10 +179,10 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
 
         Args:
             num_samples: Timesteps, at least 1.
-            agent_update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values`;
-                anything else replaces the agent. `PerWorker([...])` has one for each worker (None: nothing changes);
-                so has a list in which every item is an agent. Any other list is an error, for it may be one set of
-                parameters.
+            agent_update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values` (an
+                adapter's agent takes its own kind as well: a module, a state dict, a model); an agent or a plain
+                function replaces the agent. `PerWorker([...])` has one for each worker (None: nothing changes); so has
+                a list in which every item is an agent. Anything else is an error, and changes nothing.
             env_update: None changes nothing; an environment (in any form that `envs` takes) replaces the old one, an
                 `EnvUpdate` is applied to it. A list or `PerWorker` has one for each worker.
             progress: True shows a progress bar, on a terminal's stderr or in a notebook; elsewhere, and where the
@@ -191,8 +190,8 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
                 called with a `progress.Snapshot` several times a second.
 
         Raises:
-            UsageError: `num_samples` is no positive integer, `agent_update` is a number or a list of something else
-                than agents, or there are more or fewer items than workers (a ValueError).
+            UsageError: `num_samples` is no positive integer, the agent does not take such an `agent_update`, or there
+                are more or fewer items than workers (a ValueError).
             TypeError: `env_update` is no environment.
             SerializationError: An update cannot be pickled.
             RolloutError: User code raised in a worker.
@@ -231,7 +230,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         self, plan: GatherPlan, agent_update: Any, env_update: Any, progress: ProgressArgument
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         self._check_usable()
-        updates = pickled_updates(agent_update, env_update, self.n_workers)
+        updates = pickled_updates(agent_update, env_update, self._collector.updates.about("agent"))
         batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
@@ -270,7 +269,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         first = positive("first_trajectory", first_trajectory, least=0)
         if first and self._factory.blocks != Blocks():
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
-        updates = pickled_updates(agent_update, env_update, self.n_workers)
+        updates = pickled_updates(agent_update, env_update, self._collector.updates.about("agent"))
         return self._stream(updates, first)
 
     def _stream(self, updates: dict[Kind, Any], first: int) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:

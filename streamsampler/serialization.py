@@ -39,10 +39,12 @@ class Payload:
         data: The pickle.
         buffers: The arrays' memory, in the order of the pickle. A memoryview shows the live array: whoever sends the
             payload copies it before the user can change the array.
+        about: What the sender keeps to know of the object. It is not sent.
     """
 
     data: bytes
     buffers: tuple[memoryview | bytes, ...] = ()
+    about: Any = None
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 __all__ = ["Kind", "Updates"]
 
@@ -26,6 +26,7 @@ class _InForce(Generic[Payload]):
     serials: tuple[int, ...]  # by worker: another number whenever its payload changes
     payloads: tuple[Payload | None, ...]
     shared: bool
+    about: tuple[Any, ...]  # by worker: what the sampler keeps to know of what was pickled
 
 
 class Updates(Generic[Payload]):
@@ -41,9 +42,16 @@ class Updates(Generic[Payload]):
         self._in_force: dict[Kind, _InForce[Payload]] = {}
         self._seen: list[dict[Kind, int]] = [{} for _ in range(n_workers)]
 
-    def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload) -> None:
-        """Put an update in force: one payload, or a list with one for each worker (None: nothing changes for it)."""
+    def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
+        """Put an update in force.
+
+        Args:
+            kind: Its kind.
+            payloads: One payload, or a list with one for each worker (None: nothing changes for it).
+            about: What is to be known of what was pickled; with a list of payloads a list, too. See `about`.
+        """
         shared = not isinstance(payloads, list)
+        notes = tuple(about) if isinstance(about, list) else (about,) * self._n_workers
         each = tuple(payloads) if isinstance(payloads, list) else (payloads,) * self._n_workers
         self._serial += 1
         serials = (self._serial,) * self._n_workers
@@ -52,7 +60,8 @@ class Updates(Generic[Payload]):
             unchanged = [payload is None for payload in each]
             each = tuple(old if same else new for same, new, old in zip(unchanged, each, before.payloads, strict=True))
             serials = tuple(old if same else self._serial for same, old in zip(unchanged, before.serials, strict=True))
-        self._in_force[kind] = _InForce(serials, each, shared)  # type: ignore[arg-type]
+            notes = tuple(old if same else new for same, new, old in zip(unchanged, notes, before.about, strict=True))
+        self._in_force[kind] = _InForce(serials, each, shared, notes)  # type: ignore[arg-type]
         if kind == "agent" and "parameters" in self._in_force:
             self._void_parameters(payloads if isinstance(payloads, list) else None)
 
@@ -64,6 +73,10 @@ class Updates(Generic[Payload]):
         )
         if any(payload is not None for payload in kept):
             self._in_force["parameters"] = replace(parameters, payloads=kept, shared=False)
+
+    def about(self, kind: Kind) -> tuple[Any, ...]:
+        """Return, by worker, what was told about the updates in force; they survive `restore` and `mapped`."""
+        return self._in_force[kind].about
 
     @property
     def differ(self) -> bool:
@@ -121,5 +134,5 @@ class Updates(Generic[Payload]):
         for kind, update in self._in_force.items():
             payloads = tuple(None if payload is None else converted[id(payload)] for payload in update.payloads)
             other._serial += 1
-            other._in_force[kind] = _InForce((other._serial,) * self._n_workers, payloads, update.shared)
+            other._in_force[kind] = _InForce((other._serial,) * self._n_workers, payloads, update.shared, update.about)
         return other

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler.agent_updates import apply_agent_update, is_parameters
 from streamsampler.agents import Agent, CallableAgent, RandomAgent, as_agent, reset_agent_function
 from streamsampler.errors import UsageError
 
@@ -20,14 +19,6 @@ ACTIONS = spaces.Discrete(5)
 class Minimal:
     def get_action(self, observation):
         return 1, {}
-
-
-class Learner(Minimal):
-    def __init__(self):
-        self.values = None
-
-    def set_param_values(self, values):
-        self.values = values
 
 
 class Policy:
@@ -45,21 +36,6 @@ class Policy:
 
     def set_param_values(self, values):
         self.values = values
-
-
-class ArrayLike:
-    def __array__(self, dtype=None, copy=None):
-        return np.zeros(2)
-
-
-class CallableArray(ArrayLike):
-    def __call__(self, observation):
-        return 0
-
-
-class AgentInATuple(tuple):
-    def get_action(self, observation):
-        return 0, {}
 
 
 class TestAsAgent:
@@ -213,50 +189,3 @@ class TestReset:
         reset = self.calls_of(lambda seed: None)
         monkeypatch.setattr("inspect.signature", None)
         reset(1)
-
-
-class TestUpdate:
-    PARAMETERS = ((1, 2), {"w": 1}, np.zeros(3), np.float64(1), ArrayLike(), ())
-    AGENTS = (Minimal(), lambda x: x, CallableArray(), AgentInATuple(), [1], "random", 3, np.ndarray, dict)
-
-    @pytest.mark.parametrize("update", PARAMETERS, ids=lambda u: type(u).__name__)
-    def test_parameters_go_to_set_param_values(self, update):
-        agent = Learner()
-        assert is_parameters(update)
-        assert apply_agent_update(agent, update) is agent
-        assert agent.values is update
-
-    @pytest.mark.parametrize("update", AGENTS, ids=lambda u: type(u).__name__)
-    def test_nothing_else_is_parameters(self, update):
-        assert not is_parameters(update)
-
-    def test_a_callable_may_take_parameters(self):
-        agent = as_agent(Policy())
-        assert apply_agent_update(agent, (1,)) is agent
-        assert agent.function.values == (1,)
-
-    def test_none_changes_nothing(self):
-        agent = Minimal()
-        assert apply_agent_update(agent, None) is agent
-
-    def test_an_agent_replaces(self):
-        new = Minimal()
-        assert apply_agent_update(Minimal(), new) is new
-
-    def test_a_callable_replaces(self):
-        assert apply_agent_update(Minimal(), lambda x: x + 1).get_action(1) == (2, {})
-
-    @pytest.mark.parametrize(("agent", "name"), [(Minimal(), "Minimal"), (as_agent(len), "len")])
-    def test_an_agent_without_parameters(self, agent, name):
-        with pytest.raises(UsageError, match=rf"agent_update is a dict, .*set_param_values, but the agent \({name}\)"):
-            apply_agent_update(agent, {})
-
-    def test_an_update_that_is_nothing_of_the_kind(self):
-        with pytest.raises(
-            UsageError, match=r"agent_update is a list, neither parameters .a tuple, dict or array. nor"
-        ):
-            apply_agent_update(Learner(), [1.0])
-
-    def test_a_class_as_an_update(self):
-        with pytest.raises(UsageError, match="class Minimal itself"):
-            apply_agent_update(Learner(), Minimal)

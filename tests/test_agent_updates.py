@@ -1,0 +1,296 @@
+"""Agent updates: what is parameters, what is a new agent, and what is refused before it is sent."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, VecWorker
+from streamsampler.agent_updates import apply_agent_update, is_parameters, resolved_update, traits_of
+from streamsampler.agents import CallableAgent, as_agent
+from streamsampler.errors import RolloutError, UsageError
+
+
+class Minimal:
+    def get_action(self, observation):
+        return 1, {}
+
+
+class Learner(Minimal):
+    def __init__(self, values=None):
+        self.values = values
+
+    def set_param_values(self, values):
+        self.values = values
+
+
+class Policy:
+    """A plain callable with the optional methods."""
+
+    def __init__(self):
+        self.values = None
+
+    def __call__(self, observation):
+        return observation + 1
+
+    def set_param_values(self, values):
+        self.values = values
+
+
+class ArrayLike:
+    def __array__(self, dtype=None, copy=None):
+        return np.zeros(2)
+
+
+class CallableArray(ArrayLike):
+    def __call__(self, observation):
+        return 0
+
+
+class AgentInATuple(tuple):
+    def get_action(self, observation):
+        return 0, {}
+
+
+class Net:
+    """What a library's network looks like: a callable that turns observations into something else than actions."""
+
+    def __init__(self, action=0):
+        self.action = action
+
+    def __call__(self, observation):
+        return self.action
+
+    def state_dict(self):
+        return {"action": self.action}
+
+
+class OtherNet(Net):
+    pass
+
+
+class Adapter:
+    """Takes a network as an update: its own kind."""
+
+    def __init__(self, action=0, kind="net"):
+        self.action = action
+        self.kind = kind
+
+    def get_action(self, observation):
+        return self.action, {}
+
+    def set_param_values(self, values):
+        self.action = values["action"]
+
+    def get_param_converter(self):
+        kind = self.kind
+
+        def convert(update):
+            if isinstance(update, Net):
+                return update.state_dict() if kind == "net" else [update]
+            if isinstance(update, dict) and "action" not in update:
+                raise UsageError("these are no parameters of mine")
+            return NotImplemented
+
+        return convert
+
+
+class Env(gymnasium.Env):
+    observation_space = spaces.Discrete(3)
+    action_space = spaces.Discrete(1000)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return 0, {}
+
+    def step(self, action):
+        self.t += 1
+        return 0, 0.0, self.t == 2, False, {}
+
+
+class TestOne:
+    PARAMETERS = ((1, 2), {"w": 1}, np.zeros(3), np.float64(1), ArrayLike(), ())
+    AGENTS = (Minimal(), lambda x: x, CallableArray(), AgentInATuple(), [1], "no name", 3, np.ndarray, dict)
+
+    @pytest.mark.parametrize("update", PARAMETERS, ids=lambda u: type(u).__name__)
+    def test_parameters_go_to_set_param_values(self, update):
+        agent = Learner()
+        assert is_parameters(update)
+        assert apply_agent_update(agent, update) is agent
+        assert agent.values is update
+
+    @pytest.mark.parametrize("update", AGENTS, ids=lambda u: type(u).__name__)
+    def test_nothing_else_is_parameters(self, update):
+        assert not is_parameters(update)
+
+    def test_a_callable_may_take_parameters(self):
+        agent = as_agent(Policy())
+        assert apply_agent_update(agent, (1,)) is agent
+        assert agent.function.values == (1,)
+
+    def test_none_changes_nothing(self):
+        agent = Minimal()
+        assert apply_agent_update(agent, None) is agent
+
+    def test_an_agent_replaces(self):
+        new = Minimal()
+        assert apply_agent_update(Minimal(), new) is new
+        assert isinstance(apply_agent_update(Minimal(), AgentInATuple()), AgentInATuple)
+
+    @pytest.mark.parametrize("function", [lambda x: x + 1, functools.partial(lambda y, x: x + y, 1), (1).__add__])
+    def test_a_plain_function_replaces(self, function):
+        assert apply_agent_update(Minimal(), function).get_action(1) == (2, {})
+
+    @pytest.mark.parametrize(("agent", "name"), [(Minimal(), "Minimal"), (as_agent(len), "len")])
+    def test_an_agent_without_parameters(self, agent, name):
+        with pytest.raises(UsageError, match=rf"agent_update is a dict, .*set_param_values, but the agent \({name}\)"):
+            apply_agent_update(agent, {})
+
+    def test_an_update_that_is_nothing_of_the_kind(self):
+        with pytest.raises(
+            UsageError, match=r"agent_update is a list, neither parameters .a tuple, dict or array. nor"
+        ):
+            apply_agent_update(Learner(), [1.0])
+
+    def test_a_class_as_an_update(self):
+        with pytest.raises(UsageError, match="class Minimal itself"):
+            apply_agent_update(Learner(), Minimal)
+
+    @pytest.mark.parametrize("agent", [Minimal(), Learner(), lambda x: x, CallableAgent(len), OtherNet()])
+    def test_a_network_is_no_agent(self, agent):
+        with pytest.raises(UsageError, match=r"agent_update is a Net, .* callable without get_action"):
+            apply_agent_update(as_agent(agent), Net())
+
+    def test_a_network_replaces_one_of_its_class_that_acts(self):
+        new = apply_agent_update(as_agent(Net(1)), Net(2))
+        assert new.get_action(None) == (2, {})
+
+    def test_of_a_module_the_error_says_what_to_pass(self):
+        with pytest.raises(UsageError, match=r"callable without get_action.*state_dict\(\)"):
+            apply_agent_update(Learner(), Net())
+
+    def test_an_own_kind_becomes_parameters(self):
+        agent = Adapter()
+        assert apply_agent_update(agent, Net(7)) is agent
+        assert agent.action == 7
+        assert resolved_update(Net(7), traits_of(agent)) == ("parameters", {"action": 7})
+        assert resolved_update({"action": 3}, traits_of(agent)) == ("parameters", {"action": 3})
+        with pytest.raises(UsageError, match="no parameters of mine"):
+            resolved_update({}, traits_of(agent))
+        with pytest.raises(
+            UsageError, match=r"get_param_converter .*Adapter.* should give a tuple, a dict or an array"
+        ):
+            resolved_update(Net(7), traits_of(Adapter(kind="list")))
+
+    def test_traits_pickle_without_the_agent(self):
+        big = Adapter()
+        big.ballast = np.zeros(100_000)
+        pickled = pickle.dumps(traits_of(big))
+        assert len(pickled) < 10_000
+        assert resolved_update(Net(7), pickle.loads(pickled)) == ("parameters", {"action": 7})
+
+    def test_a_converter_that_cannot_be_had(self):
+        agent = Adapter()
+        agent.get_param_converter = lambda: 3
+        with pytest.raises(UsageError, match=r"get_param_converter .* should give a function, and gave 3"):
+            traits_of(agent)
+
+
+MAKERS = {
+    "local": LocalSampler,
+    "processes": MultiprocessingSampler,
+    "vec": functools.partial(LocalSampler, worker_class=VecWorker, worker_args={"n_envs": 2}),
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def sampler(request):
+    with MAKERS[request.param](Adapter(1), Env, n_workers=2, seed=0) as sampler:
+        yield sampler
+
+
+def actions(batch):
+    return sorted(set(batch.actions.tolist()))
+
+
+REFUSED = {
+    "a network, for an agent without parameters": (Minimal(), Net(3)),
+    "a network, for parameters": (Learner(), Net(3)),
+    "parameters, for an agent without": (Minimal(), (1,)),
+    "a class": (Learner(), Learner),
+    "a name": (Learner(), "no name"),
+    "a set": (Learner(), {1, 2}),
+    "another callable": (CallableAgent(Net(1)), OtherNet(3)),
+    "what the converter refuses": (Adapter(1), {}),
+}
+
+
+@pytest.mark.parametrize(("agent", "update"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_an_agent_is_refused_before_it_is_sent(sampler, agent, update):
+    before = sampler.obtain_trajectories(4, agent_update=agent)
+    version = sampler.agent_version
+    for obtain in (
+        lambda update: sampler.obtain_trajectories(2, agent_update=update),
+        lambda update: sampler.stream(agent_update=update),
+        lambda update: sampler.obtain_samples(2, agent_update=update, env_update=Env),
+    ):
+        for each in (update, PerWorker([None, update])):
+            with pytest.raises(UsageError):
+                obtain(each)
+    assert sampler.agent_version == version
+    assert actions(sampler.obtain_trajectories(4)) == actions(before)
+
+
+def test_a_refused_update_ends_no_stream(sampler):
+    stream = sampler.stream(agent_update=Adapter(1))
+    next(stream)
+    with pytest.raises(UsageError):
+        sampler.obtain_trajectories(2, agent_update=OtherNet)
+    assert actions(next(stream)) == [1]
+    stream.close()
+
+
+def test_an_own_kind_is_taken_for_one_worker_or_for_all(sampler):
+    sampler.obtain_trajectories(1, agent_update=Adapter(1))
+    assert actions(sampler.obtain_trajectories(4, agent_update=Net(5))) == [5]
+    assert actions(sampler.obtain_trajectories(16, agent_update=PerWorker([Net(6), None]))) == [5, 6]
+    with pytest.raises(UsageError, match=re.escape("PerWorker([…])")):
+        sampler.obtain_trajectories(4, agent_update=[Net(6), Net(7)])
+
+
+def test_what_an_agent_takes_is_known_by_worker_and_after_pickling(sampler):
+    sampler.obtain_trajectories(2, agent_update=PerWorker([Adapter(1), Minimal()]))
+    with pickle.loads(pickle.dumps(sampler)) as copy:
+        for one in (sampler, copy):
+            assert actions(one.obtain_trajectories(16, agent_update=PerWorker([Net(3), None]))) == [1, 3]
+            with pytest.raises(UsageError, match="of worker 1"):
+                one.obtain_trajectories(4, agent_update=Net(4))
+            assert actions(one.obtain_trajectories(16, agent_update=PerWorker([{"action": 8}, Adapter(9)]))) == [8, 9]
+            assert actions(one.obtain_trajectories(4, agent_update=Net(4))) == [4]
+
+
+class Refusing(Adapter):
+    """Cannot be used in a worker."""
+
+    def set_param_values(self, values):
+        raise ValueError("not these")
+
+    def __setstate__(self, state):
+        if state["action"] < 0:
+            raise ValueError("not this one")
+        self.__dict__.update(state)
+
+
+def test_what_a_worker_refused_is_forgotten_together_with_what_it_takes(sampler):
+    sampler.obtain_trajectories(2, agent_update=Minimal())
+    with pytest.raises(RolloutError, match="not this one"):
+        sampler.obtain_trajectories(2, agent_update=Refusing(-1))
+    with pytest.raises(UsageError, match=r"the agent \(Minimal\)"):
+        sampler.obtain_trajectories(2, agent_update=Net(2))
+    assert actions(sampler.obtain_trajectories(2)) == [1]
