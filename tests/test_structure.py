@@ -34,7 +34,15 @@ LAYERS = [
         "environments",
     ],
     ["trajectories"],
-    ["adapters", "adapters.heads", "adapters.mlp", "adapters.parameters", "adapters.torch", "adapters.sb3"],
+    [
+        "adapters",
+        "adapters.heads",
+        "adapters.parameters",
+        "adapters.normalization",
+        "adapters.mlp",
+        "adapters.torch",
+        "adapters.sb3",
+    ],
     ["recording", "assembly", "storage", "manifest", "shard_files", "folders", "shards"],
     [
         "workers",

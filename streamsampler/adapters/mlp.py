@@ -14,6 +14,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from streamsampler.adapters.heads import GaussianHead, Head, default_head
+from streamsampler.adapters.parameters import ModuleConverter
 from streamsampler.errors import ActionError, UsageError
 
 __all__ = ["MlpAgent"]
@@ -49,6 +50,9 @@ class MlpAgent:
         policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
         agent = MlpAgent(policy, gymnasium.make("CartPole-v1").action_space)
         batch = sampler.obtain_samples(4000, agent_update=agent.get_param_values())
+
+    An agent update may also be a network like this one, or its `state_dict`; with a Gaussian head `log_std` belongs to
+    the parameters.
 
     It does what `TorchAgent` does with that module, to float32's precision: the last digits differ from torch's. The
     heads, the infos and the seeding are the same.
@@ -182,6 +186,10 @@ class MlpAgent:
         ]
         self._log_std = self._values.get("log_std")
 
+    def get_param_converter(self) -> ModuleConverter:
+        """What makes parameters of an agent update that is a network like this agent's, or its `state_dict`."""
+        return ModuleConverter.like(type(self).__name__, self._values, _array_of)
+
 
 def _flat(network: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """The modules within, by the names they have in the state_dict."""
@@ -194,6 +202,6 @@ def _flat(network: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", module
 
 
-def _array_of(tensor: Any) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.detach().float().cpu().numpy()
+def _array_of(value: Any) -> NDArray[Any]:
+    array: NDArray[Any] = value.detach().float().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
     return array

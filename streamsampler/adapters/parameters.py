@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from streamsampler.agent_updates import is_parameters
 from streamsampler.errors import UsageError
 
-__all__ = ["arrays_of", "load_arrays", "on_cpu", "one_thread"]
+__all__ = ["ModuleConverter", "array_of", "arrays_of", "is_module", "load_arrays", "on_cpu", "one_thread"]
 
 
 def arrays_of(module: Any) -> dict[str, Any]:
@@ -27,10 +30,11 @@ def arrays_of(module: Any) -> dict[str, Any]:
         The arrays by name. They share memory with parameters on the CPU, as the tensors of a `state_dict` do. Entries
         that NumPy has no dtype for (bfloat16) stay tensors, on the CPU; what is no tensor stays as it is.
     """
-    return {name: _array_of(value) for name, value in module.state_dict().items()}
+    return {name: array_of(value) for name, value in module.state_dict().items()}
 
 
-def _array_of(value: Any) -> Any:
+def array_of(value: Any) -> Any:
+    """Return a tensor as an array, or on the CPU where NumPy has no such dtype; and what is no tensor as it is."""
     if not hasattr(value, "detach"):
         return value
     tensor = value.detach().cpu()
@@ -38,6 +42,76 @@ def _array_of(value: Any) -> Any:
         return tensor.numpy()
     except TypeError:
         return tensor
+
+
+def is_module(obj: Any) -> bool:
+    """Tell whether an object is a torch module, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.nn.Module)
+
+
+@dataclass(frozen=True)
+class ModuleConverter:
+    """Makes parameters of an agent update that is a torch module or its `state_dict`; see `Agent`.
+
+    Attributes:
+        owner: The agent's class, for errors.
+        shapes: The shapes of the agent's parameters, by name; None where there is none.
+        array_of: Makes an array of a tensor.
+    """
+
+    owner: str
+    shapes: Mapping[str, tuple[int, ...] | None]
+    array_of: Callable[[Any], Any] = array_of
+
+    @classmethod
+    def like(cls, owner: str, values: Mapping[str, Any], array_of: Callable[[Any], Any] = array_of) -> ModuleConverter:
+        """Return a converter for an agent with these parameters."""
+        return cls(owner, {name: _shape_of(value) for name, value in values.items()}, array_of)
+
+    def __call__(self, update: Any) -> Any:
+        """Return the parameters, or NotImplemented for an update that is neither.
+
+        Raises:
+            UsageError: They do not fit the agent's module.
+        """
+        if is_module(update):
+            update = update.state_dict()
+        elif not is_parameters(update):
+            return NotImplemented
+        elif not isinstance(update, dict):
+            raise UsageError(
+                f"{self.owner} takes a module, or its parameters as a dict, and agent_update is a "
+                f"{type(update).__qualname__}"
+            )
+        return self.checked({name: self.array_of(value) for name, value in update.items()})
+
+    def checked(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return parameters that have the names and shapes of the agent's.
+
+        Raises:
+            UsageError: They have not.
+        """
+        wrong = [f"{name} is missing" for name in self.shapes.keys() - values.keys()]
+        wrong += [f"{name} is none of its" for name in values.keys() - self.shapes.keys()]
+        for name, expected in self.shapes.items():
+            shape = _shape_of(values.get(name))
+            if shape is not None and expected is not None and shape != expected:
+                wrong.append(f"{name} has the shape {shape}, and should have {expected}")
+        if wrong:
+            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            raise UsageError(
+                f"the parameters do not fit the module of the agent ({self.owner}): {min(wrong)}{more}. Pass what "
+                f"get_param_values of such an agent gives, or a whole agent"
+            )
+        return values
+
+
+def _shape_of(value: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(value.shape)
+    except (AttributeError, RuntimeError, TypeError):  # no array, or a parameter that has no shape yet
+        return None
 
 
 def load_arrays(module: Any, values: Any) -> None:

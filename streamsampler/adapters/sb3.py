@@ -8,13 +8,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.adapters.parameters import arrays_of, load_arrays, on_cpu, one_thread
+from streamsampler.adapters.normalization import PREFIX, ObservationStatistics, find_statistics, load_vec_normalize
+from streamsampler.adapters.parameters import ModuleConverter, arrays_of, is_module, load_arrays, on_cpu, one_thread
+from streamsampler.agent_updates import is_parameters
 from streamsampler.errors import UsageError
 from streamsampler.trees import leaves, map_tree
 
@@ -24,48 +29,73 @@ __all__ = ["SB3Agent"]
 class SB3Agent:
     """Acts by `predict(observation, state=…, episode_start=…, deterministic=…)`, which returns (actions, state).
 
-    Of a model only its `policy` is kept: workers need no replay buffer, no optimiser and no training environment. What
-    belongs to the model and not to its policy stays behind: the random exploration of DQN, and observations that a
-    `VecNormalize` normalises (wrap the environment instead). Workers compute on the CPU, on one thread of torch's.
+    Of a model only its `policy` is kept: workers need no replay buffer, no optimiser and no training environment. The
+    random exploration of DQN belongs to the model and not to its policy, and stays behind. Workers compute on the CPU,
+    on one thread of torch's.
+
+    A model that was trained under a `VecNormalize` acts on normalised observations: with the statistics of
+    `model.get_vec_normalize_env()`, which acting does not change. This agent takes the present ones whenever it is
+    pickled or asked for its parameters. What is recorded, rewards included, is the environment's own.
 
     A recurrent policy gets its state back, and is told where trajectories start. One that draws, draws from the global
     generators, which are seeded for each trajectory.
 
+    An agent update may be a model like this agent's, with its statistics if it has some; a policy or its `state_dict`,
+    where there are none; or what `get_param_values` gives.
+
     Args:
         model: A model, a policy, or any object with `predict`.
         deterministic: What is passed on to `predict`.
+        vec_normalize: A `VecNormalize`, or the file of one; None for the one that the model was trained under, if any;
+            False for none.
 
     Raises:
-        UsageError: There is no `predict`.
+        UsageError: There is no `predict`, or `vec_normalize` is something else.
+        OSError: The file cannot be read.
     """
 
-    def __init__(self, model: Any, *, deterministic: bool = False) -> None:
+    def __init__(self, model: Any, *, deterministic: bool = False, vec_normalize: Any = None) -> None:
         policy = getattr(model, "policy", None)
         self.policy: Any = policy if callable(getattr(policy, "predict", None)) else model
         if isinstance(self.policy, type) or not callable(getattr(self.policy, "predict", None)):
             raise UsageError(f"SB3Agent takes a model, or another object with predict, not {model!r}")
         self.deterministic = deterministic
+        self._vec_normalize = _vec_normalize_of(model, vec_normalize)
+        self._statistics = None if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
         self._begin()
 
     @classmethod
-    def load(cls, path: str | PathLike[str], algorithm: Any, *, deterministic: bool = False) -> SB3Agent:
+    def load(
+        cls, path: str | PathLike[str], algorithm: Any, *, deterministic: bool = False, vec_normalize: Any = None
+    ) -> SB3Agent:
         """Load a model that Stable-Baselines3 saved.
 
         Args:
-            path: The `.zip` file.
+            path: The `.zip` file. Stable-Baselines3 writes no statistics into it.
             algorithm: What it was trained with: a class with `load`, or its name in `stable_baselines3` or
                 `sb3_contrib`, such as "PPO".
             deterministic: What is passed on to `predict`.
+            vec_normalize: The file that `VecNormalize.save` wrote, such as "vecnormalize.pkl", if the model was trained
+                under one. It is a pickle, which is to be trusted. Where the folder of `path` has such a file and this
+                is None, there is a warning; False is for a model that was trained without.
 
         Raises:
             ImportError: The package is not installed.
-            UsageError: There is no such algorithm.
+            UsageError: There is no such algorithm, or `vec_normalize` is something else.
+            OSError: A file cannot be read.
         """
         if isinstance(algorithm, str):
             algorithm = _algorithm(algorithm)
         if not callable(getattr(algorithm, "load", None)):
             raise UsageError(f"algorithm is a class with load, or its name, and this is {algorithm!r}")
-        return cls(algorithm.load(path, device="cpu"), deterministic=deterministic)
+        if vec_normalize is None and (found := find_statistics(path)) is not None:
+            warnings.warn(
+                f"SB3Agent.load({str(path)!r}): {found} looks like the statistics of the VecNormalize that the model "
+                f"was trained under. Without them it acts on observations that it never saw. Pass "
+                f"vec_normalize={str(found)!r}, or vec_normalize=False if it was trained without",
+                stacklevel=2,
+            )
+        return cls(algorithm.load(path, device="cpu"), deterministic=deterministic, vec_normalize=vec_normalize)
 
     def _begin(self) -> None:
         self._on_torch = hasattr(self.policy, "state_dict") and hasattr(self.policy, "parameters")
@@ -80,14 +110,20 @@ class SB3Agent:
             if "optimizer" in policy.__dict__:
                 policy = copy.copy(policy)
                 policy.optimizer = None
-        return {"policy": policy, "deterministic": self.deterministic}
+        return {"policy": policy, "deterministic": self.deterministic, "_statistics": self.statistics}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._vec_normalize = None
         self._begin()
 
     def __repr__(self) -> str:
         return f"SB3Agent({type(self.policy).__name__})"
+
+    @property
+    def statistics(self) -> ObservationStatistics | None:
+        """What observations are normalised with; None if they are not."""
+        return self._statistics if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
 
     def reset(self, seed: int | None = None) -> None:
         """Begin a trajectory, or with `get_actions` a block of them: forget the state.
@@ -137,7 +173,9 @@ class SB3Agent:
         return actions[rows], {}
 
     def _predict(self, observations: Any, state: Any, starts: NDArray[np.bool_]) -> tuple[Any, Any]:
-        predict = self.policy.predict
+        predict, statistics = self.policy.predict, self.statistics
+        if statistics is not None:
+            observations = statistics.normalized(observations)
         if not self._on_torch:
             predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic)
         else:
@@ -148,28 +186,86 @@ class SB3Agent:
         return predicted
 
     def get_param_values(self) -> dict[str, Any]:
-        """The policy's `state_dict` as arrays.
+        """The policy's `state_dict` as arrays, and the statistics if there are some.
 
         Raises:
             UsageError: The policy is no torch module.
         """
-        return arrays_of(self._module("get_param_values"))
+        statistics = self.statistics
+        return arrays_of(self._module("get_param_values")) | ({} if statistics is None else statistics.arrays())
 
-    def set_param_values(self, values: dict[str, Any]) -> None:
+    def set_param_values(self, values: Any) -> None:
         """Copy parameters into the policy.
 
         Args:
-            values: What `get_param_values` gave, or a `state_dict`.
+            values: What `get_param_values` gave. Without statistics a `state_dict` will do.
 
         Raises:
             UsageError: The policy is no torch module, or they are not its parameters.
         """
-        load_arrays(self._module("set_param_values"), values)
+        module, statistics = self._module("set_param_values"), self.statistics
+        if not isinstance(values, Mapping):
+            load_arrays(module, values)
+            return
+        given = {name for name in values if name.startswith(PREFIX)}
+        expected = set() if statistics is None else statistics.arrays().keys()
+        if given != expected:
+            raise UsageError(
+                f"the agent has {'no' if statistics is None else 'the'} statistics of a VecNormalize"
+                f"{'' if statistics is None else ' ' + ', '.join(sorted(expected))}, and the parameters have "
+                f"{', '.join(sorted(given)) or 'none'}: pass a whole agent"
+            )
+        load_arrays(module, {name: value for name, value in values.items() if name not in given})
+        if statistics is not None:
+            self._vec_normalize, self._statistics = None, statistics.replaced(values)
+
+    def get_param_converter(self) -> _ModelConverter:
+        """What makes parameters of an agent update that is a model, a policy or a `state_dict`."""
+        if not self._on_torch:
+            return _ModelConverter(None, None)
+        return _ModelConverter(ModuleConverter.like(type(self).__name__, self.get_param_values()), self.statistics)
 
     def _module(self, method: str) -> Any:
         if not self._on_torch:
             raise UsageError(f"{method} needs a policy that is a torch module, and this is {self.policy!r}")
         return self.policy
+
+
+@dataclass(frozen=True)
+class _ModelConverter:
+    """Makes parameters of an agent update; see `Agent`.
+
+    Attributes:
+        module: Does so for what is no model; None where the agent's policy is no torch module.
+        statistics: Those of the agent, of which the limits are compared.
+    """
+
+    module: ModuleConverter | None
+    statistics: ObservationStatistics | None
+
+    def __call__(self, update: Any) -> Any:
+        if self.module is None:
+            if is_parameters(update):
+                raise UsageError("the policy of the agent (SB3Agent) is no torch module, and takes no parameters")
+            return NotImplemented
+        policy = getattr(update, "policy", None)
+        if not is_module(policy) or hasattr(update, "get_action"):
+            return self.module(update)
+        vec_normalize = _vec_normalize_of(update, None)
+        statistics = None if vec_normalize is None else ObservationStatistics.of(vec_normalize)
+        values = arrays_of(policy)
+        if statistics is not None:
+            self._compare_limits(statistics)
+            values |= statistics.arrays()
+        return self.module.checked(values)
+
+    def _compare_limits(self, other: ObservationStatistics) -> None:
+        mine = self.statistics
+        if mine is not None and (mine.clip, mine.epsilon) != (other.clip, other.epsilon):
+            raise UsageError(
+                f"the model's VecNormalize clips at {other.clip:g} and adds {other.epsilon:g} to variances, and the "
+                f"agent's clips at {mine.clip:g} and adds {mine.epsilon:g}: pass a whole agent, SB3Agent(model)"
+            )
 
 
 class _Slots:
@@ -193,6 +289,16 @@ class _Slots:
         all_starts = np.zeros(self._n, dtype=np.bool_)
         all_starts[slots] = starts
         return map_tree(np.array, self._observations), all_starts
+
+
+def _vec_normalize_of(model: Any, given: Any) -> Any:
+    """Return the `VecNormalize` that is meant by the argument of this name; None for none."""
+    if given is False:
+        return None
+    if given is None:
+        own = getattr(model, "get_vec_normalize_env", None)
+        return own() if callable(own) else None
+    return load_vec_normalize(given) if isinstance(given, str | PathLike) else given
 
 
 def _algorithm(name: str) -> Any:

@@ -10,7 +10,7 @@ from gymnasium.spaces import Space
 from numpy.typing import DTypeLike, NDArray
 
 from streamsampler.adapters.heads import CategoricalHead, GaussianHead, Head, default_head
-from streamsampler.adapters.parameters import arrays_of, load_arrays, on_cpu
+from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu
 from streamsampler.errors import UsageError
 
 try:
@@ -30,8 +30,10 @@ class TorchAgent:
         agent = TorchAgent(policy, gymnasium.make("CartPole-v1").action_space)
         with MultiprocessingSampler(agent, "CartPole-v1") as sampler:
             for _ in range(100):
-                batch = sampler.obtain_samples(4000, agent_update=agent.get_param_values())
+                batch = sampler.obtain_samples(4000, agent_update=policy)
                 improve(policy, batch)  # batch.agent_infos["log_prob"] is there
+
+    An agent update may be a module like this one, its `state_dict`, or what `get_param_values` gives.
 
     The module is called with a batch of observations, (n, *O), also where n is 1: a tensor, or where the space is a
     Dict or Tuple a dict or tuple of them. The tensor is written over at the next call. It returns, with n rows each:
@@ -157,6 +159,10 @@ class TorchAgent:
         """
         load_arrays(self.module, values)
         self._log_std = None
+
+    def get_param_converter(self) -> ModuleConverter:
+        """What makes parameters of an agent update that is a module like this agent's, or its `state_dict`."""
+        return ModuleConverter.like(type(self).__name__, self.module.state_dict())
 
     def _forward(self, inputs: Callable[[Any], Any], observation: Any) -> Any:
         # As parameters.one_thread says, without a generator for every step.

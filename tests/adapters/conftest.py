@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-NEED_EXTRAS = {"test_mlp.py", "test_torch.py", "test_torch_in_samplers.py", "test_sb3_models.py"}
+NEED_EXTRAS = {
+    "test_mlp.py",
+    "test_torch.py",
+    "test_torch_in_samplers.py",
+    "test_sb3_models.py",
+    "test_own_kinds.py",
+    "test_sb3_normalized.py",
+}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
