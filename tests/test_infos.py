@@ -341,13 +341,13 @@ def test_only_what_an_array_cannot_hold_becomes_objects(values, dtype):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_ever_new_keys_cost_time_in_proportion(nested):
-    """Compared with each other, these would take a minute."""
-    infos = [{f"{step}.{number}": 0.5 for number in range(1_000)} for step in range(20)]
+    """Compared with each other, these would take a quarter of a minute."""
+    infos = [{f"{step}.{number}": 0.5 for number in range(200)} for step in range(20)]
     infos = [{"all": info} for info in infos] if nested else infos
     began = time.process_time()
     joined = concatenate_infos([(form(infos), 20), (form(infos), 20)], "x")
-    assert len(joined["all"] if nested else joined) == 40_000
-    assert time.process_time() - began < 15
+    assert len(joined["all"] if nested else joined) == 8_000
+    assert time.process_time() - began < 3
 
 
 def test_many_keys_that_are_masks_of_others_in_other_trajectories_cost_time_in_proportion():
