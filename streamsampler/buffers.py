@@ -6,10 +6,10 @@ variables: for an array that fits, one look at its shape, one at its dtype, and 
 
 from __future__ import annotations
 
-import math
 import operator
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, TypeAlias
@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
+from .conversion import Leaf
 from .errors import DataError, ObservationError
-from .spaces import AnySpace, AnyTuple, misfit, row_spec, short
+from .spaces import AnySpace, AnyTuple, misfit, short
 from .trees import Array, Tree, object_array, snapshot
 
 __all__ = ["Allocate", "Recorder", "empty", "make_recorder"]
@@ -100,47 +101,114 @@ def _(
 @make_recorder.register(gym_spaces.MultiDiscrete)
 @make_recorder.register(gym_spaces.MultiBinary)
 def _(space: AnySpace, path: str, error: type[DataError] = ObservationError, allocate: Allocate = np.empty) -> Recorder:
-    leaf = _Leaf(space, path, error)
+    leaf = Leaf(space, path, error)
     return _small_recorder(leaf) if leaf.row_bytes <= _SMALL_BYTES else _LargeRows(leaf, allocate).recorder()
 
 
-def _small_recorder(leaf: _Leaf) -> Recorder:
-    """Rows as bytes: making those takes a third of the time that NumPy takes to assign a small row."""
-    shape, dtype, convert, cast, ndarray = leaf.shape, leaf.dtype, leaf.convert, leaf.cast, np.ndarray
+def _small_recorder(leaf: Leaf) -> Recorder:
+    """Rows as bytes: making those takes a third of the time that NumPy takes to assign a small row.
+
+    Floats of another dtype are kept as they are, and cast when the rows are looked at: all at once costs a tenth.
+    """
+    shape, dtype, convert, takes_floats_of, ndarray = (
+        leaf.shape,
+        leaf.dtype,
+        leaf.convert,
+        leaf.takes_floats_of,
+        np.ndarray,
+    )
     rows: list[bytes] = []
-    append = rows.append
+    others = _OtherDtypes()
+    append, note = rows.append, others.note
 
     def record(value: Any) -> None:
         if value.__class__ is not ndarray or value.shape != shape:
             value = convert(value)
         # What is made from an unpickled array has an equal dtype, and not the same object.
         elif value.dtype is not dtype and value.dtype != dtype:
-            value = cast(value)
+            if takes_floats_of(value.dtype):
+                note(len(rows), value.dtype)
+            else:
+                value = convert(value)
         append(value.tobytes())
 
     def truncate(length: int) -> None:
         del rows[length:]
+        others.truncate(length)
 
     def view(start: int, stop: int) -> Array:
-        return _joined(leaf, rows[start:stop], start)
+        kept = rows[start:stop]
+        if others.numbers and (all_cast := others.cast(leaf, kept, start)) is not None:
+            return all_cast
+        # A bytearray, because arrays over bytes cannot be written to.
+        return np.ndarray((len(kept), *shape), dtype, bytearray().join(kept))
 
     return Recorder(record, truncate, view, rows.__len__, encoded=rows, dtype=dtype, shape=shape)
 
 
-def _joined(leaf: _Leaf, rows: list[bytes], first: int) -> Array:
-    """Make an array of encoded rows, of which the first is row number `first`."""
-    # A bytearray, because arrays over bytes cannot be written to.
-    joined = bytearray().join(rows)
-    # Sizes that make up for each other would pass, unlike everything else; a look at each size costs as much again
-    # as all that is done here.
-    if len(joined) != len(rows) * leaf.row_bytes:
-        for number, row in enumerate(rows, first):
-            if len(row) != leaf.row_bytes:
-                _convert_row(leaf, number, np.frombuffer(row, leaf.dtype))
-    return np.ndarray((len(rows), *leaf.shape), leaf.dtype, joined)
+class _OtherDtypes:
+    """Which of the rows that are kept as bytes are floats of another dtype than their leaf's.
+
+    Attributes:
+        numbers: The numbers of those rows, rising.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self._dtypes: list[np.dtype[Any]] = []
+
+    def note(self, number: int, dtype: np.dtype[Any]) -> None:
+        """Add the row of the highest number so far."""
+        self.numbers.append(number)
+        self._dtypes.append(dtype)
+
+    def truncate(self, length: int) -> None:
+        """Forget the rows from number `length` on."""
+        first = bisect_left(self.numbers, length)
+        del self.numbers[first:], self._dtypes[first:]
+
+    def cast(self, leaf: Leaf, rows: list[bytes], start: int) -> Array | None:
+        """Cast such rows to the leaf's dtype.
+
+        Args:
+            leaf: The leaf.
+            rows: Some of the rows; those of another dtype are replaced.
+            start: The number of the first one.
+
+        Returns:
+            All rows, where all are of one other dtype; then none was replaced.
+
+        Raises:
+            DataError: A number would become another one; its attribute `row` is the number of the first such row.
+        """
+        bounds = bisect_left(self.numbers, start), bisect_left(self.numbers, start + len(rows))
+        positions = [number - start for number in self.numbers[slice(*bounds)]]
+        dtypes = self._dtypes[slice(*bounds)]
+        for first, last in _runs(dtypes):
+            of_one = positions[first:last]
+            joined = b"".join([rows[position] for position in of_one])
+            try:
+                made = leaf.cast_rows(np.ndarray((len(of_one), *leaf.shape), dtypes[first], joined))
+            except DataError as error:
+                error.row = start + of_one[error.row]  # type: ignore[attr-defined]
+                raise
+            if len(of_one) == len(rows):
+                return made
+            for position, row in zip(of_one, made, strict=True):
+                rows[position] = row.tobytes()
+        return None
 
 
-def _convert_row(leaf: _Leaf, row: int, value: Any) -> Array:
+def _runs(values: list[Any]) -> Iterator[tuple[int, int]]:
+    """From where to where a list holds equal values."""
+    first = 0
+    for position in range(1, len(values) + 1):
+        if position == len(values) or values[position] != values[first]:
+            yield first, position
+            first = position
+
+
+def _convert_row(leaf: Leaf, row: int, value: Any) -> Array:
     """Convert what was recorded as row number `row`; an error has that number as its attribute `row`."""
     try:
         return leaf.convert(value)
@@ -152,7 +220,7 @@ def _convert_row(leaf: _Leaf, row: int, value: Any) -> Array:
 class _LargeRows:
     """Rows of an array, copied once."""
 
-    def __init__(self, leaf: _Leaf, allocate: Allocate) -> None:
+    def __init__(self, leaf: Leaf, allocate: Allocate) -> None:
         self._leaf, self._allocate = leaf, allocate
         self._buffer: Array | None = None
         self._capacity = max(_FIRST_BYTES // leaf.row_bytes, _FEWEST_ROWS)
@@ -203,7 +271,7 @@ class _LargeRows:
 def _(
     space: gym_spaces.Discrete, path: str, error: type[DataError] = ObservationError, _allocate: Allocate = np.empty
 ) -> Recorder:
-    leaf = _Leaf(space, path, error)
+    leaf = Leaf(space, path, error)
     dtype, convert = leaf.dtype, leaf.convert
     code = "Q" if dtype.kind == "u" else "q"
     rows: list[int] = []
@@ -280,58 +348,6 @@ def _(space: AnyTuple, path: str, error: type[DataError] = ObservationError, all
         lambda: max((child.count() for child in children), default=0),
         renew=lambda: _renew_all(children),
     )
-
-
-class _Leaf:
-    """How one leaf's rows look, and the slow way to make one."""
-
-    def __init__(self, space: AnySpace, path: str, error: type[DataError]) -> None:
-        self.shape, self.dtype = row_spec(space)
-        self.row_bytes = self.dtype.itemsize * math.prod(self.shape)
-        self.path, self.error = path, error
-
-    def convert(self, value: Any) -> Array:
-        """Make a row of a value that is not one yet: a list, a number, an array of another dtype."""
-        try:
-            row = np.asarray(value)
-        except (TypeError, ValueError, RuntimeError) as reason:
-            raise self.error(
-                f"{self.path} is no array of shape {self.shape}: {reason}; it is {short(value)}"
-            ) from reason
-        if row.dtype.kind not in "biufc":
-            raise self.error(f"{self.path} should be numbers of {self.dtype}, and is {short(value)}")
-        if row.shape != self.shape:
-            raise self.error(f"{self.path} has the shape {row.shape}, and its space has the shape {self.shape}")
-        if not _fits(row, self.dtype):
-            raise self.error(
-                f"{self.path} has the dtype {row.dtype}, its space has {self.dtype}, "
-                f"and the one does not go into the other without loss: {short(value)}"
-            )
-        with np.errstate(over="ignore"):
-            return row.astype(self.dtype)
-
-    def cast(self, value: Array) -> Array:
-        """Make a row of an array of its shape and of another dtype."""
-        if value.dtype.kind == "f" == self.dtype.kind:
-            # `errstate`, which `convert` needs, takes 2 µs: ten times as long as the cast.
-            try:
-                return value.astype(self.dtype)
-            except (RuntimeWarning, FloatingPointError):
-                pass  # where those are errors; infinity is as good a row as any
-        return self.convert(value)
-
-
-def _fits(row: Array, dtype: np.dtype[Any]) -> bool:
-    if row.dtype.kind == "f" == dtype.kind:
-        return True
-    if row.size == 0 or np.can_cast(row.dtype, dtype, "safe"):
-        return True
-    if row.dtype.kind in "biu":
-        if dtype.kind in "biu":
-            lowest, highest = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-            return lowest <= int(row.min()) and int(row.max()) <= highest
-        return True
-    return np.can_cast(row.dtype, dtype, "same_kind")
 
 
 def _object_recorder(path: str, error: type[DataError], kind: type | None) -> Recorder:

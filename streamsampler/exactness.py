@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 __all__ = ["changed", "may_change"]
 
 
+@cache
 def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Whether there are values of a dtype that `changed` would find, cast to another dtype."""
     if target.kind not in "fc" or source.kind not in "iuf":

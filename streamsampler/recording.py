@@ -18,10 +18,11 @@ from .compact import by_position
 from .errors import ActionError, DataError, ObservationError
 from .infos import InfoRecorder, infos_of
 from .spaces import AnySpace, check_actions
+from .step_values import flag_of, reward_recorder
 from .trajectories import TrajectoryBatch
 from .trees import Tree
 
-__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "number_of", "packed_floats", "timesteps_of"]
+__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "packed_floats", "timesteps_of"]
 
 
 @by_position
@@ -107,7 +108,7 @@ class RolloutRecorder:
         self.n_timesteps = 0
         self.record_observation: Callable[[Any], None] = self._observations.record
         self.record_action: Callable[[Any], None] = self._actions.record
-        self.record_reward: Callable[[Any], None] = _reward_recorder(self._rewards)
+        self.record_reward: Callable[[Any], None] = reward_recorder(self._rewards)
         self.encoded_observations: list[bytes] | None = self._observations.encoded
         self.observation_dtype, self.observation_shape = self._observations.dtype, self._observations.shape
         self.integer_actions: list[int] | None = self._actions.integers
@@ -122,13 +123,32 @@ class RolloutRecorder:
 
         Returns:
             The number of its first timestep, counted over the whole ticket.
+
+        Raises:
+            DataError: An info that is no dict, or has a key that is no string.
         """
         if len(self._rewards) != self.n_timesteps or self._begun:
             self.abandon()
         self._begun = True
-        if reset_info:
-            self._episode_infos.record(self.n_trajectories, reset_info)
+        if reset_info.__class__ is not dict or reset_info:
+            try:
+                self._episode_infos.record(self.n_trajectories, reset_info)
+            except DataError as error:
+                error.row = None  # type: ignore[attr-defined]
+                raise
         return self.n_timesteps
+
+    def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        """Return as booleans what the environment said in the timestep whose reward was recorded last.
+
+        Raises:
+            DataError: One of the two is neither true nor false; see `step_values.flag_of`.
+        """
+        try:
+            return flag_of("terminated", terminated), flag_of("truncated", truncated)
+        except DataError as error:
+            error.row = len(self._rewards) - 1  # type: ignore[attr-defined]
+            raise
 
     def end(self, last_observation: Any, terminated: bool, truncated: bool) -> None:
         """End the trajectory in hand.
@@ -194,12 +214,7 @@ class RolloutRecorder:
             DataError: A trajectory with infos with a key `_x` beside a key `x`, with the attribute `position`.
         """
         n_timesteps, n_trajectories = self.n_timesteps, self.n_trajectories
-        try:
-            observations = self._observations.view(0, n_timesteps)
-            actions = self._actions.view(0, n_timesteps)
-        except DataError as error:
-            error.position, error.timestep = self._position(getattr(error, "row", 0))  # type: ignore[attr-defined]
-            raise
+        observations, actions, last_observations = self._views()
         self._check_actions(actions)
         lengths = np.array(self._lengths, dtype=np.int64)
 
@@ -208,7 +223,7 @@ class RolloutRecorder:
 
         return Rollouts(
             observations=observations,
-            last_observations=self._last_observations.view(0, n_trajectories),
+            last_observations=last_observations,
             actions=actions,
             rewards=np.ndarray((n_timesteps,), np.float64, packed_floats(self._rewards[:n_timesteps])),
             terminated=np.array(self._terminated, dtype=np.bool_),
@@ -218,6 +233,23 @@ class RolloutRecorder:
             agent_infos=self._agent_infos.finish(n_timesteps, owners),
             episode_infos=self._episode_infos.finish(n_trajectories, lambda positions: positions),
         )
+
+    def _views(self) -> tuple[Tree, Tree, Tree]:
+        """Observations, actions and last observations; the error is that of the first trajectory that has one."""
+        errors: list[DataError] = []
+        views: list[Tree] = []
+        for recorder in (self._observations, self._actions, self._last_observations):
+            is_last = recorder is self._last_observations
+            try:
+                views.append(recorder.view(0, self.n_trajectories if is_last else self.n_timesteps))
+            except DataError as error:
+                row = getattr(error, "row", 0)
+                place = (row, self._lengths[row]) if is_last else self._position(row)
+                error.position, error.timestep = place  # type: ignore[attr-defined]
+                errors.append(error)
+        if errors:
+            raise min(errors, key=lambda error: (error.position, error.timestep))  # type: ignore[attr-defined]
+        return views[0], views[1], views[2]
 
     def _position(self, row: int) -> tuple[int, int]:
         """Which trajectory of the ticket a timestep belongs to, and which timestep of that one it is."""
@@ -250,31 +282,6 @@ def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> b
 def packed_floats(values: list[float]) -> bytearray:
     """The memory of an array of floats, in a third of the time that `np.array` takes."""
     return bytearray(struct.pack(f"{len(values)}d", *values))
-
-
-def _reward_recorder(rewards: list[float]) -> Callable[[Any], None]:
-    append, float64 = rewards.append, np.float64
-
-    def record_reward(reward: Any) -> None:
-        kind = reward.__class__
-        append(float(reward) if kind is float or kind is float64 else number_of(reward))
-
-    return record_reward
-
-
-def number_of(reward: Any) -> float:
-    """What is recorded of a reward: DataError if it is no number."""
-    if reward.__class__ is int:
-        return float(reward)
-    try:
-        number = np.asarray(reward)
-    except (TypeError, ValueError, RuntimeError) as reason:
-        raise DataError(f"the reward should be a number, and is {reward!r}") from reason
-    if number.shape != ():
-        raise DataError(f"the reward has the shape {number.shape}, and should have (): {reward!r}")
-    if number.dtype.kind not in "biuf":
-        raise DataError(f"the reward should be a number, and is {reward!r}")
-    return float(number)
 
 
 Run = tuple[Rollouts, int, int]

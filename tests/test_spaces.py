@@ -115,18 +115,71 @@ def test_an_array_made_from_an_unpickled_one_takes_the_quick_way(monkeypatch, sh
     assert value.dtype == space.dtype
     assert value.dtype is not space.dtype
     recorder = make_recorder(space, "observation")
-    monkeypatch.setattr(buffers._Leaf, "convert", None)
+    monkeypatch.setattr(buffers.Leaf, "convert", None)
     recorder.record(value)
     assert np.array_equal(recorder.view(0, 1)[0], value)
 
 
-@pytest.mark.parametrize("shape", [(3,), (3_000,)])
-def test_a_float_that_is_too_large_for_a_shorter_one_becomes_infinity(shape):
-    """Also where warnings are errors, as in these tests."""
-    recorder = make_recorder(S.Box(-np.inf, np.inf, shape, np.float32), "observation")
-    for value in (1e300, -1e300, 0.1):
-        recorder.record(np.full(shape, value))
-    assert np.array_equal(recorder.view(0, 3)[:, 0], np.array([np.inf, -np.inf, 0.1], np.float32))
+FLOATS = [np.float16, np.float32, np.float64, np.longdouble, ">f4", ">f8"]
+
+
+@given(
+    target=st.sampled_from(FLOATS[:3]),
+    rows=st.lists(st.tuples(st.sampled_from(FLOATS), st.sampled_from([0.1, 2048, -np.inf, np.nan, 1 / 3])), max_size=6),
+    length=st.sampled_from([1, 3, 2_000]),
+    data=st.data(),
+)
+def test_floats_of_other_dtypes_are_rounded_as_numpy_does(target, rows, length, data):
+    recorder = make_recorder(S.Box(-np.inf, np.inf, (length,), target), "observation")
+    values = [np.full(length, value, dtype) for dtype, value in rows]
+    for value in [*values, *values]:
+        recorder.record(value)
+    recorder.truncate(len(values))
+    start = data.draw(st.integers(0, len(values)))
+    stop = data.draw(st.integers(start, len(values)))
+    expected = [value.astype(target) for value in values[start:stop]]
+    assert trees.same(recorder.view(start, stop), np.array(expected, target).reshape(-1, length))
+
+
+OTHERS = [
+    (np.float32, 123456789.0, "123456789.0 as float64, which would become 123456792.0"),
+    (np.float32, 1e39, "1e[+]39 as float64, which would become inf"),
+    (np.float32, -1e300, "-1e[+]300 as float64, which would become -inf"),
+    (np.float32, 2**24 + 1, "16777217 as int64, which would become 16777216.0"),
+    (np.float32, np.uint32(2**32 - 1), "4294967295 as uint32, which would become 4294967296.0"),
+    (np.float16, np.float32(2049), "2049.0 as float32, which would become 2048.0"),
+    (np.float64, 2**63 - 1, "9223372036854775807 as int64, which would become 9.223372036854776e[+]18"),
+    (np.float64, np.uint64(2**53 + 1), "9007199254740993 as uint64, which would become 9007199254740992.0"),
+]
+
+
+@pytest.mark.parametrize("shape", [(3,), (3_000,)], ids=["small", "large"])
+@pytest.mark.parametrize(("dtype", "value", "words"), OTHERS, ids=lambda case: str(case)[:20])
+def test_a_number_that_would_become_another_is_an_error_that_says_both(shape, dtype, value, words):
+    """Also where NumPy's warnings are errors, as in these tests."""
+    recorder = make_recorder(S.Dict(speed=S.Box(-np.inf, np.inf, shape, dtype)), "observation")
+    row = np.zeros(shape, np.asarray(value).dtype)
+
+    def record_both():
+        recorder.record({"speed": row})
+        row[-1] = value
+        recorder.record({"speed": row})
+        recorder.view(0, 2)
+
+    with pytest.raises(ObservationError, match=rf"observation\['speed'\] holds {words}") as caught:
+        record_both()
+    assert getattr(caught.value, "row", 1) == 1
+    with pytest.raises(ObservationError, match=words):
+        make_recorder(S.Box(-np.inf, np.inf, (1,), dtype), "observation").record([value])
+
+
+def test_numbers_that_fit_are_converted():
+    for dtype, value in ((np.float32, 2**24), (np.float32, 2.0**100), (np.float64, 2**63), (np.float32, 16777217.5)):
+        recorder = make_recorder(S.Box(-np.inf, np.inf, (2,), dtype), "observation")
+        recorder.record(np.array([value, 0.5]))
+        recorder.record([value, 0.5])
+        expected = np.array([[value, 0.5]] * 2).astype(dtype)
+        assert trees.same(recorder.view(0, 2), expected)
 
 
 def test_truncate_rewinds_and_clear_keeps_the_memory():

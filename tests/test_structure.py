@@ -24,6 +24,7 @@ LAYERS = [
         "spaces",
         "json_facts",
         "npz",
+        "conversion",
         "buffers",
         "infos",
         "encoding",
@@ -43,7 +44,7 @@ LAYERS = [
         "adapters.torch",
         "adapters.sb3",
     ],
-    ["recording", "assembly", "storage", "manifest", "shard_files", "folders", "shards"],
+    ["step_values", "recording", "assembly", "storage", "manifest", "shard_files", "folders", "shards"],
     [
         "workers",
         "workers.base",

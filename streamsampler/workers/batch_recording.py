@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from streamsampler.buffers import make_recorder
 from streamsampler.columns import InfoColumns
-from streamsampler.errors import ActionError, ObservationError
+from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.infos import InfoRecorder
 from streamsampler.recording import Rollouts, packed_floats
 from streamsampler.spaces import AnySpace, check_actions
-from streamsampler.trees import Tree, take
+from streamsampler.trees import Tree, concatenate, take
 from streamsampler.workers.batch_infos import BatchInfos, reordered
 from streamsampler.workers.batch_rows import BatchRows
 
@@ -79,8 +79,12 @@ class BatchRecorder:
         self.n_begun = self.n_timesteps = 0
 
     def begin(self, reset_info: Any) -> None:
-        """Begin the ticket's next trajectory."""
-        if reset_info:
+        """Begin the ticket's next trajectory.
+
+        Raises:
+            DataError: The info of its reset is no dict, or has a key that is no string.
+        """
+        if reset_info.__class__ is not dict or reset_info:
             self._episode_infos.record(self.n_begun, reset_info)
         self.n_begun += 1
 
@@ -109,6 +113,7 @@ class BatchRecorder:
         Raises:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
                 ticket.
+            ObservationError: A last observation that its space's dtype cannot hold, with the same attribute.
             DataError: A trajectory with infos with a key `_x` beside a key `x`, with the same attribute.
         """
         positions = np.array([position for position, _, _ in self._ends], dtype=np.int64)
@@ -127,7 +132,7 @@ class BatchRecorder:
         flags = np.array([end[1:] for end in self._ends], dtype=np.bool_).reshape(-1, 2)[ends]
         return Rollouts(
             observations=take(self.observations.all_rows(n_rows), order),
-            last_observations=take(self._last_observations.view(0, len(self._ends)), ends),
+            last_observations=self._in_order(ends, lengths),
             actions=actions,
             rewards=np.ndarray((n_rows,), np.float64, packed_floats(self.rewards))[order],
             terminated=flags[:, 0].copy(),
@@ -137,6 +142,23 @@ class BatchRecorder:
             agent_infos=reordered(_finished(self._agent_info, self.agent_infos, trajectory), target, len(order)),
             episode_infos=self._episode_infos.finish(n_trajectories, lambda positions: positions),
         )
+
+    def _in_order(self, ends: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tree:
+        """The last observations of some ends; what is wrong with those of others does not matter."""
+        try:
+            return take(self._last_observations.view(0, len(self._ends)), ends)
+        except DataError:
+            return concatenate(
+                [self._last_observations.view(0, 0), *(self._last_of(end, lengths) for end in ends.tolist())]
+            )
+
+    def _last_of(self, end: int, lengths: NDArray[np.int64]) -> Tree:
+        try:
+            return self._last_observations.view(end, end + 1)
+        except DataError as error:
+            position = self._ends[end][0]
+            error.position, error.timestep = position, int(lengths[position])  # type: ignore[attr-defined]
+            raise
 
     def _check_actions(self, actions: Tree, lengths: NDArray[np.int64]) -> None:
         outside = check_actions(self._action_space, actions)

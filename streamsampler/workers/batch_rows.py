@@ -10,11 +10,12 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 
 from streamsampler.buffers import Recorder, empty, make_recorder
+from streamsampler.conversion import Leaf
 from streamsampler.errors import DataError
 from streamsampler.spaces import AnySpace, AnyTuple, misfit, row_spec, short
-from streamsampler.trees import Array, Tree, concatenate, map_tree
+from streamsampler.trees import Array, Tree, concatenate, map_tree, object_array, snapshot
 
-__all__ = ["BatchRows", "row_of"]
+__all__ = ["BatchRows", "copied", "row_of"]
 
 Take: TypeAlias = Callable[[Any, int], tuple[Tree, list[Any]]]
 """From a batch and its number of rows to a copy of the batch as it is stored, and the single values."""
@@ -88,6 +89,8 @@ class BatchRows:
 
 
 def _own(array: Array) -> Array:
+    if array.dtype.hasobject:
+        return object_array([snapshot(value) for value in array])
     base: Any = array.base
     return array if base is None or isinstance(base, bytearray) else array.copy()
 
@@ -99,6 +102,15 @@ def row_of(tree: Any, row: int) -> Any:
     if isinstance(tree, tuple):
         return tuple(row_of(child, row) for child in tree)
     return tree[row]
+
+
+def copied(batch: Any) -> Any:
+    """A copy of a batch of values, of any form that `BatchRows.take` takes."""
+    if isinstance(batch, Mapping):
+        return {key: copied(child) for key, child in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(map(copied, batch))
+    return list(map(copied, batch)) if isinstance(batch, list) else snapshot(batch)
 
 
 @singledispatch
@@ -117,8 +129,8 @@ def _taker(space: AnySpace, path: str, error: type[DataError]) -> Take:
 @_taker.register(gym_spaces.MultiDiscrete)
 @_taker.register(gym_spaces.MultiBinary)
 def _(space: AnySpace, path: str, error: type[DataError]) -> Take:
-    shape, dtype = row_spec(space)
-    recorder = make_recorder(space, path, error)
+    leaf, recorder = Leaf(space, path, error), make_recorder(space, path, error)
+    shape, dtype = leaf.shape, leaf.dtype
 
     def take(batch: Any, n_rows: int) -> tuple[Tree, list[Any]]:
         array = batch if batch.__class__ is np.ndarray else _as_array(batch, path, error)
@@ -129,18 +141,13 @@ def _(space: AnySpace, path: str, error: type[DataError]) -> Take:
             )
         # Integers stay NumPy's, as the space itself draws them: Gymnasium checks those faster than Python's.
         singles = list(array)
-        if array.dtype is dtype or array.dtype == dtype or array.dtype.kind == "f" == dtype.kind:
-            return _cast(array, dtype), singles
+        if array.dtype is dtype or array.dtype == dtype:
+            return array.astype(dtype), singles
+        if leaf.takes_floats_of(array.dtype):
+            return leaf.cast_rows(array), singles
         return _one_by_one(recorder, singles), singles
 
     return take
-
-
-def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    if array.dtype is dtype:
-        return array.copy()
-    with np.errstate(over="ignore"):
-        return array.astype(dtype)
 
 
 def _as_array(batch: Any, path: str, error: type[DataError]) -> Array:

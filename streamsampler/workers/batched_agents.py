@@ -17,10 +17,10 @@ from streamsampler.agents import Agent, as_agent, reset_agent_function
 from streamsampler.errors import UsageError
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps, loads
-from streamsampler.trees import Tree
+from streamsampler.trees import Tree, snapshot
 from streamsampler.workers.base import Worker
 from streamsampler.workers.batch_recording import BatchRecorder
-from streamsampler.workers.batch_rows import row_of
+from streamsampler.workers.batch_rows import copied, row_of
 
 __all__ = ["AgentPool", "BatchedAgent", "Rows"]
 
@@ -118,7 +118,8 @@ class _Together(BatchedAgent):
             raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
         worker.phase = _RECORDING
         n_rows = len(rows.slots)
-        actions, singles = recorder.actions.take(chosen[0], n_rows)
+        # Environments get a copy: they may keep or change it, and the agent may use its array again.
+        actions, singles = recorder.actions.take(copied(chosen[0]), n_rows)
         if chosen[1]:
             recorder.agent_infos.record(np.arange(rows.first, rows.first + n_rows), chosen[1])
         return actions, singles
@@ -152,9 +153,9 @@ class _OneByOne(BatchedAgent):
             worker.phase = _RECORDING
             action, info = chosen
             record(action)
-            if info:
+            if info.__class__ is not dict or info:
                 record_info(rows.first + row, info)
-            singles.append(action)
+            singles.append(snapshot(action))  # the agent may use one array for all of them
         self.row = -1
         return None, singles
 

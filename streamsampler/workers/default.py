@@ -16,6 +16,7 @@ from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import RolloutRecorder
 from streamsampler.seeding import Stream, derived_seed, seed_generators
+from streamsampler.step_values import FLAGS
 from streamsampler.workers.base import Outcome, Worker, summary_of, tell_where
 
 __all__ = ["DefaultWorker"]
@@ -197,7 +198,7 @@ class DefaultWorker(Worker):
         observations = cast("list[bytes]", recorder.encoded_observations)
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
-        plain_action = _NoClass if actions is None else int
+        plain_action, flag_classes = _NoClass if actions is None else int, FLAGS
         window = iter(_NOTHING)
         row, max_length = self.row, self.max_episode_length
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
@@ -273,12 +274,15 @@ class DefaultWorker(Worker):
                             rewards.append(reward)
                         else:
                             recorder.record_reward(reward)
-                        if info:
+                        if info.__class__ is not dict or info:
                             recorder.record_env_info(len(rewards) - 1, info)
-                        if agent_info:
+                        if agent_info.__class__ is not dict or agent_info:
                             recorder.record_agent_info(len(rewards) - 1, agent_info)
-                        if terminated or truncated:
-                            break
+                        if terminated is not False or truncated is not False:
+                            if terminated.__class__ not in flag_classes or truncated.__class__ not in flag_classes:
+                                terminated, truncated = recorder.flags(terminated, truncated)
+                            if terminated or truncated:
+                                break
                         if attention:
                             words[timesteps_word] = len(rewards)
                             if not row.wanted(version):

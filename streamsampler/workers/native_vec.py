@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +15,9 @@ from streamsampler.environments import AnyVectorEnv
 from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
 from streamsampler.seeding import Stream, derived_seed
-from streamsampler.trees import Tree, leaves, map_tree, take
+from streamsampler.spaces import short
+from streamsampler.step_values import check_rewards
+from streamsampler.trees import Tree, leaves, map_tree, owned, take
 from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.batch_infos import info_of
 from streamsampler.workers.batch_recording import BatchRecorder
@@ -159,6 +162,8 @@ class _Run:
         n_seeds = len(seeds)
         result = self._runner.reset_from([seeds[slot % n_seeds] for slot in range(self._n_slots)])
         observations, infos = begin_of(result)
+        self._worker.phase = Phase.RECORDING
+        _check_infos("episode_infos", infos)
         self._observations = self._checked(observations)
         for slot in range(min(self._n_slots, len(seeds))):
             self._begin(slot, infos)
@@ -182,6 +187,8 @@ class _Run:
         # One seed for all would be the other slots' seed, too.
         given: Any = None if self._runner.takes_one_seed else seeds
         observations, infos = begin_of(self._env.reset(seed=given, options={"reset_mask": mask}))
+        self._worker.phase = Phase.RECORDING
+        _check_infos("episode_infos", infos)
         _filled(self._observations, take(self._checked(observations), ended), ended)
         for slot in refilled.tolist():
             self._begin(slot, infos)
@@ -225,10 +232,11 @@ class _Run:
             raise
         worker.phase = Phase.RECORDING
         self._step += 1
+        _check_infos("env_infos", infos)
         self._observations = self._checked(observations)
-        self._recorder.rewards.extend(
-            _column(rewards, self._n_slots, "rewards", "biuf")[live].astype(np.float64).tolist()
-        )
+        rewards = _column(rewards, self._n_slots, "rewards", "biuf")
+        check_rewards(rewards)
+        self._recorder.rewards.extend(rewards[live].astype(np.float64).tolist())
         self._recorder.positions.extend(positions.tolist())
         flags = [
             _column(values, self._n_slots, name, "b")
@@ -259,7 +267,7 @@ class _Run:
         recorder, worker = self._recorder, self._worker
         mine = take(self._observations, live)
         recorder.observations.keep(mine)
-        rows = Rows(first, map_tree(np.copy, mine), live, self._begun[live], self._step)
+        rows = Rows(first, owned(map_tree(np.copy, mine)), live, self._begun[live], self._step)
         chosen, singles = self._agent.choose(rows, recorder, worker)
         if chosen is None:
             chosen = recorder.actions.checked(singles, len(singles))
@@ -303,19 +311,27 @@ class _Run:
     def _explain(self, error: BaseException, live: NDArray[np.int64]) -> None:
         worker, block = self._worker, self._block
         running = [block.indices[position - block.first] for position in self._positions[live].tolist()]
-        if worker.phase not in (Phase.ACTION, Phase.STEP, Phase.RECORDING) or not running:
+        if worker.phase not in (Phase.ACTION, Phase.STEP, Phase.RECORDING):
             return
-        if self._agent.row >= 0:
+        timestep: int | None = None
+        if self._agent.row >= 0 and running:
             worker.trajectory = running[self._agent.row]
-        elif worker.phase is Phase.ACTION:
+        elif worker.phase is Phase.ACTION and running:
             explain_batch(error, worker, running)
-        else:
+        elif running:
             slot = getattr(error, "row", int(live[0]))
             if slot in live:
                 worker.trajectory = running[int(np.flatnonzero(live == slot)[0])]
-                if isinstance(error, DataError) and worker.phase is Phase.RECORDING:
-                    tell_where(error, self._env, int(self._step - self._begun[slot]))
+                # What a step returned is recorded as the next timestep's observation.
+                timestep = int(self._step - self._begun[slot]) - (not isinstance(error, ObservationError))
             error.add_note(f"the vector environment was running trajectories {', '.join(map(str, running))}")
+        if isinstance(error, DataError) and worker.phase is Phase.RECORDING:
+            tell_where(error, self._env, timestep)
+
+
+def _check_infos(path: str, infos: Any) -> None:
+    if not isinstance(infos, Mapping):
+        raise DataError(f"{path}: the infos of a vector environment must be a dict, got {short(infos)}")
 
 
 def _without_final(infos: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import numpy as np
 from streamsampler.board import phase_number
 from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
-from streamsampler.recording import number_of
 from streamsampler.seeding import Stream, derived_seed
+from streamsampler.step_values import FLAGS, flag_of, number_of
 from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batched_agents import BatchedAgent, Rows
@@ -198,7 +198,7 @@ class _Run:
         seconds.reset += self._resetting
         seconds.step += perf_counter() - between - self._resetting
 
-    def _step_all(self, first: int) -> list[int]:
+    def _step_all(self, first: int) -> list[int]:  # noqa: C901 - see below
         """Step the environments, and return the rows that fall silent.
 
         This is the loop that all else is kept out of. It records the observations of the next step.
@@ -222,9 +222,11 @@ class _Run:
                 kind = reward.__class__
                 # `list.append` written like this is an instruction of its own: half the time of any call.
                 rewards.append(reward if kind is float or kind is float64 else number_of(reward))
-                if info:
+                if info.__class__ is not dict or info:
                     record_info(first + row, info)
-                if terminated or truncated or at_limit:
+                if terminated is not False or truncated is not False or at_limit:
+                    if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+                        terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
                     cut = at_limit and self._step + 1 - self._begun[row] >= limit
                     if terminated or truncated or cut:
                         self._end(row, observation, bool(terminated), bool(truncated) or cut, silent)
