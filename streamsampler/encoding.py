@@ -1,4 +1,4 @@
-"""Python values and Gymnasium spaces as JSON, exactly: what comes back is the same, type for type and bit for bit.
+"""Python values as JSON, exactly: what comes back is the same, type for type and bit for bit.
 
 None, booleans, integers, finite floats, strings and lists are themselves; everything else is an object whose key `$`
 names its kind.
@@ -11,17 +11,15 @@ import json
 import math
 import struct
 from collections.abc import Callable
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces as gym_spaces
+from gymnasium.spaces import GraphInstance
 
 from .errors import StorageError
-from .spaces import AnySpace
 from .trees import object_array
 
-__all__ = ["decode", "decode_space", "encode", "encode_space"]
+__all__ = ["decode", "encode"]
 
 _AS_THEY_ARE = frozenset((type(None), bool, int, str))
 
@@ -30,7 +28,8 @@ def encode(value: Any, path: str) -> Any:
     """Make JSON of a value.
 
     Args:
-        value: Numbers, strings, bytes, None, NumPy scalars and arrays, and lists, tuples, sets and dicts of such.
+        value: Numbers, strings, bytes, None, NumPy scalars and arrays, Gymnasium's graphs, and lists, tuples, sets and
+            dicts of such.
         path: What it is called in errors.
 
     Raises:
@@ -95,6 +94,10 @@ def _encode_generic(value: Any, path: str) -> Any:
     return _encode_array(np.asarray(value), path) | {"$": "scalar"}
 
 
+def _encode_graph(value: Any, path: str) -> Any:
+    return {"$": "graph", "parts": [encode(part, f"{path}.{name}") for name, part in value._asdict().items()]}
+
+
 _ENCODERS: dict[type, Callable[[Any, str], Any]] = {
     float: _encode_float,
     complex: _encode_complex,
@@ -105,6 +108,7 @@ _ENCODERS: dict[type, Callable[[Any, str], Any]] = {
     frozenset: lambda value, path: {"$": "frozenset", "items": _encode_unordered(value, path)},
     dict: _encode_dict,
     np.ndarray: _encode_array,
+    GraphInstance: _encode_graph,
 }
 
 
@@ -124,87 +128,5 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "array": _decode_array,
     "objects": lambda value: object_array(decode(value["items"])).reshape(value["shape"]),
     "scalar": lambda value: _decode_array(value)[()],
-}
-
-
-@singledispatch
-def encode_space(space: AnySpace, path: str) -> Any:
-    """Make JSON of a space.
-
-    Raises:
-        StorageError: A space other than Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple.
-    """
-    raise StorageError(f"{path} holds {space}: a space of the type {type(space).__name__} cannot be written to a file")
-
-
-@encode_space.register
-def _(space: gym_spaces.Box, path: str) -> Any:
-    return {"space": "Box", "low": encode(space.low, path), "high": encode(space.high, path)}
-
-
-@encode_space.register
-def _(space: gym_spaces.Discrete, _path: str) -> Any:
-    return {"space": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).str}
-
-
-@encode_space.register
-def _(space: gym_spaces.MultiDiscrete, path: str) -> Any:
-    arrays = {"nvec": encode(space.nvec, path), "start": encode(space.start, path)}
-    return {"space": "MultiDiscrete", **arrays, "dtype": np.dtype(space.dtype).str}
-
-
-@encode_space.register
-def _(space: gym_spaces.MultiBinary, _path: str) -> Any:
-    return {"space": "MultiBinary", "n": np.array(space.n).tolist()}
-
-
-@encode_space.register
-def _(space: gym_spaces.Text, _path: str) -> Any:
-    return {"space": "Text", "lengths": [space.min_length, space.max_length], "characters": space.characters}
-
-
-@encode_space.register
-def _(space: gym_spaces.Dict, path: str) -> Any:
-    children = [[encode(key, path), encode_space(child, f"{path}[{key!r}]")] for key, child in space.spaces.items()]
-    return {"space": "Dict", "spaces": children}
-
-
-@encode_space.register(gym_spaces.Tuple)
-def _(space: Any, path: str) -> Any:
-    return {"space": "Tuple", "spaces": [encode_space(part, f"{path}[{i}]") for i, part in enumerate(space.spaces)]}
-
-
-def decode_space(value: dict[str, Any]) -> AnySpace:
-    """The space that `encode_space` made this of."""
-    return _SPACE_DECODERS[value["space"]](value)
-
-
-def _decode_box(value: dict[str, Any]) -> AnySpace:
-    low, high = decode(value["low"]), decode(value["high"])
-    return gym_spaces.Box(low, high, low.shape, low.dtype.type)
-
-
-def _decode_text(value: dict[str, Any]) -> AnySpace:
-    shortest, longest = value["lengths"]
-    return gym_spaces.Text(longest, min_length=shortest, charset=value["characters"])
-
-
-def _decode_discrete(value: dict[str, Any]) -> AnySpace:
-    # Early releases of Gymnasium 1 have no such argument, and no other dtype.
-    dtype = {} if np.dtype(value["dtype"]) == np.int64 else {"dtype": np.dtype(value["dtype"]).type}
-    return gym_spaces.Discrete(value["n"], start=value["start"], **dtype)
-
-
-def _decode_multi_discrete(value: dict[str, Any]) -> AnySpace:
-    return gym_spaces.MultiDiscrete(decode(value["nvec"]), np.dtype(value["dtype"]).type, start=decode(value["start"]))
-
-
-_SPACE_DECODERS: dict[str, Callable[[dict[str, Any]], AnySpace]] = {
-    "Box": _decode_box,
-    "Discrete": _decode_discrete,
-    "MultiDiscrete": _decode_multi_discrete,
-    "MultiBinary": lambda value: gym_spaces.MultiBinary(value["n"]),
-    "Text": _decode_text,
-    "Dict": lambda value: gym_spaces.Dict([(decode(key), decode_space(child)) for key, child in value["spaces"]]),
-    "Tuple": lambda value: gym_spaces.Tuple([decode_space(child) for child in value["spaces"]]),
+    "graph": lambda value: GraphInstance(*map(decode, value["parts"])),
 }

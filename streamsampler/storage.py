@@ -18,11 +18,12 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from .atomic import write_whole
-from .encoding import decode, decode_space, encode, encode_space
+from .encoding import decode, encode
 from .errors import StorageError
 from .generics import AnyActionsT, AnyObservationsT
 from .json_facts import read_facts
 from .npz import Npz, opened_npz
+from .space_encoding import decode_space, encode_space
 from .spaces import short
 from .trajectories import TrajectoryBatch
 from .trees import Array, object_array

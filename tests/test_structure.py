@@ -28,6 +28,8 @@ LAYERS = [
         "buffers",
         "infos",
         "encoding",
+        "opaque",
+        "space_encoding",
         "current_directory",
         "agents",
         "agent_updates",

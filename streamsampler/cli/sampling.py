@@ -22,6 +22,7 @@ from streamsampler.errors import SamplerError
 from streamsampler.progress import Snapshot
 from streamsampler.progress_output import Output
 from streamsampler.samplers import MultiprocessingSampler
+from streamsampler.space_encoding import check_writable
 from streamsampler.trajectories import TrajectoryBatch
 
 __all__ = ["run"]
@@ -55,7 +56,11 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
         Interrupted: A signal came before anything was sampled, or a second one came later.
     """
     env = _env_update(request)
-    agent = load_agent(request.agent, *_spaces(request.env_id, env))
+    spaces = _spaces(request.env_id, env)
+    if request.out is not None:
+        for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
+            check_writable(space, name)
+    agent = load_agent(request.agent, *spaces)
     if request.shard_size is not None:
         return write_shards(request, agent, env, interrupts, bar)
     seed = secrets.randbits(53) if request.seed is None else request.seed  # as long as JSON readers take it exactly

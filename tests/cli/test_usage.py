@@ -187,3 +187,34 @@ def test_values_are_literals_or_text(text: str, value: object) -> None:
 )
 def test_amounts_of_memory(text: str, n_bytes: int) -> None:
     assert size(click.Context(cli), click.Option(["--size"]), text) == n_bytes
+
+
+THINGS = """
+import gymnasium as gym
+
+class Things(gym.Space):
+    def sample(self, mask=None, probability=None):
+        return object()
+    def contains(self, x):
+        return True
+
+class Env(gym.Env):
+    observation_space = gym.spaces.Dict(thing=Things())
+    action_space = gym.spaces.Discrete(2)
+
+gym.register("Things-v0", Env)
+"""
+
+
+@pytest.mark.usefixtures("no_workers")
+@pytest.mark.parametrize("sharding", [(), ("--shard-size", 5)])
+def test_data_that_cannot_be_written_are_found_out_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: tuple[object, ...]
+) -> None:
+    (tmp_path / "things_env.py").write_text(THINGS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = invoke("sample", "things_env:Things-v0", "--num-samples", 9, "--out", "new", *sharding)
+    assert result.exit_code == 1
+    assert "observation_space['thing'] holds a builtins.object: only numbers, strings" in result.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__"] == []
