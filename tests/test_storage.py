@@ -1,8 +1,11 @@
+import base64
 import dataclasses
 import json
 import os
+import struct
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -10,9 +13,10 @@ from gymnasium import spaces as S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamsampler import trees
+from streamsampler import storage, trees
 from streamsampler.encoding import decode, encode
 from streamsampler.errors import StorageError
+from streamsampler.manifest import Manifest, Shard, _as_json
 from streamsampler.space_encoding import decode_space, encode_space
 from streamsampler.storage import load, read_arrays, read_header, save
 from streamsampler.trajectories import TrajectoryBatch
@@ -211,3 +215,62 @@ def test_sets_are_written_in_one_order_in_every_process():
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout == "['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']\n"
+
+
+def plain_value(value):
+    """A value as the documented format says, without this package."""
+    if not isinstance(value, dict):
+        return [plain_value(item) for item in value] if isinstance(value, list) else value
+    data = base64.b64decode(value.get("base64", ""))
+    match value["$"]:
+        case "float":
+            return struct.unpack(">d", bytes.fromhex(value["bits"]))[0]
+        case "tuple":
+            return tuple(plain_value(item) for item in value["items"])
+        case "dict":
+            return {plain_value(key): plain_value(item) for key, item in value["items"]}
+        case "array" | "scalar":
+            return np.frombuffer(data, value["dtype"]).reshape(value["shape"])
+    raise AssertionError(value)
+
+
+def plain_tree(structure, entry):
+    (kind, inner), *rest = structure.items()
+    match kind:
+        case "dict":
+            return {key: plain_tree(child, entry) for key, child in inner.items()}
+        case "tuple":
+            return tuple(plain_tree(child, entry) for child in inner)
+        case "objects":
+            lines = entry(inner).tobytes().split(b"\n") if structure["length"] else []
+            return trees.object_array([plain_value(json.loads(line)) for line in lines])
+    assert (kind, rest) == ("array", [])
+    return entry(inner)
+
+
+@given(batch=batches())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_format_is_what_its_description_says(batch, tmp_path):
+    """A reader made after the module's text, of nothing but zip, JSON and NumPy's arrays."""
+    path = save(batch, tmp_path / "a.npz")
+    with zipfile.ZipFile(path) as archive:
+
+        def entry(name):
+            with archive.open(f"{name}.npy") as member:
+                return np.lib.format.read_array(member, allow_pickle=False)
+
+        header = json.loads(entry("header").tobytes().decode("ascii"))
+        assert (header["format"], header["format_version"]) == ("streamsampler.TrajectoryBatch", 1)
+        assert (header["seed"], header["seeds"]) == (batch.seed, list(batch.seeds))
+        for name in ("rewards", "lengths", "terminated", "truncated", "indices", "agent_versions"):
+            assert trees.equal(entry(name), getattr(batch, name))
+        for name, structure in header["structure"].items():
+            assert trees.same(plain_tree(structure, entry), getattr(batch, name))
+    for word in (*header, *header["structure"], *manifest_keys(), "unwritten"):
+        assert f"`{word}`" in storage.__doc__ or f'"{word}"' in storage.__doc__
+
+
+def manifest_keys():
+    text = _as_json(Manifest(seed=1, shard_size=2, wanted={"timesteps": 3}, provenance={}, shards=(Shard(0, 1, 1, 1),)))
+    facts = json.loads(text)
+    return [*facts, *facts["shards"][0]]
