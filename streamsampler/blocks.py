@@ -85,6 +85,11 @@ class Lane:
         """The size of each block of a ticket; its last one may be shorter, where the lane ends."""
         return self._blocks.span(self.own.index(indices[0]))[0]
 
+    def blocks_of(self, indices: range) -> list[range]:
+        """Return the blocks of a ticket."""
+        size = self.size_of(indices)
+        return [indices[start : start + size] for start in range(0, len(indices), size)]
+
     def fresh(self, size: int, horizon: int) -> range:
         """Hand out up to about `size` indices below `horizon` that nobody had; the last block of them is whole."""
         own, cursor = self.own, self._cursor

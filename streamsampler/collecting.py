@@ -10,21 +10,20 @@ from typing import Any
 from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.collector import Collector, Part, Spaces
 from streamsampler.crew import logger
+from streamsampler.deciding import Decisions
 from streamsampler.engines.base import Answered, Died, Event, Logged
-from streamsampler.errors import ClosedError, DataError, WorkerError
-from streamsampler.failures import check_dropped, failure_error
+from streamsampler.errors import ClosedError, DataError
 from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
-from streamsampler.protocol import Failure, Phase, Report, Start, Stop
+from streamsampler.protocol import Failure, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
 from streamsampler.seeding import TrajectorySeeds
+from streamsampler.setbacks import Setback
 from streamsampler.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.trees import Tree, leaves
 from streamsampler.worker_logs import handle_records
 
 __all__ = ["Call"]
-
-_UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
 
 
 class Call:
@@ -39,7 +38,6 @@ class Call:
 
     def __init__(self, collector: Collector, plan: GatherPlan, snapshot: Any, stats: Stats) -> None:
         self._collector = collector
-        self._snapshot = snapshot
         self._engine = collector.engine
         self._dispatcher = collector.dispatcher
         self.version = collector.dispatcher.version + 1
@@ -54,6 +52,7 @@ class Call:
             concurrent=self._engine.concurrent,
         )
         self.stats = stats
+        self._decisions = Decisions(self.gathering, collector, snapshot, stats, self.version)
         self._hungry = set(range(self._engine.n_workers))
         self._parts: dict[int, Part] = {}
         self._stopped: set[int] = set()
@@ -78,6 +77,7 @@ class Call:
             WorkerHungError: A worker made no progress, and there were too many losses.
             ClosedError: Another thread closed the sampler.
         """
+        self._decisions.decide()  # of a stream: what comes before a failure was handed out since
         self._feed()  # what was taken out since may have made room
         crew, clock = self._collector.crew, self._collector.clock
         planned, began = crew.planned(timeout), clock()
@@ -88,15 +88,9 @@ class Call:
             raise
         elapsed = clock() - began
         self._check_open()
-        errors: list[WorkerError] = []
         for event in events:
-            # What is not taken in now never is, and its worker would be waited for in the next call.
-            try:
-                self._take_in(event)
-            except WorkerError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+            self._take_in(event)
+        self._decisions.decide()
         crew.waited(planned, elapsed, self._dispatcher.oldest)
         self._feed()
 
@@ -193,9 +187,6 @@ class Call:
         if self.gathering.add(event.worker, report.ticket.indices, lengths, part, self._collector.clock()):
             self._parts[id(part)] = part
             self._copy_early()
-            if report.dropped:
-                n_dropped, n_kept = self.gathering.arrived_dropped, self.gathering.arrived_trajectories
-                check_dropped(n_dropped, n_kept, event.worker, report)
         else:
             event.release()
             self.stats.surplus_trajectories += sum(map(bool, lengths))
@@ -231,40 +222,38 @@ class Call:
         collector.reading[event.worker] = []
         # Whatever it was doing, its environment or its agent may be half of something: it gets new ones.
         collector.updates.forget(event.worker)
-        self.stats.failed_trajectories += 1
         if not current:
+            self.stats.stale_trajectories += 1
             return
-        if collector.crew.policy.restarts_on(failure.kinds):
-            error = collector.crew.raised(event.worker, failure, event.contents)
-        else:
-            error = failure_error(event.worker, failure, event.contents)
-        if error is None:
-            self.gathering.give_back(event.worker, failure.ticket.indices, collector.clock())
+        worker, indices, now = event.worker, failure.ticket.indices, collector.clock()
+        setback = collector.crew.raised(worker, failure, event.contents)
+        if setback.is_of_an_update:
+            self.gathering.give_back(worker, indices, now)
+            self._decisions.add(setback)
             return
-        if failure.phase in _UPDATE_PHASES:
-            collector.updates.restore(self._snapshot)
-        raise error
+        index = failure.trajectory if failure.trajectory in indices else None
+        self.gathering.fail(worker, indices, index, setback, final=setback.final, done=failure.done, now=now)
 
     def _take_in_death(self, event: Died) -> None:
         collector, worker = self._collector, event.worker
         seen = self._engine.progress(worker)
         held = self._dispatcher.lost(worker)
-        for indices in held:
-            self.gathering.give_back(worker, indices, collector.clock())
         collector.updates.forget(worker)
         collector.pace.forget(worker)
         collector.reading[worker] = []
         begun = seen.version == self.version
         incident = collector.crew.buried(event, seen, self.version if begun else None)
-        if incident is None:
-            return
-        self.stats.hangs += incident.hung
-        self.stats.failed_trajectories += bool(held)
-        error = collector.crew.lost(incident)
-        if error is not None:
-            if begun and incident.phase in _UPDATE_PHASES:
-                collector.updates.restore(self._snapshot)
-            raise error
+        setback = None if incident is None else Setback(worker, incident=incident)
+        self.stats.hangs += incident is not None and incident.hung
+        now = collector.clock()
+        for indices in held:
+            if setback is not None and begun and seen.trajectory in indices:
+                self.gathering.fail(worker, indices, seen.trajectory, setback, final=False, now=now)
+                setback = None
+            else:
+                self.gathering.give_back(worker, indices, now)
+        if setback is not None:
+            self._decisions.add(setback)
 
     def so_far(self) -> tuple[int, int]:
         """Timesteps, those of rollouts under way included, and finished trajectories; in the end, those of the batch.
@@ -342,6 +331,7 @@ class Call:
         for _, n_trajectories, n_timesteps in self.gathering.surplus():
             stats.surplus_trajectories += n_trajectories
             stats.surplus_timesteps += n_timesteps
+        stats.surplus_trajectories += self.gathering.result.n_held
         self._stop_clock()
         self._copy_early()  # an interrupt may have cut it short
         return self.batch(runs, self._early.tree() if self._early is not None else None)
@@ -366,6 +356,7 @@ class Call:
     def account_for_unseen(self) -> None:
         """Count as surplus what arrived and was never seen by a stream's consumer."""
         self.stats.surplus_trajectories += self.gathering.arrived_trajectories - self._yielded[0]
+        self.stats.surplus_trajectories += self.gathering.result.n_held
         self.stats.surplus_timesteps += self.gathering.arrived_timesteps - self._yielded[1]
 
     def end(self) -> None:
@@ -375,6 +366,7 @@ class Call:
             self._parts.clear()  # the engine is closed, or is about to be, in another thread
             return
         self._stop_workers()
+        self._decisions.end()
         for part in list(self._parts.values()):
             self.release(part)
         self._collector.retract_old()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from streamsampler.board import Progress
 from streamsampler.engines.base import Died, Engine
 from streamsampler.errors import WorkerError
-from streamsampler.failures import failure_error, loss_error
 from streamsampler.protocol import Failure, Phase, Ticket
+from streamsampler.setbacks import Setback
 from streamsampler.supervision import Incident, Losses, Policy, cause_of_death
 
 __all__ = ["Crew", "logger"]
@@ -185,22 +185,20 @@ class Crew:
             hung=hang is not None,
         )
 
-    def lost(self, incident: Incident) -> WorkerError | None:
-        """Count a death or a hang; return the error that ends the call if it is not to be made good."""
-        verdict = self.losses.add(incident)
-        if verdict is not None:
-            return loss_error(incident, verdict, self.losses.history())
-        logger.warning("%s; a new one takes its place%s", incident, f"\n{incident.stack}" if incident.stack else "")
-        return None
-
-    def raised(self, worker: int, failure: Failure, exception: object) -> WorkerError | None:
-        """Count an exception that `restart_on` names; return the error that ends the call if it is not made good."""
+    def raised(self, worker: int, failure: Failure, exception: object) -> Setback:
+        """Return what an exception of user code is: a loss if `restart_on` names it; then the worker is replaced."""
+        if not self.policy.restarts_on(failure.kinds):
+            return Setback(worker, failure, exception)
         version = None if failure.ticket is None else failure.ticket.version
         seconds = self._clock() - self._made
         incident = Incident(worker, f"raised {failure.summary}", failure.phase, failure.trajectory, version, seconds)
-        verdict = self.losses.add(incident)
-        if verdict is not None:
-            return failure_error(worker, failure, exception, verdict=verdict, history=self.losses.history())
-        logger.warning("%s; a new one takes its place\n%s", incident, failure.traceback)
         self.replace(worker)
-        return None
+        return Setback(worker, failure, exception, incident)
+
+    def decide(self, setback: Setback) -> WorkerError | None:
+        """Return the error that ends the call because of a setback; None if what was lost is to be run again."""
+        error = setback.verdict(self.losses)
+        if error is None and setback.incident is not None:
+            told = setback.incident.stack if setback.failure is None else setback.failure.traceback
+            logger.warning("%s; a new one takes its place%s", setback.incident, f"\n{told}" if told else "")
+        return error

@@ -7,14 +7,12 @@ import traceback
 from typing import Any
 
 from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError, WorkerError, WorkerHungError
-from streamsampler.protocol import Failure, Phase, Report, Ticket
+from streamsampler.protocol import Failure, Phase, Ticket
 from streamsampler.supervision import Incident
 
-__all__ = ["check_dropped", "failure_error", "loss_error", "told", "unreadable"]
+__all__ = ["dropped_error", "failure_error", "loss_error", "told", "unreadable"]
 
 _SHOWN = 20
-_MANY_DROPPED = 100
-_DROPPED_FOR_EACH = 10  # kept
 
 
 def failure_error(
@@ -47,26 +45,23 @@ def failure_error(
     return error
 
 
-def check_dropped(n_dropped: int, n_kept: int, worker: int, report: Report) -> None:
-    """See to it that a call in which (nearly) everything fails does not go on for ever.
+def dropped_error(
+    n_dropped: int, n_kept: int, worker: int, version: int, index: int, told: tuple[str, str]
+) -> RolloutError:
+    """Return the error that ends a call in which (nearly) everything fails, which would go on for ever.
 
     Args:
         n_dropped: How many trajectories of the call were left out.
         n_kept: How many were not.
-        worker: Who left out the last ones.
-        report: What it said of them.
-
-    Raises:
-        RolloutError: There are too many.
+        worker: The worker that left out the last of them.
+        version: The call's agent version.
+        index: The index of the last of them.
+        told: What the worker said of it: the phase, and the exception in one line.
     """
-    if n_dropped < _MANY_DROPPED or n_dropped <= _DROPPED_FOR_EACH * n_kept:
-        return
-    position, phase, summary = report.dropped[-1]
-    index = report.ticket.indices[position]
-    raise RolloutError(
+    phase, summary = told
+    return RolloutError(
         f'{n_dropped} trajectories failed and {n_kept} did not: that is more than on_failure="drop" is for; the '
-        f"latest, trajectory {index} of agent version {report.ticket.version}, failed in worker {worker} while "
-        f"{phase}: {summary}",
+        f"latest, trajectory {index} of agent version {version}, failed in worker {worker} while {phase}: {summary}",
         worker_number=worker,
         phase=phase,
         trajectory=index,

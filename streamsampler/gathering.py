@@ -1,10 +1,19 @@
 """Which trajectories a call wants, which to hand out next, and when it has them: pure.
 
 A gather plan is a value: how much is wanted, and which worker may run which index. `Gathering` holds one call's
-progress through a plan. It knows no process, no clock and no array: a part is whatever its caller hands in.
+progress through a plan: what is handed out is decided here, what becomes of what comes in by `ordering.Result`. It
+knows no process, no clock and no array: a part is whatever its caller hands in.
 
 Results never depend on timing. In index order the batch is a prefix of trajectories 0, 1, 2, …; when and in what
 portions they arrive, and whether some were lost and run again, changes only how long it takes.
+
+Nor does it depend on timing whether a call fails. A ticket that fails because of one trajectory is taken apart: those
+before it and those after it are handed out again, and the one that failed is held back until its turn comes (see
+`ordering`). Then either the call ends with its failure, or it alone is handed out again. What comes after a failure
+that ends the call, if it is needed at all, is of no use, and is not handed out any more. Where nobody knows which
+trajectory of a ticket failed, each is handed out again by itself. Where another worker holds a copy of the ticket, a
+failure for good counts at once, and the copy is not looked at any more; a loss does not count, since the ticket is
+being run again already.
 
 Where a worker runs trajectories side by side, what is run together may show in the numbers. So a *block* of indices is
 the unit of such work: every lane is cut into blocks from its start, the last one as long as the plan leaves it, and a
@@ -14,26 +23,30 @@ timing or losses.
 Where timesteps count, the first trajectories of a block may be enough. What became of them does not depend on how far
 the others got; so a ticket says how many timesteps suffice, and a worker may end it when those of a finished prefix are
 that many. The block that was cut short counts as not handed out, and is run again, whole, if it turns out to be needed.
+A block that fails tells how many timesteps its finished prefix had: if no more are missing when its turn comes it is
+run again, and ends before it can fail.
+
+In order of arrival any trajectory will do, so no worker is idle while the result is incomplete, however few
+trajectories are expected to be missing: those that were begun may turn out to be long. Lanes do not end, and a worker
+that is slow contributes less.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streamsampler.blocks import Blocks, Lane
 from streamsampler.cutting import Cuts
-from streamsampler.errors import ProtocolError, UsageError
+from streamsampler.errors import ProtocolError
 from streamsampler.holdings import Holdings
+from streamsampler.ordering import Held, Order, Result, Run, too_many_dropped
 from streamsampler.pacing import TICKET_SECONDS, Pace, needed_for
-from streamsampler.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan
+from streamsampler.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, endless
 
 __all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "Gathering", "Order", "Run"]
 
-Order = Literal["index", "arrival"]
 Part = TypeVar("Part")
 _FOREVER = 2**62
 
@@ -46,38 +59,6 @@ another one is begun: one that is begun late makes everybody wait, one that is b
 workers, batches of 2,000 and 4,000 timesteps and lengths of 200 to 1,000, equally likely, the simulation in
 `tests/test_schedules.py` finds a wall time 1 % shorter than with 0 and 6 and 3 % of work in vain; 2 gains another 0.7 %
 at most and wastes 14 and 7 %."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run(Generic[Part]):
-    """Trajectories `start` to `stop - 1` of one part, which stand together in the result.
-
-    Attributes:
-        part: What they came in.
-        indices: Their indices.
-        start: Position of the first one in its ticket.
-        stop: One more than the position of the last one.
-        lengths: Their timesteps; 0 for those that were left out.
-    """
-
-    part: Part
-    indices: range
-    start: int
-    stop: int
-    lengths: tuple[int, ...]
-
-    @property
-    def n_kept(self) -> int:
-        """How many of them were not left out."""
-        return len(self.lengths) - self.lengths.count(0)
-
-
-@dataclass(slots=True)
-class _Arrived(Generic[Part]):
-    part: Part
-    indices: range
-    lengths: Sequence[int]
-    position: int = 0  # the first trajectory that is not in the result yet
 
 
 class Gathering(Generic[Part]):
@@ -94,8 +75,7 @@ class Gathering(Generic[Part]):
         dropping: Whether trajectories may be left out, and others are to make up for them.
 
     Attributes:
-        n_trajectories: Trajectories in the result, without those that were left out.
-        n_timesteps: Their timesteps.
+        result: What is in the result, and what waits for its turn.
         arrived_trajectories: Trajectories that arrived, without those that were left out.
         arrived_timesteps: Their timesteps.
         arrived_dropped: Trajectories that were left out.
@@ -110,31 +90,28 @@ class Gathering(Generic[Part]):
     ) -> None:  # fmt: skip
         self.plan = plan
         self.pace = pace if pace is not None else Pace()
-        self._order = order
+        # Where workers take turns nobody is idle.
+        self._never_idle = order == "arrival" and concurrent
         self._n_workers = n_workers
         blocks = Blocks() if blocks is None else blocks
         self._may_help = concurrent and not own_lanes
         n_lanes = n_workers if own_lanes else 1
         own = [plan.lane(number, n_lanes) for number in range(n_lanes)]
-        if dropping and plan.limit is not None:
-            own = [_endless(lane, n_lanes) for lane in own]
+        if plan.limit is not None and (dropping or (order == "arrival" and isinstance(plan, Exactly))):
+            own = [endless(lane, n_lanes) for lane in own]
         self._lanes = [Lane(lane, blocks) for lane in own]
         self._first = min(lane.own.start for lane in self._lanes)
+        self.result: Result[Part] = Result(plan, order, self._first)
         # Who takes turns with others' indices cannot tell how many timesteps of its own suffice.
         self._cuts = Cuts(None if own_lanes or blocks == Blocks() else plan.timesteps)
         self._repeated: list[tuple[Part, int, int]] = []
+        self._retried: set[range] = set()  # blocks that failed, and were run again with what is missing exactly
         self._holdings = Holdings(n_workers, self.pace)
         self._considered: set[int] = set()  # workers that were given something, or left because they are slow
-        self._waiting: dict[int, _Arrived[Part]] = {}
-        self._runs: list[Run[Part]] = []
         self.arrived_trajectories = 0
         self.arrived_timesteps = 0
         self.arrived_dropped = 0
         self._handed_out = 0
-        self._passed = 0  # indices that are in the result, or left out of it
-        self.n_trajectories = 0
-        self.n_timesteps = 0
-        self.n_popped = 0
 
     # ------------------------------------------------------------------ handing out
 
@@ -201,7 +178,7 @@ class Gathering(Generic[Part]):
     def _lost(self, lane: Lane, size: int) -> range:
         first = lane.first_lost()
         # A copy of what was cut short may be under way still, and the same ticket twice could not be told apart.
-        if first is None or self._holdings.holds(first):
+        if first is None or first[0] > self.result.end or self._holdings.holds(first):
             return range(0)
         indices = lane.lost(size)
         enough = self._cuts.enough_alone(indices, self.n_timesteps)
@@ -209,13 +186,21 @@ class Gathering(Generic[Part]):
         return indices
 
     def _fresh(self, lane: Lane, size: int, horizon: int, spare: int) -> range:
+        if self._never_idle:
+            indices = range(0) if self._is_endless and not spare else lane.fresh(size, _FOREVER)
+            if indices:
+                enough = self._cuts.enough_alone(indices, self.n_timesteps)
+                self._handed_out += self._cuts.hand(indices, enough, len(indices))
+            return indices
+        if too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
+            return range(0)  # the call is about to end, unless there is better news of those before
         if not self._cuts.allowed:
-            indices = lane.fresh(size, self._first + horizon)
+            indices = lane.fresh(size, min(self._first + horizon, self.result.end))
             if indices:
                 self._handed_out += self._cuts.hand(indices, 0, len(indices))
             return indices
         # What comes behind a ticket that is to be cut short is of no use without the rest of that one.
-        if not spare or self._cuts.open is not None or lane.first_lost() is not None:
+        if not spare or self._cuts.open is not None or lane.first_lost() is not None or self.result.end < _FOREVER:
             return range(0)
         there = self._cuts.there(lane.position)[0]
         indices = lane.fresh(size, lane.position + there + spare)
@@ -229,11 +214,12 @@ class Gathering(Generic[Part]):
 
     def _copy(self, worker: int, now: float) -> range:
         # What the consumer of a stream has not taken yet makes nobody wait.
-        if not self._may_help or (self._is_endless and self._runs):
+        if not self._may_help or (self._is_endless and self.result.unseen):
             return range(0)
-        indices = self._holdings.copy_for(worker, now) or range(0)
-        if indices:
-            self._cuts.copy(indices, self.n_timesteps)
+        indices = self._holdings.copy_for(worker, now)
+        if indices is None or indices[0] > self.result.end:
+            return range(0)
+        self._cuts.copy(indices, self.n_timesteps)
         return indices
 
     def _left(self, worker: int) -> range:
@@ -246,7 +232,7 @@ class Gathering(Generic[Part]):
     def _is_better_left(self, worker: int, size: int, spare: int, now: float) -> bool:
         """Whether the others would be done with everything before `worker` with `size` more trajectories."""
         each = self.pace.seconds_with(worker)
-        if self._is_endless or each is None:
+        if self._is_endless or self._never_idle or each is None:
             return False
         others = self._holdings.others_end(worker, spare, now)
         return others is not None and self._holdings.end_of(worker, now) + each * size > others
@@ -271,7 +257,7 @@ class Gathering(Generic[Part]):
         if self.plan.limit is not None:
             return self.plan.limit + self.arrived_dropped
         if self.plan.timesteps is None:
-            return self.n_popped + self._window()
+            return self.result.n_popped + self._window()
         outstanding = self._handed_out - self.arrived_trajectories - self.arrived_dropped
         mean = self.pace.timesteps
         if mean is None and self.arrived_trajectories:
@@ -324,76 +310,87 @@ class Gathering(Generic[Part]):
         if n < len(indices):
             begun = self._lanes[0].give_back_rest(indices, n)
             self._cuts.cut_short(indices[n - begun], begun, sum(lengths[n - begun :]))
-        self._take_in(_Arrived(part, indices[:n], lengths, there))
+        self.result.add(part, indices[:n], lengths, there)
         return True
 
-    def _take_in(self, entry: _Arrived[Part]) -> None:
-        first = entry.indices[entry.position]
-        self._waiting[first] = entry
-        if self._order == "index":
-            while not self.complete and (following := self._waiting.pop(self._next, None)) is not None:
-                self._accept(following)
-        elif not self.complete:
-            self._accept(self._waiting.pop(first))
+    def fail(
+        self, worker: int, indices: range, trajectory: int | None, reason: Any, *, final: bool, done: int = 0,
+        now: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Take in the failure of a ticket: what failed is held back until its turn comes, see `due`.
 
-    def _accept(self, entry: _Arrived[Part]) -> None:
-        """Move as much of `entry` into the result as is in order and wanted; what is left waits on."""
-        contiguous = entry.indices.step == 1 or self._order == "arrival"
-        stop = len(entry.indices) if contiguous else entry.position + 1
-        lengths = tuple(entry.lengths[entry.position : stop])
-        if self.plan.timesteps is not None:
-            missing = self.plan.timesteps - self.n_timesteps
-            if sum(lengths) - lengths[-1] >= missing:
-                lengths = lengths[: 1 + sum(1 for total in accumulate(lengths[:-1]) if total < missing)]
-        elif self.plan.limit is not None:
-            missing = self.plan.limit - self.n_trajectories
-            if len(lengths) > missing:
-                kept = accumulate(map(bool, lengths[:-1]))
-                lengths = lengths[: 1 + sum(1 for total in kept if total < missing)]
-        stop = entry.position + len(lengths)
-        self._runs.append(Run(entry.part, entry.indices[entry.position : stop], entry.position, stop, lengths))
-        self._passed += len(lengths)
-        self.n_trajectories += len(lengths) - lengths.count(0)
-        self.n_timesteps += sum(lengths)
-        entry.position = stop
-        if stop < len(entry.indices):
-            self._waiting[entry.indices[stop]] = entry
+        Args:
+            worker: The worker that failed.
+            indices: The ticket's indices.
+            trajectory: Which of them failed; None if nobody knows.
+            reason: What happened, for whoever decides about it.
+            final: Whether it is not to be run again.
+            done: Timesteps of the finished prefix of its block; see `protocol.Failure`.
+            now: The time in seconds.
+        """
+        # A loss is none where somebody else runs the same; a failure is one, and whoever runs the same does in vain.
+        counts = self._holdings.settle if final else self._holdings.lose
+        if not counts(worker, indices, now):
+            return
+        self._handed_out -= self._cuts.forget(indices)
+        lane = self._lane_of(indices)
+        blocks = lane.blocks_of(indices)
+        if trajectory is None and len(blocks) > 1:
+            for block in blocks:
+                lane.give_back(block)
+            return
+        failed = blocks[0] if trajectory is None else next(block for block in blocks if trajectory in block)
+        position = indices.index(failed[0])
+        for others in (indices[:position], indices[position + len(failed) :]):
+            if others:
+                lane.give_back(others)
+        there = self._cuts.there(failed[0])[0]
+        self._handed_out += len(failed) - there  # it counts as under way
+        self.result.hold(Held(failed, failed[there], reason, final, done))
+
+    def due(self) -> Held | None:
+        """Return what failed and is to be decided about now: the call ends, or `retry`. None if there is none."""
+        held = self.result.due
+        if held is None or self._never_idle or not held.final or not self._cuts.allowed:
+            return held
+        if held.indices in self._retried or self._cuts.enough_alone(held.indices, self.n_timesteps) > held.done:
+            return held
+        self._retried.add(held.indices)
+        self.retry(held)
+        return None
+
+    def retry(self, held: Held) -> None:
+        """Let what failed be run again."""
+        self._handed_out -= len(held.indices) - self._cuts.there(held.indices[0])[0]
+        self._lane_of(held.indices).give_back(held.indices)
+        self.result.retry(held)
+
+    # ------------------------------------------------------------------ the result
 
     @property
-    def _next(self) -> int:
-        """The index that comes next in the result, in index order."""
-        return self._first + self._passed
+    def n_trajectories(self) -> int:
+        """Trajectories in the result, without those that were left out."""
+        return self.result.n_trajectories
+
+    @property
+    def n_timesteps(self) -> int:
+        """Timesteps in the result."""
+        return self.result.n_timesteps
 
     @property
     def complete(self) -> bool:
         """Whether the result is there."""
-        if self.plan.timesteps is not None:
-            return self.n_timesteps >= self.plan.timesteps
-        return self.n_trajectories == self.plan.limit
+        return self.result.complete
 
     def runs(self, first: int = 0) -> list[Run[Part]]:
         """The result so far, in order, from its run number `first` on: a finished prefix, and in the end all of it."""
-        return self._runs[first:]
+        return self.result.runs(first)
 
     def pop_runs(self) -> list[Run[Part]]:
         """Hand over the result so far and forget it: for consumers of an endless plan."""
-        runs, self._runs = self._runs, []
-        self.n_popped += sum(run.stop - run.start for run in runs)
-        return runs
+        return self.result.pop_runs()
 
     def surplus(self) -> Iterator[tuple[Part, int, int]]:
         """What has arrived and is not part of the result: parts with their trajectories and timesteps."""
         yield from self._repeated
-        for entry in self._waiting.values():
-            lengths = entry.lengths[entry.position :]
-            yield entry.part, len(lengths) - lengths.count(0), sum(lengths)
-
-
-def _endless(lane: range, n_lanes: int) -> range:
-    """Return a lane that does not end where the plan does."""
-    if n_lanes > 1 and lane.step == 1:
-        raise UsageError(
-            'on_failure="drop" cannot make up for trajectories of one worker in obtain_exact_trajectories, '
-            "where workers have agents or environments of their own"
-        )
-    return range(lane.start, _FOREVER, lane.step)
+        yield from self.result.waiting()

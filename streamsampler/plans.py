@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan"]
+from streamsampler.errors import UsageError
+
+__all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "endless"]
 
 
 class GatherPlan(Protocol):
@@ -84,3 +86,21 @@ class Endless:
     def lane(self, number: int, n_lanes: int) -> range:
         """Every `n_lanes`-th index."""
         return range(self.first + (number - self.first) % n_lanes, _FOREVER, n_lanes)
+
+
+def endless(lane: range, n_lanes: int) -> range:
+    """Return a lane that does not end where the plan does.
+
+    Args:
+        lane: A lane of a plan.
+        n_lanes: How many lanes the plan has.
+
+    Raises:
+        UsageError: It is one of several that lie one after the other.
+    """
+    if n_lanes > 1 and lane.step == 1:
+        raise UsageError(
+            'on_failure="drop" cannot make up for trajectories of one worker in obtain_exact_trajectories, '
+            "where workers have agents or environments of their own"
+        )
+    return range(lane.start, _FOREVER, lane.step)

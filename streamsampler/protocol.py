@@ -24,8 +24,9 @@ and one `Exit` are ever on their way to a worker, however slow it is: the way th
 environment steps. A rollout of an older version is abandoned there. `Stop` says the same as a message, for engines
 without shared memory, and empties the worker's tickets.
 
-*A worker that failed stops working on that version.* After a `Failure` it gives up every ticket until the next `Start`:
-its agent or environment may be half updated.
+*A worker that failed stops working until it is started again.* After a `Failure` it gives up every ticket until the next
+`Start`: its agent or environment may be half of something, and the `Start` brings it new ones. That `Start` may be of the
+same version: a call may go on while a failure is held back, or although one was made good.
 """
 
 from __future__ import annotations
@@ -183,6 +184,8 @@ class Failure:
         traceback: The worker's traceback, as text.
         exception: The pickled exception, or None where it cannot be pickled.
         kinds: The names (module and qualified name) of its class and of that class's bases.
+        done: Timesteps of the first trajectories of the block in hand that had all ended before the timestep in which
+            it failed: where no more are wanted of the block, it can be run again and ended before it fails.
     """
 
     ticket: Ticket | None
@@ -192,6 +195,7 @@ class Failure:
     traceback: str
     exception: bytes | None = None
     kinds: tuple[str, ...] = ()
+    done: int = 0
 
 
 Answer = Report | Failure

@@ -168,8 +168,10 @@ class Losses:
         self._n += 1
         policy, window = self.policy, self.policy.restart_window
         if window is not None:
-            self._recent.append(incident.seconds)
-            while self._recent[0] <= incident.seconds - window:
+            # What counts now may have happened earlier than what was counted last.
+            now = max(incident.seconds, *self._recent) if self._recent else incident.seconds
+            self._recent.append(now)
+            while self._recent[0] <= now - window:
                 self._recent.popleft()
         recent = self._n if window is None else len(self._recent)
         if policy.max_restarts is not None and recent > policy.max_restarts:

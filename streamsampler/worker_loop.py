@@ -97,6 +97,7 @@ class Life:
         self._spaces_told = False
         self._seconds = [0.0, 0.0]  # sending, idle
         self._in_force: dict[str, Any] = {}  # payloads by kind
+        self._spoiled = False  # whether a rollout raised: agent and environment may be half of something
 
     def turn(self, *, wait: bool) -> bool:
         """Hear one message or run one ticket. False means that this was the end.
@@ -139,6 +140,8 @@ class Life:
             worker = self._worker
             worker.trajectory = None
             self._take_note(start)
+            if self._spoiled:
+                self._discard(worker)
             if start.env is not None:
                 phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
                 worker.update_env(self._channel.load(start.env))
@@ -167,8 +170,7 @@ class Life:
         """Give the worker a new agent and a new environment, whatever became of the old ones."""
         worker = self._worker
         assert worker is not None
-        with contextlib.suppress(Exception):
-            worker.shutdown()
+        self._discard(worker)
         seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
         self._enter(worker, Phase.ENV_CONSTRUCTION)
         worker.update_env(self._channel.load(self._in_force["env"]))
@@ -177,6 +179,12 @@ class Life:
         if "parameters" in self._in_force:
             self._enter(worker, Phase.AGENT_UPDATE)
             worker.update_agent(self._channel.load(self._in_force["parameters"]))
+
+    def _discard(self, worker: Worker) -> None:
+        """Close an environment that raised: what it says to that is of no interest any more."""
+        self._spoiled = False
+        with contextlib.suppress(Exception, SystemExit):
+            worker.shutdown()
 
     def _enter(self, worker: Worker, phase: Phase) -> Phase:
         worker.phase = phase
@@ -199,7 +207,8 @@ class Life:
             self._report(ticket, outcome)
         except BaseException as error:  # see _start
             self._let_interrupts_through(error)
-            self._fail(ticket, worker.phase, worker.trajectory, error)
+            self._spoiled = True
+            self._fail(ticket, worker.phase, worker.trajectory, error, worker.done_timesteps)
         finally:
             worker.phase, worker.trajectory = Phase.WAITING, None
             self._row.end_ticket()
@@ -237,14 +246,17 @@ class Life:
         for ticket in tickets:
             self._channel.answer(Report(ticket, given_up=True))
 
-    def _fail(self, ticket: Ticket, phase: Phase, trajectory: int | None, error: BaseException) -> None:
+    def _fail(self, ticket: Ticket, phase: Phase, trajectory: int | None, error: BaseException, done: int = 0) -> None:
         """Answer `ticket` with a failure, and give up the others."""
         others = self._side.fail()
-        self._channel.answer(_failure(ticket, phase, trajectory, error), error)
+        self._channel.answer(_failure(ticket, phase, trajectory, error, done), error)
         self._give_up(others)
 
     def _shut_down(self) -> None:
         if self._worker is None:
+            return
+        if self._spoiled:
+            self._discard(self._worker)
             return
         try:
             self._worker.shutdown()
@@ -252,10 +264,12 @@ class Life:
             self._channel.answer(_failure(None, Phase.CLOSE, None, error), error)
 
 
-def _failure(ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException) -> Failure:
+def _failure(
+    ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException, done: int = 0
+) -> Failure:
     try:
         exception = cloudpickle.dumps(error)
     except Exception:
         exception = None
     text = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(ticket, phase, trajectory, summary_of(error), text, exception, class_names(error))
+    return Failure(ticket, phase, trajectory, summary_of(error), text, exception, class_names(error), done)

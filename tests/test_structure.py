@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 LAYERS = [
     ["version", "errors", "compact", "checks", "exactness", "per_worker", "atomic", "quotas"],
     ["trees", "generics", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
-    ["plans", "pacing", "blocks", "cutting", "holdings", "gathering", "supervision"],
+    ["plans", "pacing", "blocks", "cutting", "holdings", "ordering", "gathering", "supervision"],
     [
         "board",
         "failures",
@@ -80,7 +80,7 @@ LAYERS = [
         "engines.local",
         "engines.processes",
     ],
-    ["crew", "collector", "collecting", "apart"],
+    ["setbacks", "crew", "collector", "deciding", "collecting", "apart"],
     ["progress", "progress_output"],
     ["payloads", "lifetime", "sampler_options", "sampler", "samplers", "portions"],
     [

@@ -99,6 +99,7 @@ class Worker(ABC):
     Attributes:
         phase: What it is doing, for error messages.
         trajectory: Index of the trajectory in hand, or None.
+        done_timesteps: When it raises: see `protocol.Failure.done`. 0 where each trajectory is a block of its own.
         allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
             sent. Each ticket's are to be new ones.
         dropping: None, or trajectories that raise are to be left out; then it tells, from the names of an exception's
@@ -116,6 +117,7 @@ class Worker(ABC):
         self.max_episode_length = max_episode_length
         self.phase = Phase.WAITING
         self.trajectory: int | None = None
+        self.done_timesteps = 0
         self.allocate: Allocate = np.empty
         self.dropping: Callable[[tuple[str, ...]], bool] | None = None
         self.check: CheckMode = None

@@ -140,6 +140,7 @@ class _Run:
         try:
             self._reset_all()
             while (self._positions != _SILENT).any():
+                worker.done_timesteps = self._prefix.n_timesteps
                 live = np.flatnonzero((self._positions != _SILENT) & ~self._resetting)
                 self._one_step(live)
                 words[worker.row.timesteps_word] = len(self._recorder.rewards)

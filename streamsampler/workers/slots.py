@@ -55,6 +55,7 @@ class FinishedPrefix:
 
     Attributes:
         suffices: Whether they have as many timesteps as suffice.
+        n_timesteps: How many they have.
     """
 
     def __init__(self, block: Block) -> None:
@@ -62,6 +63,7 @@ class FinishedPrefix:
         self._missing = block.enough
         self._lengths: dict[int, int] = {}
         self.suffices = False
+        self.n_timesteps = 0
 
     def end(self, position: int, length: int) -> None:
         """Take note of the end of a trajectory, which has a position in the ticket."""
@@ -69,6 +71,7 @@ class FinishedPrefix:
         while (following := self._lengths.pop(self._next, 0)) > 0:
             self._next += 1
             self._missing -= following
+            self.n_timesteps += following
             self.suffices = self.suffices or self._missing <= 0
 
 
@@ -154,10 +157,12 @@ class _Run:
         self._rows.slots = np.array(self._slots)
         self._seconds.reset += self._resetting
         first = len(self._recorder.rewards)
-        words, version = worker.row.words, block.version
+        words, version, prefix = worker.row.words, block.version, self._prefix
         try:
             while self._slots:
                 n_rows = len(self._slots)
+                if prefix is not None:
+                    worker.done_timesteps = prefix.n_timesteps
                 self._one_step(first, n_rows)
                 first += n_rows
                 words[worker.row.timesteps_word] = first

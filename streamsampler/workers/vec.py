@@ -222,7 +222,7 @@ class VecWorker(Worker):
         runner = self._runner
         assert runner is not None
         agent = self._agents.batched(runner.n_slots)
-        self.trajectory = block.indices[0]
+        self.trajectory, self.done_timesteps = block.indices[0], 0
         self.row.begin_trajectory(block.indices[0])
         self.phase = Phase.AGENT_RESET
         seed_generators(block.seeds[0])

@@ -1,0 +1,95 @@
+"""What follows from what went wrong in a call: an error, or another try."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from streamsampler.collector import Collector, Part
+from streamsampler.crew import logger
+from streamsampler.errors import RolloutError, WorkerError
+from streamsampler.failures import dropped_error
+from streamsampler.gathering import Endless, Gathering
+from streamsampler.ordering import Hopeless
+from streamsampler.setbacks import Setback
+from streamsampler.statistics import Stats
+
+__all__ = ["Decisions"]
+
+_NOT_NEEDED = "%s; the call did not need it"
+
+
+class Decisions:
+    """Decides about the setbacks of one call.
+
+    What happened in a trajectory is decided about when `gathering` says that it is its turn; until then it uses up no
+    quota. What happened outside of trajectories (in a constructor, an update, while a worker was idle) is decided about
+    at once.
+
+    Args:
+        gathering: The call's gathering, which holds back what happened in trajectories.
+        collector: What outlives the call.
+        snapshot: The updates that were in force before the call's own: they are again, if one of its own is refused.
+        stats: The call's accounts.
+        version: The call's agent version.
+    """
+
+    def __init__(
+        self, gathering: Gathering[Part], collector: Collector, snapshot: Any, stats: Stats, version: int
+    ) -> None:
+        self._gathering = gathering
+        self._collector = collector
+        self._snapshot = snapshot
+        self._stats = stats
+        self._version = version
+        self._is_stream = isinstance(gathering.plan, Endless)
+        self._outside: list[Setback] = []
+
+    def add(self, setback: Setback) -> None:
+        """Add what happened outside of trajectories."""
+        self._outside.append(setback)
+
+    def decide(self) -> None:
+        """Decide about everything whose turn it is, in an order that does not depend on who came first.
+
+        Raises:
+            WorkerError: The call ends.
+        """
+        if self._outside:
+            self._decide_outside()
+        gathering = self._gathering
+        if self._is_stream and gathering.result.unseen:
+            return  # the consumer is first handed out what comes before
+        while (held := gathering.due()) is not None:
+            self._stats.failed_trajectories += 1
+            if (error := self._error_of(held.reason)) is not None:
+                raise error
+            gathering.retry(held)
+        if gathering.result.hopeless is not None:
+            raise self._too_many_dropped(gathering.result.hopeless)
+
+    def _decide_outside(self) -> None:
+        setbacks, self._outside = sorted(self._outside, key=attrgetter("worker")), []
+        for setback in setbacks:
+            if self._gathering.complete:
+                # Whatever is wrong with an update, the next call, which starts this worker with all of it, tells.
+                logger.warning(_NOT_NEEDED, setback)
+                continue
+            self._stats.failed_trajectories += 1
+            if (error := self._error_of(setback)) is not None:
+                if setback.is_of_an_update:
+                    self._collector.updates.restore(self._snapshot)
+                raise error
+
+    def _error_of(self, setback: Setback) -> WorkerError | None:
+        return self._collector.crew.decide(setback)
+
+    def _too_many_dropped(self, last: Hopeless[Part]) -> RolloutError:
+        told = next((phase, error) for position, phase, error in last.part.dropped if position == last.position)
+        return dropped_error(last.n_dropped, last.n_kept, last.part.worker, self._version, last.index, told)
+
+    def end(self) -> None:
+        """Tell of the losses that were not needed: their workers are gone all the same."""
+        for held in self._gathering.result.held():
+            if not held.final:
+                logger.warning(_NOT_NEEDED, held.reason)
