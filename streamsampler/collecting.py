@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
 from streamsampler.protocol import Failure, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.setbacks import Setback
+from streamsampler.setbacks import UPDATE_PHASES, Setback
 from streamsampler.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.trees import Tree, leaves
@@ -226,13 +227,16 @@ class Call:
             self.stats.stale_trajectories += 1
             return
         worker, indices, now = event.worker, failure.ticket.indices, collector.clock()
+        if failure.trajectory not in indices and failure.phase not in UPDATE_PHASES:
+            # Nobody knows which, unless it is the only one.
+            failure = replace(failure, trajectory=indices[0] if len(indices) == 1 else None)
         setback = collector.crew.raised(worker, failure, event.contents)
         if setback.is_of_an_update:
             self.gathering.give_back(worker, indices, now)
             self._decisions.add(setback)
             return
-        index = failure.trajectory if failure.trajectory in indices else None
-        self.gathering.fail(worker, indices, index, setback, final=setback.final, done=failure.done, now=now)
+        index, done = failure.trajectory, failure.done
+        self.gathering.fail(worker, indices, index, setback, final=setback.final, done=done, now=now)
 
     def _take_in_death(self, event: Died) -> None:
         collector, worker = self._collector, event.worker

@@ -24,9 +24,9 @@ and one `Exit` are ever on their way to a worker, however slow it is: the way th
 environment steps. A rollout of an older version is abandoned there. `Stop` says the same as a message, for engines
 without shared memory, and empties the worker's tickets.
 
-*A worker that failed stops working until it is started again.* After a `Failure` it gives up every ticket until the next
-`Start`: its agent or environment may be half of something, and the `Start` brings it new ones. That `Start` may be of the
-same version: a call may go on while a failure is held back, or although one was made good.
+*A worker that failed stops working until it is started again.* After a `Failure` it gives up every ticket until the
+next `Start`: its agent or environment may be half of something, and the `Start` brings it new ones. That `Start` may be
+of the same version, since a call goes on while it is open whether it needs the trajectory that failed.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         worker_args: Further keyword arguments for it.
         order: "index" returns trajectories 0, 1, 2, …, as one process would have sampled them. "arrival" returns
             whatever finishes first, which over-represents short trajectories.
-        on_failure: "raise" ends the call when user code raises in a worker. "drop" leaves that trajectory out, notes
-            it in the accounts with its error, and completes the batch with the next indices. Where failures depend
-            on the state, what is left is biased.
+        on_failure: "raise" ends the call when user code raises in a trajectory that the batch needs. "drop" leaves that
+            trajectory out, notes it in the accounts with its error, and completes the batch with the next indices.
+            Where failures depend on the state, what is left is biased.
         max_restarts: How many losses are made good within any `restart_window` seconds; None for any number. A worker
             that died or hung is a loss: another one takes its place and its trajectories are run again, so that the
             batch is the same. One loss more ends the call with an error that tells them all.

@@ -9,9 +9,10 @@ from streamsampler.failures import failure_error, loss_error
 from streamsampler.protocol import Failure, Phase
 from streamsampler.supervision import Incident, Losses
 
-__all__ = ["Setback"]
+__all__ = ["UPDATE_PHASES", "Setback"]
 
-_UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
+UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
+"""What a worker does while it is brought up to date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class Setback:
     def is_of_an_update(self) -> bool:
         """Whether it happened while the worker was brought up to date, so that an update may be at fault."""
         if self.failure is not None:
-            return self.failure.phase in _UPDATE_PHASES
+            return self.failure.phase in UPDATE_PHASES
         # Without a version it had not even begun the call's work.
-        return self.incident is not None and self.incident.version is not None and self.incident.phase in _UPDATE_PHASES
+        return self.incident is not None and self.incident.version is not None and self.incident.phase in UPDATE_PHASES
 
     def __str__(self) -> str:
         if self.incident is not None:

@@ -67,13 +67,14 @@ class Stats:
     Attributes:
         kept_trajectories: Trajectories that were returned.
         kept_timesteps: Their timesteps.
-        stale_trajectories: Finished trajectories of an older agent version, dropped when they came in.
+        stale_trajectories: Finished or failed trajectories of an older agent version, dropped when they came in.
         stale_timesteps: Their timesteps.
-        surplus_trajectories: Finished trajectories of the call's own version that it did not need.
+        surplus_trajectories: Finished or failed trajectories of the call's own version that it did not need.
         surplus_timesteps: Their timesteps.
         abandoned_trajectories: Rollouts that were cut short because nobody wanted them any more.
         abandoned_timesteps: Their timesteps.
-        failed_trajectories: Trajectories whose worker raised or died, whether they were run again or ended the call.
+        failed_trajectories: Trajectories whose worker raised or died, whether they were run again or ended the call;
+            those that the call turned out not to need are surplus.
         dropped_trajectories: Trajectories that raised and were left out, of those that the batch has passed by.
         dropped: Which they were, and why; the latest thousand.
         restarts: Workers that were started in place of others: dead ones, hung ones, too large ones.

@@ -1,7 +1,10 @@
-"""C1 and C5: whether a call fails, and with which trajectory, depends on the seed alone; not on timing, not on workers."""
+"""C1 and C5: whether a call fails, and for which trajectory, depends on the seed alone, not on timing or workers."""
 
 from __future__ import annotations
 
+import threading
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,8 +12,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.errors import RolloutError, WorkerError
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
+from streamsampler.seeding import TrajectorySeeds
+from streamsampler.testing import Fault, Faults
 
 SEED = 11
 
@@ -83,10 +88,11 @@ def outcomes(sampler: Any, n_rounds: int) -> list[Any]:
     return found
 
 
-def compare(make: Any, n_rounds: int, **options: Any) -> list[Any]:
-    expected = outcomes(LocalSampler(act, Brittle, seed=SEED, **options), n_rounds)
-    assert outcomes(LocalSampler(act, Brittle, seed=SEED, **options), n_rounds) == expected
-    found = outcomes(make(act, Brittle, seed=SEED, **options), n_rounds)
+def compare(make: Any, n_rounds: int, share: int = 30, **options: Any) -> list[Any]:
+    env = partial(Brittle, share)
+    expected = outcomes(LocalSampler(act, env, seed=SEED, **options), n_rounds)
+    assert outcomes(LocalSampler(act, env, seed=SEED, **options), n_rounds) == expected
+    found = outcomes(make(act, env, seed=SEED, **options), n_rounds)
     # Of exactly so many for each worker there are more with more workers.
     assert [one for position, one in enumerate(found) if position % 4 != 2] == [
         one for position, one in enumerate(expected) if position % 4 != 2
@@ -94,11 +100,98 @@ def compare(make: Any, n_rounds: int, **options: Any) -> list[Any]:
     return expected
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 3])
+@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_a_call_fails_for_the_first_trajectory_that_it_needs_and_for_no_other(n_workers: int) -> None:
-    expected = compare(lambda *given, **options: MultiprocessingSampler(*given, n_workers=n_workers, **options), 15)
+    expected = compare(lambda *given, **options: MultiprocessingSampler(*given, n_workers=n_workers, **options), 8)
     failed = [one for one in expected if isinstance(one, tuple)]
-    assert 5 < len(failed) < 35
+    assert 3 < len(failed) < 20
     assert {one[0] for one in failed} == {RolloutError}
     streams = [one for one in expected if isinstance(one, list)]
     assert any(len(one) > 1 and isinstance(one[-1], tuple) and one[-1][1] == len(one) - 1 for one in streams)
+
+
+@pytest.mark.parametrize("options", [{"restart_on": OSError, "max_restarts": 1}, {"on_failure": "drop"}], ids=str)
+def test_losses_count_and_trajectories_are_left_out_in_the_same_order(options: dict[str, Any]) -> None:
+    expected = compare(
+        lambda *given, **others: MultiprocessingSampler(*given, n_workers=3, **others), 2, **options, share=15
+    )
+    assert any(isinstance(one, tuple) for one in expected) == ("restart_on" in options)
+
+
+def test_with_blocks_that_are_run_side_by_side() -> None:
+    vec = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
+    expected = compare(lambda *given, **others: MultiprocessingSampler(*given, n_workers=3, **others), 6, **vec)
+    assert any(isinstance(one, tuple) for one in expected)
+    assert any(not isinstance(one, tuple) for one in expected)
+
+
+def test_where_most_are_left_out_the_call_ends_with_the_same_trajectory() -> None:
+    """It is the order of indices that decides when there were too many."""
+    errors = []
+    for make, n_workers in ((LocalSampler, 1), (MultiprocessingSampler, 1), (MultiprocessingSampler, 3)):
+        with make(act, partial(Brittle, 1), n_workers=n_workers, seed=SEED, on_failure="drop") as sampler:
+            with pytest.raises(RolloutError, match="trajectories failed and 0 did not") as caught:
+                sampler.obtain_trajectories(1)
+            errors.append((caught.value.trajectory, caught.value.phase))
+    assert errors == 3 * [(99, "stepping the environment")]
+
+
+def test_a_loss_that_is_not_needed_uses_up_no_quota(tmp_path: Path) -> None:
+    """A worker dies in trajectory 1 while another is in 0, which turns out to be all that is needed."""
+    faults = Faults(tmp_path, Fault("kill", trajectory=1), seed=SEED)
+    make_env = partial(waits_for, faults, TrajectorySeeds(SEED, 1)[0])
+    with MultiprocessingSampler(act, faults.env(make_env), n_workers=2, seed=SEED, max_restarts=0) as sampler:
+        assert sampler.obtain_samples(2).indices.tolist() == [0]
+        assert faults.fired() == 1
+        assert len(sampler.obtain_trajectories(4)) == 4
+
+
+def test_a_loss_that_is_needed_ends_the_call_when_those_before_it_are_in(tmp_path: Path) -> None:
+    faults = Faults(tmp_path, Fault("kill", trajectory=1), seed=SEED)
+    make_env = partial(waits_for, faults, TrajectorySeeds(SEED, 1)[0])
+    with MultiprocessingSampler(act, faults.env(make_env), n_workers=2, seed=SEED, max_restarts=0) as sampler:
+        stream = sampler.stream()
+        assert next(stream).indices.tolist() == [0]
+        with pytest.raises(WorkerDiedError, match="in trajectory 1 of agent version 1"):
+            next(stream)
+
+
+def waits_for(faults: Faults, seed: int) -> gymnasium.Env[Any, Any]:
+    return WaitsForFault(faults, seed)
+
+
+class WaitsForFault(Brittle):
+    """Ends its trajectory of one seed only after a fault has happened."""
+
+    def __init__(self, faults: Faults, seed: int) -> None:
+        super().__init__(share=10**9)
+        self.faults, self.seed = faults, seed
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(seed=seed)
+        self.left = 2
+        if seed == self.seed:
+            self.faults.wait()
+        return result
+
+
+def test_a_rollout_that_cannot_be_sent_is_a_failure_of_its_own_trajectory(tmp_path: Path) -> None:
+    """Nobody knows which one it is of a ticket of several; those before it can be handed out."""
+    seeds = TrajectorySeeds(SEED, 1)
+    for make, n_workers in ((LocalSampler, 1), (MultiprocessingSampler, 2)):
+        with make(act, partial(Locked, seeds[40]), n_workers=n_workers, seed=SEED) as sampler:
+            found = streamed(sampler, 60)
+        assert len(found) == 41
+        assert found[-1][:3] == (RolloutError, 40, "sending the rollouts")
+
+
+class Locked(Brittle):
+    """Tells of a lock in the trajectory with one seed."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(share=10**9)
+        self.seed = seed
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        return observation, {"lock": threading.Lock()} if seed == self.seed else info

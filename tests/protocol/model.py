@@ -33,6 +33,17 @@ def n_sufficient(lengths, enough):
     return reached[0] if reached else len(lengths)
 
 
+def outcome_of(plan, version, doomed):
+    """What one process sampling alone would come to: how many trajectories there are, or the one that fails."""
+    n, total = 0, 0
+    while total < plan.timesteps if plan.timesteps is not None else n < plan.limit:
+        if (version, n) in doomed:
+            return "failed", n
+        total += length_of(version, n)
+        n += 1
+    return "complete", n
+
+
 def ignore():
     pass
 
@@ -122,8 +133,9 @@ class ModelEngine(Engine):
 class World:
     """One state of the system, and what can happen in it."""
 
-    def __init__(self, capacity, plans, deaths, failures, slowness, policy, blocks):
+    def __init__(self, capacity, plans, deaths, failures, slowness, policy, blocks, doomed, unsendable):
         self.slowness = slowness
+        self.doomed, self.unsendable = doomed, unsendable
         self.engine = ModelEngine(capacity)
         updates = Updates(N_WORKERS)
         updates.put("agent", ("agent", 0))
@@ -154,9 +166,8 @@ class World:
     def actions_of_worker(self, number):
         worker = self.engine.workers[number]
         if worker.in_hand is not None:
-            yield self.finish, number
-            if self.failures_left:
-                yield self.fail, number
+            for act in self.ends_of(worker.in_hand):
+                yield act, number
         else:
             if worker.commands:
                 yield self.hear, number
@@ -164,6 +175,18 @@ class World:
                 yield self.take, number
         if self.deaths_left:
             yield self.die, number
+
+    def ends_of(self, ticket):
+        """What may become of a ticket in hand."""
+        failing = self.failing(ticket)
+        if self.engine.wanted > ticket.version or failing is None:
+            yield self.finish
+        if failing is not None:
+            yield self.fail_as_doomed
+        elif self.failures_left:
+            yield self.fail_first
+            if ticket.block == 1 and len(ticket.indices) > 1:
+                yield self.fail_last
 
     def actions(self):
         for number, worker in enumerate(self.engine.workers):
@@ -216,14 +239,39 @@ class World:
         report = Report(ticket, n_trajectories=len(lengths), n_timesteps=sum(lengths), seconds=seconds)
         self.answer(worker, report, (rollouts, None))
 
-    def fail(self, number):
-        worker = self.engine.workers[number]
+    def failing(self, ticket):
+        """The trajectory that fails whenever this ticket is run, and the timesteps of those before it in its block."""
+        reached = 0
+        for first in range(0, len(ticket.indices), ticket.block):
+            done = 0
+            for index in ticket.indices[first : first + ticket.block]:
+                if (ticket.version, index) in self.doomed:
+                    return index, done
+                done += length_of(ticket.version, index)
+                if 0 < ticket.enough <= reached + done:
+                    return None
+            reached += done
+        return None
+
+    def fail_as_doomed(self, number):
+        index, done = self.failing(self.engine.workers[number].in_hand)
+        self.fail(number, None if self.unsendable else index, done)
+
+    def fail_first(self, number):
         self.failures_left -= 1
+        self.fail(number, self.engine.workers[number].in_hand.indices[0])
+
+    def fail_last(self, number):
+        self.failures_left -= 1
+        self.fail(number, self.engine.workers[number].in_hand.indices[-1])
+
+    def fail(self, number, index, done=0):
+        worker = self.engine.workers[number]
         ticket, worker.in_hand = worker.in_hand, None
+        worker.told = (None, None)  # it may be half of something
         others = worker.side.fail()
-        self.answer(
-            worker, Failure(ticket, Phase.STEP, ticket.indices[0], "boom", "traceback", kinds=("builtins.OSError",))
-        )
+        phase = Phase.SENDING if index is None else Phase.STEP
+        self.answer(worker, Failure(ticket, phase, index, "boom", "traceback", None, ("builtins.OSError",), done))
         for given_up in others:
             self.answer(worker, Report(given_up, given_up=True))
 
@@ -250,7 +298,8 @@ class World:
         self.engine.events.append(event)
         try:
             self.call.pump()
-        except (RolloutError, WorkerDiedError):
+        except (RolloutError, WorkerDiedError) as error:
+            self.check_error(error)
             self.failed += 1
             self.call.end()
             self.begin_call()
@@ -261,6 +310,11 @@ class World:
                 self.call.end()
                 self.begin_call()
 
+    def check_error(self, error):
+        if self.doomed:
+            expected = outcome_of(self.call.gathering.plan, self.call.version, self.doomed)
+            assert ("failed", error.trajectory) == expected, "another failure than the first one that is needed"
+
     def check_result(self):
         version, gathering = self.call.version, self.call.gathering
         indices, lengths = [], []
@@ -269,6 +323,7 @@ class World:
             indices += list(run.indices)
             lengths += list(run.lengths)
         assert indices == list(range(len(indices)))
+        assert outcome_of(gathering.plan, version, self.doomed) == ("complete", len(indices))
         assert lengths == [length_of(version, index) for index in indices]
         if gathering.plan.timesteps is not None:
             assert sum(lengths) >= gathering.plan.timesteps > sum(lengths[:-1]), "the shortest prefix"
@@ -315,7 +370,7 @@ class World:
                 len(self.plans),
                 self.deaths_left,
                 self.failures_left,
-                call and (sorted(call._hungry), sorted(call._stopped)),
+                call and (sorted(call._hungry), sorted(call._stopped), len(call._decisions._outside)),
                 gathering
                 and (
                     [lane._cursor for lane in gathering._lanes],
@@ -323,7 +378,9 @@ class World:
                     (gathering._cuts.open, sorted(gathering._cuts._short.items())),
                     sorted(gathering._cuts._enough.items(), key=str),
                     sorted(gathering._cuts._expected.items(), key=str),
-                    sorted(gathering._waiting),
+                    sorted(gathering.result._waiting),
+                    [(held.indices, held.turn, held.final, held.done) for held in gathering.result.held()],
+                    sorted(gathering._retried, key=str),
                     gathering.n_trajectories,
                     gathering._handed_out,
                     gathering.arrived_trajectories,
@@ -338,16 +395,24 @@ class World:
 
 
 RAISE_AT_ONCE = Policy(max_restarts=0)
+ONE_LOSS = Policy(max_restarts=1)
 MAKE_GOOD = Policy(restart_on=(OSError,))
 
 
-def explore(capacity, plans, deaths=0, failures=0, slowness=1.0, policy=MAKE_GOOD, blocks=None):
+def explore(
+    capacity, plans, deaths=0, failures=0, slowness=1.0, policy=MAKE_GOOD, blocks=None, doomed=(), unsendable=False
+):
     """Visit every reachable state once.
+
+    Args:
+        doomed: Version and index of trajectories that fail whenever they are run.
+        unsendable: Whether nobody can tell which trajectory of a ticket it was.
 
     Returns:
         How many there are, how many of them with a copy under way, and the numbers of completed and failed calls seen.
     """
-    first = pickle.dumps(World(capacity, plans, deaths, failures, slowness, policy, blocks))
+    doomed = frozenset(doomed)
+    first = pickle.dumps(World(capacity, plans, deaths, failures, slowness, policy, blocks, doomed, unsendable))
     seen = {pickle.loads(first).key()}
     frontier = [first]
     endings = set()

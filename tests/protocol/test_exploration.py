@@ -7,7 +7,7 @@ import pytest
 from streamsampler.blocks import Blocks
 from streamsampler.gathering import AtLeast, Exactly, ExactlyPerWorker
 
-from .model import N_WORKERS, RAISE_AT_ONCE, explore
+from .model import N_WORKERS, ONE_LOSS, RAISE_AT_ONCE, explore
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,35 @@ def test_an_exception_anywhere_fails_at_most_one_call(capacity, capsys):
     with capsys.disabled():
         print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
     assert endings == {(2, 0), (1, 1)}
+
+
+# Trajectory lengths are 1 or 2: in the first call 2, 1, 2, 1, …
+@pytest.mark.parametrize(
+    ("capacity", "plans", "doomed", "options", "n_completed"),
+    [
+        (2, (Exactly(5),), [2], {}, 0),
+        (1, (AtLeast(5), Exactly(1)), [3], {}, 2),
+        (2, (AtLeast(6),), [2, 3], {}, 0),
+        (2, (AtLeast(4),), [3], {"slowness": 4.0}, 1),
+        (2, (AtLeast(4),), [2], {"slowness": 4.0}, 0),
+        (2, (AtLeast(4),), [3, 4], {"deaths": 1, "policy": ONE_LOSS}, 1),
+        (2, (Exactly(4),), [2], {"unsendable": True}, 0),
+        (2, (AtLeast(3),), [2], {"unsendable": True}, 1),
+        (2, (AtLeast(7),), [5], {"blocks": Blocks(2, 2)}, 1),
+        (2, (AtLeast(7),), [4], {"blocks": Blocks(2, 2)}, 0),
+        pytest.param(2, (Exactly(5), AtLeast(4)), [3], {}, 1, marks=pytest.mark.slow),
+        pytest.param(2, (AtLeast(4), AtLeast(4)), [1, 4], {"deaths": 1, "policy": ONE_LOSS}, 1, marks=pytest.mark.slow),
+        pytest.param(1, (AtLeast(9), AtLeast(3)), [6], {"blocks": Blocks(2, 2)}, 2, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_failure_counts_only_where_it_is_needed(capacity, plans, doomed, options, n_completed, capsys):
+    """Trajectories that fail whenever they are run: each call ends as one process sampling alone would end it."""
+    doomed = [(1, index) for index in doomed]
+    n_states, n_with_copies, endings = explore(capacity, plans, doomed=doomed, **{"policy": RAISE_AT_ONCE, **options})
+    with capsys.disabled():
+        print(f" [{n_states:,} states, {n_with_copies:,} with copies]", end="")
+    assert endings == {(n_completed, len(plans) - n_completed)}
 
 
 @pytest.mark.parametrize(
