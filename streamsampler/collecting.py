@@ -257,7 +257,7 @@ class Call:
             else:
                 self.gathering.give_back(worker, indices, now)
         if setback is not None:
-            self._decisions.add(setback)
+            self._decisions.add(setback, needed=begun or seen.trajectory is None)
 
     def so_far(self) -> tuple[int, int]:
         """Timesteps, those of rollouts under way included, and finished trajectories; in the end, those of the batch.

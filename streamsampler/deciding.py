@@ -45,9 +45,17 @@ class Decisions:
         self._is_stream = isinstance(gathering.plan, Endless)
         self._outside: list[Setback] = []
 
-    def add(self, setback: Setback) -> None:
-        """Add what happened outside of trajectories."""
-        self._outside.append(setback)
+    def add(self, setback: Setback, *, needed: bool = True) -> None:
+        """Add what happened outside of this call's trajectories.
+
+        Args:
+            setback: What happened.
+            needed: Whether it counts: not if it happened in an older call's trajectory, which nobody waits for.
+        """
+        if needed:
+            self._outside.append(setback)
+        else:
+            logger.warning(_NOT_NEEDED, setback)
 
     def decide(self) -> None:
         """Decide about everything whose turn it is, in an order that does not depend on who came first.

@@ -65,6 +65,7 @@ class ModelWorker:
     commands: list = field(default_factory=list)
     answers: list = field(default_factory=list)
     alive: bool = True
+    died_in: int | None = None
     told: tuple = (None, None)  # the agent and the environment it has
 
 
@@ -104,8 +105,8 @@ class ModelEngine(Engine):
         return events
 
     def progress(self, worker):
-        version = self.workers[worker].side.version
-        return SimpleNamespace(trajectory=None, phase=Phase.WAITING, version=version, timesteps=0)
+        model = self.workers[worker]
+        return SimpleNamespace(trajectory=model.died_in, phase=Phase.STEP, version=model.side.version, timesteps=0)
 
     def watch(self, worker):
         raise AssertionError("there is no time limit")
@@ -280,6 +281,7 @@ class World:
         worker = self.engine.workers[number]
         worker.alive = False
         worker.commands.clear()
+        worker.died_in = worker.in_hand and worker.in_hand.indices[-1]
         worker.in_hand = None
 
     # ------------------------------------------------------------------ what the sampler does
@@ -311,6 +313,8 @@ class World:
                 self.begin_call()
 
     def check_error(self, error):
+        if error.trajectory is not None and self.call.gathering._lanes[0].next_size == 1:
+            assert error.trajectory == self.call.gathering.result.next, "raised before it was its turn"
         if self.doomed:
             expected = outcome_of(self.call.gathering.plan, self.call.version, self.doomed)
             assert ("failed", error.trajectory) == expected, "another failure than the first one that is needed"
@@ -357,7 +361,7 @@ class World:
                 [
                     (
                         (w.side.state.value, w.side.version, list(w.side._tickets), w.side._broken),
-                        (w.in_hand, w.commands, [answer for answer, _ in w.answers], w.alive, w.told),
+                        (w.in_hand, w.commands, [answer for answer, _ in w.answers], w.alive, w.died_in, w.told),
                     )
                     for w in self.engine.workers
                 ],
