@@ -51,7 +51,9 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
+    """Wait until the names in a directory are on the disk, where the system can open directories."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -61,13 +61,19 @@ class Pool:
             return np.empty(shape, dtype)
         block, self._free = self._free, None
         if block is None or not n_bytes <= len(block) <= _LARGEST_SURPLUS * n_bytes:
-            # Not shared, as it is by default: a forked copy of this process would see it used again.
-            block = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            block = _new_block(n_bytes)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 block.madvise(mmap.MADV_HUGEPAGE)
         array: Array = np.ndarray(shape, dtype, block)
         pool = weakref.ref(self)  # which the arrays may outlive
         return lend(array, lambda: _give_back(pool, block))
+
+
+def _new_block(n_bytes: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, n_bytes)
+    # Not shared, as it is by default: a forked copy of this process would see it used again.
+    return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _give_back(reference: weakref.ref[Pool], block: mmap.mmap) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from streamsampler.checks import CheckMode
-from streamsampler.engines.launch import StartMethod
+from streamsampler.engines.start_methods import StartMethod
 from streamsampler.gathering import Order
 from streamsampler.supervision import OnFailure
 

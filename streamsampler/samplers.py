@@ -11,9 +11,8 @@ from typing import Any, Self, Unpack
 
 from streamsampler.checks import CheckMode
 from streamsampler.engines.base import Engine
-from streamsampler.engines.launch import StartMethod, check_start_method
 from streamsampler.engines.local import LocalEngine
-from streamsampler.engines.processes import ProcessEngine
+from streamsampler.engines.start_methods import StartMethod, check_processes, check_start_method
 from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import Order
 from streamsampler.generics import ActionsT, ObservationsT
@@ -99,6 +98,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors that the workers need (an OSError).
         OSError: There are no processes left; whatever was started is gone again.
+        SamplerError: This system is neither Linux nor macOS.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         max_worker_memory: int | None = None,
         start_method: StartMethod | None = None,
     ) -> None:
+        check_processes()
         self._start_method = check_start_method(start_method)
         self._limits = {
             "step_timeout": step_timeout,
@@ -156,6 +157,9 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         return cls._from_factory(worker_factory, agents, envs, options)
 
     def _make_engine(self) -> Engine:
+        # Here, because it needs what not every system has.
+        from streamsampler.engines.processes import ProcessEngine
+
         make_worker = dumps(self._factory, "the worker class or its arguments")
         return ProcessEngine(
             self._factory.n_workers,
@@ -168,9 +172,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     def worker_pids(self) -> list[int]:
         """Return the workers' process ids, by worker number."""
         self._check_usable()
-        engine = self._collector.engine
-        assert isinstance(engine, ProcessEngine)
-        return engine.pids()
+        return self._collector.engine.pids()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "start_method": self._start_method}

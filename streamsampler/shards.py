@@ -6,9 +6,6 @@ keeps a second process out: a lock that ends with its process, and leaves no fil
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import os
 import re
 import weakref
@@ -22,6 +19,7 @@ import numpy as np
 from . import storage
 from .atomic import is_leftover, sync_directory
 from .errors import DamagedShardError, StorageError, UsageError
+from .folder_lock import check_locks, lock_folder, unlock_folder
 from .manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name, write_manifest
 from .shard_files import all_shards, check_shard, read_shard, unlisted_shard, verify_shard
 from .trajectories import TrajectoryBatch
@@ -33,7 +31,6 @@ _LISTED_LATE = 64
 """The manifest is written again when one shard in so many is not listed: for n shards it is written about 64 times for
 each doubling of n, and not n times."""
 
-_NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _SHARD = re.compile(r"shard-\d{6,}\.npz")
 
 
@@ -94,18 +91,19 @@ class ShardWriter:
     Raises:
         UsageError: See `check_folder`.
         DamagedShardError: A shard is damaged or missing, and `repair` is false; names the file.
-        StorageError: Another process writes there, or the manifest is damaged; names the file.
+        StorageError: The system has no locks on folders; another process writes there; the manifest is damaged.
         OSError: It cannot be made or read.
     """
 
     def __init__(self, path: Path, *, resume: bool = False, repair: bool = False) -> None:
         resume = resume or repair
+        check_locks()
         check_folder(path, resume=resume)
         if not path.exists():
             path.mkdir(exist_ok=True)
             sync_directory(path.parent)
         self._path = path
-        self._descriptor: int | None = _locked(path)
+        self._descriptor: int | None = lock_folder(path)
         try:
             check_folder(path, resume=resume)  # once more: now it is certain
             self._shards: list[Shard] = []
@@ -284,9 +282,7 @@ class ShardWriter:
         """Unlock the folder; may be called twice."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # there was no lock
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+            unlock_folder(descriptor)
 
     def _let_go(self) -> None:
         """Close a forked process's copy of the descriptor, and leave the lock to the one that holds it."""
@@ -305,24 +301,3 @@ def _call(reference: weakref.WeakMethod[Any]) -> None:
     method = reference()
     if method is not None:
         method()
-
-
-def _locked(path: Path) -> int:
-    """Open a folder and lock it for this process.
-
-    File systems without locks have none: there nobody is kept out.
-
-    Raises:
-        StorageError: Another process holds the lock.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StorageError(f"{path} is being written by another process") from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(descriptor)
-            raise
-    return descriptor

@@ -46,7 +46,7 @@ LAYERS = [
         "adapters.torch",
         "adapters.sb3",
     ],
-    ["step_values", "recording", "assembly", "storage", "manifest", "shard_files", "folders", "shards"],
+    ["step_values", "recording", "assembly", "storage", "manifest", "folder_lock", "shard_files", "folders", "shards"],
     [
         "workers",
         "workers.base",
@@ -72,6 +72,7 @@ LAYERS = [
         "engines.descriptor_limits",
         "engines.descriptors",
         "engines.children",
+        "engines.start_methods",
         "engines.fork_server",
         "engines.import_path",
         "engines.launch",

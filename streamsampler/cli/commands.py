@@ -16,7 +16,7 @@ import click
 from streamsampler.cli import arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option
 from streamsampler.cli.interrupts import Interrupts
-from streamsampler.engines.launch import START_METHODS
+from streamsampler.engines.start_methods import START_METHODS
 from streamsampler.version import __version__
 
 __all__ = ["cli", "main", "sample"]
@@ -89,8 +89,8 @@ def cli() -> None:
     help="Truncate trajectories after N timesteps.",
 )  # fmt: skip
 @grouped_option(
-    "How", "--workers", type=_POSITIVE, metavar="N", show_default="the cores there are to use",
-    help="How many processes.",
+    "How", "--workers", type=click.IntRange(min=0), metavar="N", show_default="the cores there are to use",
+    help="How many processes; 0 for none but this one, which is the default on Windows.",
 )  # fmt: skip
 @grouped_option(
     "How", "--seed", type=click.IntRange(min=0), metavar="N", show_default="a fresh one, told in the summary",

@@ -10,9 +10,11 @@ from typing import Any
 
 from streamsampler.cli.outfile import storable
 from streamsampler.cli.tally import Tally
-from streamsampler.engines.launch import StartMethod
+from streamsampler.engines.start_methods import StartMethod, has_processes
+from streamsampler.errors import UsageError
+from streamsampler.factory import usable_cores
 from streamsampler.gathering import Order
-from streamsampler.samplers import MultiprocessingSampler
+from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
 from streamsampler.statistics import Stats
 from streamsampler.supervision import OnFailure
 from streamsampler.trajectories import TrajectoryBatch
@@ -44,7 +46,7 @@ class Amount:
         """How many of all workers together."""
         return self.number * n_workers if self.kind == "trajectories_per_worker" else self.number
 
-    def obtain(self, sampler: MultiprocessingSampler, progress: Any) -> TrajectoryBatch[Any, Any]:
+    def obtain(self, sampler: Sampler, progress: Any) -> TrajectoryBatch[Any, Any]:
         """Make the obtaining call that this amount stands for."""
         match self.kind:
             case "num_samples":
@@ -107,22 +109,41 @@ class Request:
             "on_failure": self.on_failure,
         }
 
-    def sampler(self, agent: Any, env: Any, n_workers: int | None, seed: int) -> MultiprocessingSampler:
+    @property
+    def n_workers(self) -> int:
+        """How many workers there are, in processes or in this one."""
+        return 1 if self._in_this_process else self.workers or usable_cores()
+
+    @property
+    def _in_this_process(self) -> bool:
+        return self.workers == 0 or (self.workers is None and not has_processes())
+
+    def sampler(self, agent: Any, env: Any, seed: int) -> Sampler:
         """Return a sampler as it was asked for.
 
         Args:
             agent: The agent.
             env: The environment.
-            n_workers: How many workers; None for as many as there are cores to use.
             seed: The seed.
 
         Raises:
             SamplerError: As the sampler says.
+            UsageError: An option needs worker processes, and there are to be none.
         """
+        if self._in_this_process:
+            self._check_no_process_options()
+            return LocalSampler(
+                agent,
+                env,
+                seed=seed,
+                max_episode_length=self.max_episode_length,
+                order=self.order,
+                on_failure=self.on_failure,
+            )
         return MultiprocessingSampler(
             agent,
             env,
-            n_workers=n_workers,
+            n_workers=self.n_workers,
             seed=seed,
             max_episode_length=self.max_episode_length,
             order=self.order,
@@ -133,6 +154,20 @@ class Request:
             max_lifetime_restarts=None if self.max_restarts is None else _IN_ALL * self.max_restarts,
             max_worker_memory=self.max_worker_memory,
         )
+
+    def _check_no_process_options(self) -> None:
+        given = {
+            "--start-method": self.start_method,
+            "--step-timeout": self.step_timeout,
+            "--max-worker-memory": self.max_worker_memory,
+        }
+        useless = [option for option, value in given.items() if value is not None]
+        if useless:
+            verb = "needs" if len(useless) == 1 else "need"
+            raise UsageError(
+                f"{' and '.join(useless)} {verb} worker processes, which there are on Linux and macOS, with --workers "
+                "1 or more"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from streamsampler.environments import EnvUpdate, as_env_update
 from streamsampler.errors import SamplerError
 from streamsampler.progress import Snapshot
 from streamsampler.progress_output import Output
-from streamsampler.samplers import MultiprocessingSampler
+from streamsampler.samplers import Sampler
 from streamsampler.space_encoding import check_writable
 from streamsampler.trajectories import TrajectoryBatch
 
@@ -64,7 +64,7 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
     if request.shard_size is not None:
         return write_shards(request, agent, env, interrupts, bar)
     seed = secrets.randbits(53) if request.seed is None else request.seed  # as long as JSON readers take it exactly
-    sampler = request.sampler(agent, env, request.workers, seed)
+    sampler = request.sampler(agent, env, seed)
     try:
         with sampler:
             return _sample(request, sampler, interrupts, bar)
@@ -98,7 +98,7 @@ def _spaces(env_id: str, update: EnvUpdate) -> tuple[gymnasium.Space[Any], gymna
         raise Failure(message, details=details) from None
 
 
-def _sample(request: Request, sampler: MultiprocessingSampler, interrupts: Interrupts, bar: Output) -> Outcome:
+def _sample(request: Request, sampler: Sampler, interrupts: Interrupts, bar: Output) -> Outcome:
     interrupted = False
     begun = perf_counter()
     batch: TrajectoryBatch[Any, Any] | None
@@ -126,7 +126,7 @@ def _sample(request: Request, sampler: MultiprocessingSampler, interrupts: Inter
     )
 
 
-def _close(sampler: MultiprocessingSampler, interrupted: bool, written: Path | None) -> None:
+def _close(sampler: Sampler, interrupted: bool, written: Path | None) -> None:
     try:
         sampler.close()
     except SamplerError as error:

@@ -16,7 +16,6 @@ from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
 from streamsampler.errors import DamagedShardError, SamplerError, StorageError
-from streamsampler.factory import usable_cores
 from streamsampler.manifest import Manifest
 from streamsampler.portions import Portions
 from streamsampler.progress import Snapshot
@@ -48,7 +47,7 @@ class ShardedRun:
         self._interrupts = interrupts
         self._bar = bar
         self._size = request.shard_size
-        self._n_workers = request.workers or usable_cores()
+        self._n_workers = request.n_workers
         self._wanted = Target(request.amount.unit, request.amount.total(self._n_workers))
         self._stats = Stats.of(self._n_workers)
         self._tally = Tally()
@@ -130,7 +129,7 @@ class ShardedRun:
         From a sampler of its own each time: the first stream of a sampler is the one that all shards are from.
         """
         self._before_stream = self._tally.trajectories, self._tally.timesteps
-        sampler = self._request.sampler(agent, env, self._n_workers, seed)
+        sampler = self._request.sampler(agent, env, seed)
         try:
             with sampler, Portions(sampler, self._writer.before(number)[0]) as portions:
                 yield portions

@@ -134,6 +134,10 @@ class Engine(ABC):
     def restart(self, worker: int) -> None:
         """Start a new worker in the place of one that died."""
 
+    def pids(self) -> list[int]:
+        """Return the workers' process ids; none where workers are no processes."""
+        return []
+
     @abstractmethod
     def kill(self) -> None:
         """End all workers at once, from any thread: `wait`, in another one, returns."""

@@ -19,50 +19,21 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from streamsampler.engines.child import STATUS, Main, run_as_child
 from streamsampler.engines.children import END_SECONDS, Child, DirectChild, bury_strays, end_of_life_pipe
 from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
 from streamsampler.engines.fork_server import serve
 from streamsampler.engines.import_path import import_path
-from streamsampler.errors import SamplerError, UsageError
+from streamsampler.engines.start_methods import StartMethod
+from streamsampler.errors import SamplerError
 
-__all__ = [
-    "START_METHODS",
-    "ForkServerLostError",
-    "StartMethod",
-    "check_start_method",
-    "default_start_method",
-    "launch",
-]
-
-StartMethod = Literal["fork", "spawn", "forkserver"]
-START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
+__all__ = ["ForkServerLostError", "launch"]
 
 _CLOSE_SECONDS = 1.0  # for the fork server to notice that nobody needs it any more
 _TOLD_SECONDS = 2.0  # from a worker's end until the fork server tells of it
 _TOLD_AGAIN_SECONDS = 0.05  # after it did not
 _ANSWER_SECONDS = 120.0  # for a fork server's answer to its first request, too: after its imports
-
-
-def default_start_method() -> StartMethod:
-    """The fork server: safe beside threads, and quick. On macOS spawn, because system libraries do not survive fork."""
-    return "spawn" if sys.platform == "darwin" else "forkserver"
-
-
-def check_start_method(method: str | None) -> StartMethod:
-    """Return a valid start method; None is the default one.
-
-    Raises:
-        UsageError: There is no such method.
-    """
-    if method is None:
-        return default_start_method()
-    for known in START_METHODS:
-        if method == known:
-            return known
-    raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, got {method!r}")
 
 
 def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int]) -> Child:

@@ -33,10 +33,11 @@ from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
 from streamsampler.engines.children import END_SECONDS, Child
 from streamsampler.engines.descriptor_limits import make_room
 from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between, readable_within
-from streamsampler.engines.launch import ForkServerLostError, StartMethod, launch
+from streamsampler.engines.launch import ForkServerLostError, launch
 from streamsampler.engines.messages import decode_answer, encode_command, split_records
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.stacks import stacks_of
+from streamsampler.engines.start_methods import StartMethod
 from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, Stored, pack, send, unframe, unpack
 from streamsampler.engines.worker_process import main, setup_file
 from streamsampler.failures import unreadable

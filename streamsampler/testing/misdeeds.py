@@ -41,8 +41,9 @@ def _system_exit() -> NoReturn:
     raise SystemExit(EXIT_CODE)
 
 
-def _send_self(signal_number: int) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), signal_number)
+def _send_self(name: str) -> Callable[[], None]:
+    # By name: not every system has every signal.
+    return lambda: os.kill(os.getpid(), signal.Signals[name])
 
 
 def _hang() -> None:
@@ -62,8 +63,8 @@ _WAYS: dict[str, Callable[[], object]] = {
     "system_exit": _system_exit,
     "exit": lambda: os._exit(EXIT_CODE),
     "abort": os.abort,
-    "kill": _send_self(signal.SIGKILL),
-    "stop": _send_self(signal.SIGSTOP),
+    "kill": _send_self("SIGKILL"),
+    "stop": _send_self("SIGSTOP"),
     "hang": _hang,
     "hang_gil": _hang_gil,
 }

@@ -1,0 +1,58 @@
+"""How worker processes can be started, and whether there can be any: known without what only POSIX systems have."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Literal
+
+from streamsampler.errors import SamplerError, UsageError
+
+__all__ = [
+    "START_METHODS",
+    "StartMethod",
+    "check_processes",
+    "check_start_method",
+    "default_start_method",
+    "has_processes",
+]
+
+StartMethod = Literal["fork", "spawn", "forkserver"]
+START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
+
+
+def has_processes() -> bool:
+    """Whether this system has what worker processes need."""
+    return hasattr(os, "fork")
+
+
+def check_processes() -> None:
+    """Check that this system has what worker processes need.
+
+    Raises:
+        SamplerError: It has not.
+    """
+    if not has_processes():
+        raise SamplerError(
+            "MultiprocessingSampler needs Linux or macOS: this system lacks what its worker processes are started and "
+            "ended with. LocalSampler returns the same batches from this process alone"
+        )
+
+
+def default_start_method() -> StartMethod:
+    """The fork server: safe beside threads, and quick. On macOS spawn, because system libraries do not survive fork."""
+    return "spawn" if sys.platform == "darwin" else "forkserver"
+
+
+def check_start_method(method: str | None) -> StartMethod:
+    """Return a valid start method; None is the default one.
+
+    Raises:
+        UsageError: There is no such method.
+    """
+    if method is None:
+        return default_start_method()
+    for known in START_METHODS:
+        if method == known:
+            return known
+    raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, got {method!r}")
