@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from streamsampler import errors as errors
-    from streamsampler.agents import Agent, RandomAgent
+    from streamsampler.agents import Agent
     from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.factory import WorkerFactory
     from streamsampler.folders import TrajectoryFolder, load
     from streamsampler.per_worker import PerWorker
+    from streamsampler.random_agent import RandomAgent
     from streamsampler.samplers import LocalSampler, MultiprocessingSampler
     from streamsampler.trajectories import StepType, TrajectoryBatch
     from streamsampler.worker_loop import run_worker
@@ -52,7 +53,7 @@ __all__ = [
 # and its start is mostly imports.
 _HOMES = {
     "Agent": "agents",
-    "RandomAgent": "agents",
+    "RandomAgent": "random_agent",
     "EnvUpdate": "environments",
     "ExistingEnvUpdate": "environments",
     "NewEnvUpdate": "environments",

@@ -32,12 +32,14 @@ class AgentTraits:
         takes_parameters: Whether it has `set_param_values`.
         callable_class: Of a plain callable, the full name of its class; else None.
         converter: What its `get_param_converter` gave, pickled; None where it has none.
+        takes_spaces: Whether it has `set_spaces`.
     """
 
     name: str
     takes_parameters: bool
     callable_class: str | None
     converter: Payload | None
+    takes_spaces: bool
 
 
 def traits_of(agent: Agent) -> AgentTraits:
@@ -53,6 +55,7 @@ def traits_of(agent: Agent) -> AgentTraits:
         takes_parameters=callable(getattr(agent, "set_param_values", None)),
         callable_class=_class_name(agent.function) if isinstance(agent, CallableAgent) else None,
         converter=None if converter is None else _owned(dumps(converter, "what the agent's get_param_converter gave")),
+        takes_spaces=callable(getattr(agent, "set_spaces", None)),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import difflib
 import functools
 import inspect
@@ -11,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from gymnasium.spaces import Space
 
 from streamsampler.current_directory import import_named
 from streamsampler.errors import UnknownAgentError, UsageError
+from streamsampler.random_agent import RandomAgent
 
 __all__ = [
     "Agent",
@@ -23,7 +24,10 @@ __all__ = [
     "as_agent",
     "is_agent",
     "load_agent",
+    "mask_argument",
     "reset_agent_function",
+    "takes_seed",
+    "tell_spaces",
 ]
 
 _WHAT_AN_AGENT_IS = (
@@ -31,6 +35,8 @@ _WHAT_AN_AGENT_IS = (
 )
 _OPTIONAL_METHODS = frozenset({"reset", "get_actions", "get_param_values", "set_param_values", "get_param_converter"})
 _NAMED_AGENTS = ("random",)
+_MASKS = ("do_resets", "dones")
+"""What the argument of `reset` is called that takes a mask: in garage, and in rllab before."""
 
 
 @runtime_checkable
@@ -43,8 +49,18 @@ class Agent(Protocol):
       a generator of its own seeds it here, and one with a memory clears it. ``reset()`` will do for the latter.
     - ``get_actions(observations)``, for n observations side by side (leaves of shape (n, ...), the agent's to change),
       gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so. It resets such
-      an agent once a block, not once a trajectory; one with a memory takes the keywords ``slots``, n integers (rows of
-      one slot follow each other), and ``starts``, n booleans (the row begins a trajectory), or one of them.
+      an agent once a block, not once a trajectory. An agent that remembers, or draws for each trajectory by itself,
+      takes the keywords ``slots``, n integers (rows of one slot follow each other), ``starts``, n booleans (the row
+      begins a trajectory), and ``seeds``, n integers (what `reset` would get at the row's trajectory's start), or some
+      of them.
+    - ``reset(do_resets)`` (or ``reset(dones)``), without the keyword ``starts`` of `get_actions`, is called with a
+      boolean mask whenever slots begin trajectories: True for those. At a block's start all entries are True, and their
+      number is that of the rows that `get_actions` gets from then on. Slots that have fallen silent get observations of
+      other ones, and what comes of them is dropped. It may take ``seed`` besides. `DefaultWorker` gives no mask, or one
+      of one True where it has no default.
+    - ``set_spaces(observation_space, action_space)`` tells a worker's copy of the agent the environment's spaces, once,
+      before it takes parameters or acts. They are the environment's own objects: copy what you draw from. After an
+      ``env_update`` workers get a new copy of such an agent.
     - ``get_param_values()`` and ``set_param_values(values)``: an agent update that is a tuple, a dict or an array goes
       to the latter.
     - ``get_param_converter()`` gives a small function that the sampler keeps, pickled, in its own process. It is asked
@@ -81,32 +97,6 @@ class Agent(Protocol):
         ...
 
 
-class RandomAgent:
-    """Draws its actions uniformly from a space.
-
-    Attributes:
-        action_space: Its own copy of the space, which it seeds.
-    """
-
-    def __init__(self, action_space: Space[Any]) -> None:
-        if not isinstance(action_space, Space):
-            raise UsageError(f"RandomAgent takes an action space, not {action_space!r}")
-        # A space owns a generator: seeding the environment's would change what the environment draws from it.
-        self.action_space = copy.deepcopy(action_space)
-
-    def reset(self, seed: int) -> None:
-        """Seeds the space at a trajectory's start.
-
-        Args:
-            seed: The trajectory's seed for its agent.
-        """
-        self.action_space.seed(seed)
-
-    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
-        """Draws an action, whatever the observation."""
-        return self.action_space.sample(), {}
-
-
 class CallableAgent:
     """Makes an agent of a plain callable.
 
@@ -137,10 +127,10 @@ def as_agent(obj: Any) -> Agent:
     """Makes an agent of what a user passed as one.
 
     Args:
-        obj: An agent, or a plain callable ``observation -> action``.
+        obj: An agent, a plain callable ``observation -> action``, or "random".
 
     Returns:
-        The object itself if it is an agent, else an agent that calls it.
+        The object itself if it is an agent, else an agent that calls it, or a `RandomAgent`.
 
     Raises:
         UsageError: If it is neither.
@@ -154,16 +144,20 @@ def as_agent(obj: Any) -> Agent:
         return agent
     if callable(obj):
         return CallableAgent(obj)
+    if isinstance(obj, str):
+        if obj in _NAMED_AGENTS:
+            return RandomAgent()
+        raise UsageError(f"no agent has the name {obj!r}: the one that has a name is 'random'")
     raise UsageError(f"an agent is {_WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither")
 
 
 def is_agent(obj: Any) -> bool:
-    """Tells whether an object can be nothing else than an agent: it has `get_action`, or is a plain function.
+    """Tells whether an object can be nothing else than an agent: it has `get_action`, is a plain function or a name.
 
     Other callables, such as a torch module, may be the parameters of one.
     """
-    if isinstance(obj, type):
-        return False
+    if isinstance(obj, type | str):
+        return obj in _NAMED_AGENTS
     return callable(getattr(obj, "get_action", None)) or inspect.isroutine(obj) or isinstance(obj, functools.partial)
 
 
@@ -191,10 +185,34 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
         return lambda seed: reset(seed)
     if _binds(signature):
         return lambda _: reset()
+    if (name := mask_argument(reset)) is not None:
+        if _binds(signature, **{name: None}, seed=0):
+            return lambda seed: reset(**{name: np.ones(1, dtype=np.bool_)}, seed=seed)
+        if _binds(signature, **{name: None}):
+            return lambda _: reset(**{name: np.ones(1, dtype=np.bool_)})
     raise UsageError(
         f"the agent ({type(agent).__qualname__}) has reset{signature}; it is called as reset(seed=…), or as reset() "
-        "if it takes no seed"
+        "if it takes no seed; or with a mask of slots that begin, do_resets"
     )
+
+
+def tell_spaces(agent: Agent, observation_space: Space[Any], action_space: Space[Any]) -> None:
+    """Tell an agent the spaces of its environment, if it has `set_spaces`."""
+    set_spaces = getattr(agent, "set_spaces", None)
+    if callable(set_spaces):
+        set_spaces(observation_space, action_space)
+
+
+def mask_argument(reset: Callable[..., Any]) -> str | None:
+    """Tell which argument of an agent's `reset` takes the mask of slots that begin a trajectory; None if none does."""
+    signature = _signature(reset)
+    return next((name for name in _MASKS if signature is not None and _takes_keyword(signature, name)), None)
+
+
+def takes_seed(reset: Callable[..., Any]) -> bool:
+    """Tell whether an agent's `reset` takes a seed by keyword."""
+    signature = _signature(reset)
+    return signature is None or _takes_keyword(signature, "seed")
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -163,6 +163,10 @@ class SamplerLife(ABC):
                 collector.updates.put(kind, published, about)
             else:
                 collector.updates.put(kind, collector.publish(payloads), payloads.about)
+        if "env" in updates and any(traits.takes_spaces for traits in collector.updates.about("agent")):
+            # What an agent has made of its spaces must not depend on those that it was told before.
+            collector.updates.repeat("agent")
+            collector.updates.repeat("parameters")
 
     def _start_afresh(self) -> None:
         """Replace the engine; an interrupt in here leaves everything such that it can be repeated."""

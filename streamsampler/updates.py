@@ -74,6 +74,13 @@ class Updates(Generic[Payload]):
         if any(payload is not None for payload in kept):
             self._in_force["parameters"] = replace(parameters, payloads=kept, shared=False)
 
+    def repeat(self, kind: Kind) -> None:
+        """Let all workers be told once more what is in force of a kind, if anything is."""
+        update = self._in_force.get(kind)
+        if update is not None:
+            self._serial += 1
+            self._in_force[kind] = replace(update, serials=(self._serial,) * self._n_workers)
+
     def about(self, kind: Kind) -> tuple[Any, ...]:
         """Return, by worker, what was told about the updates in force; they survive `restore` and `mapped`."""
         return self._in_force[kind].about

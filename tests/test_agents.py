@@ -54,7 +54,7 @@ class TestAsAgent:
         with pytest.raises(UsageError, match="the class Minimal itself: pass an instance"):
             as_agent(Minimal)
 
-    @pytest.mark.parametrize(("obj", "name"), [(None, "NoneType"), ("random", "str"), (3, "int"), ([], "list")])
+    @pytest.mark.parametrize(("obj", "name"), [(None, "NoneType"), (3, "int"), ([], "list")])
     def test_anything_else_is_told_what_an_agent_is(self, obj, name):
         with pytest.raises(UsageError, match=rf"get_action\(observation\) .* plain callable .* this {name} is neither"):
             as_agent(obj)

@@ -31,6 +31,7 @@ LAYERS = [
         "opaque",
         "space_encoding",
         "current_directory",
+        "random_agent",
         "agents",
         "agent_updates",
         "env_ids",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from streamsampler.agents import Agent, reset_agent_function
+from streamsampler.agents import Agent, reset_agent_function, tell_spaces
 from streamsampler.environments import EnvUpdate, apply_env_update
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class FaultyAgent:
         self.__dict__.update(state)
         self._faults.maybe("agent_construct")
 
+    def set_spaces(self, observation_space: Any, action_space: Any) -> None:
+        """Tell the agent the spaces of its environment."""
+        tell_spaces(self._agent, observation_space, action_space)
+
     def reset(self, seed: int) -> None:
         """Begin a trajectory, unless a fault is due."""
         self._seed, self._step = seed, 0
@@ -92,3 +96,13 @@ class FaultyAgent:
         """Take new parameters, unless a fault is due."""
         self._faults.maybe("agent_update")
         self._agent.set_param_values(values)  # type: ignore[attr-defined]
+
+    def get_param_converter(self) -> Any:
+        """Return what the agent takes as an update of its own kind."""
+        get_converter = getattr(self._agent, "get_param_converter", None)
+        return get_converter() if callable(get_converter) else _of_no_kind
+
+
+def _of_no_kind(update: Any) -> Any:  # noqa: ARG001 - whatever it is
+    """Take no update for one of the agent's own kind."""
+    return NotImplemented

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from streamsampler.agent_updates import apply_agent_update
-from streamsampler.agents import Agent, as_agent, reset_agent_function
+from streamsampler.agents import Agent, as_agent, mask_argument, reset_agent_function, takes_seed, tell_spaces
 from streamsampler.errors import UsageError
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps, loads
-from streamsampler.trees import Tree, snapshot
+from streamsampler.trees import Tree, snapshot, take
 from streamsampler.workers.base import Worker
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batch_rows import copied, row_of
@@ -26,7 +27,8 @@ __all__ = ["AgentPool", "BatchedAgent", "Rows"]
 
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.
-_ACTION, _RECORDING = Phase.ACTION, Phase.RECORDING
+_ACTION, _RECORDING, _AGENT_RESET = Phase.ACTION, Phase.RECORDING, Phase.AGENT_RESET
+_KEYWORDS = ("slots", "starts", "seeds")
 
 
 @dataclass(slots=True)
@@ -95,27 +97,31 @@ class _Together(BatchedAgent):
         self._get_actions = agent.get_actions
         self._reset = reset_agent_function(agent)
         names = _keywords(self._get_actions)
-        self._wants_slots, self._wants_starts = "slots" in names, "starts" in names
+        self._wants_slots, self._wants_starts, self._wants_seeds = (name in names for name in _KEYWORDS)
         self._plain = not names
+        self._seeds: dict[int, int] = {}  # by slot
+        self.by_slot = self._wants_seeds
 
     def begin_block(self, seed: int) -> None:
         if self._reset is not None:
             self._reset(seed)
 
+    def begin_trajectory(self, slot: int, seed: int) -> None:
+        self._seeds[slot] = seed
+
     def choose(self, rows: Rows, recorder: BatchRecorder, worker: Worker) -> tuple[Tree | None, list[Any]]:
         worker.phase = _ACTION
         if self._plain:
-            chosen = self._get_actions(rows.observations)
+            chosen = self._asked(rows.observations, {})
         else:
             keywords: dict[str, Any] = {}
             if self._wants_slots:
                 keywords["slots"] = rows.slots.copy()
             if self._wants_starts:
                 keywords["starts"] = np.array(rows.begun) == rows.step
-            chosen = self._get_actions(rows.observations, **keywords)
-        # A tuple and nothing else: an array of two rows unpacks just as well.
-        if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
-            raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
+            if self._wants_seeds:
+                keywords["seeds"] = np.array([self._seeds[slot] for slot in rows.slots.tolist()])
+            chosen = self._asked(rows.observations, keywords)
         worker.phase = _RECORDING
         n_rows = len(rows.slots)
         # Environments get a copy: they may keep or change it, and the agent may use its array again.
@@ -123,6 +129,74 @@ class _Together(BatchedAgent):
         if chosen[1]:
             recorder.agent_infos.record(np.arange(rows.first, rows.first + n_rows), chosen[1])
         return actions, singles
+
+    def _asked(self, observations: Tree, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        chosen = self._get_actions(observations, **keywords)
+        # A tuple and nothing else: an array of two rows unpacks just as well.
+        if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
+            raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
+        return chosen
+
+
+class _ByMask(_Together):
+    """An agent with `get_actions` and a memory by rows, whose `reset` takes a mask of those that begin a trajectory.
+
+    Its rows are always those that the block began with: only then does the memory of each belong to one slot.
+    """
+
+    by_slot = True
+
+    def __init__(self, agent: Any, mask_name: str) -> None:
+        super().__init__(agent)
+        self.by_slot = True
+        self._reset_rows = agent.reset
+        self._mask_name = mask_name
+        self._takes_seed = takes_seed(agent.reset)
+        self._begun: dict[int, int] = {}  # seeds, by the slots that begin a trajectory with the next step
+        self._n_rows = 0
+
+    def begin_block(self, seed: int) -> None:
+        del seed  # the first trajectory's will do
+        self._begun.clear()
+        self._n_rows = 0
+
+    def begin_trajectory(self, slot: int, seed: int) -> None:
+        super().begin_trajectory(slot, seed)
+        self._begun[slot] = seed
+
+    def choose(self, rows: Rows, recorder: BatchRecorder, worker: Worker) -> tuple[Tree | None, list[Any]]:
+        if self._begun:
+            worker.phase = _AGENT_RESET
+            self._reset_those_that_begin()
+        worker.phase = _ACTION
+        n_rows = self._n_rows
+        row_of_slot = np.zeros(n_rows, dtype=np.int64)  # those that are silent get the first row's observation
+        row_of_slot[rows.slots] = np.arange(len(rows.slots))
+        keywords: dict[str, Any] = {}
+        if self._wants_slots:
+            keywords["slots"] = np.arange(n_rows)
+        if self._wants_seeds:
+            keywords["seeds"] = np.array([self._seeds[slot] for slot in range(n_rows)])
+        actions, infos = self._asked(take(rows.observations, row_of_slot), keywords)
+        worker.phase = _RECORDING
+        if len(rows.slots) < n_rows:
+            actions = take(recorder.actions.checked(actions, n_rows), rows.slots)
+        recorded, singles = recorder.actions.take(copied(actions), len(rows.slots))
+        if infos:
+            recorder.agent_infos.record(np.arange(rows.first, rows.first + len(rows.slots)), infos, rows.slots)
+        return recorded, singles
+
+    def _reset_those_that_begin(self) -> None:
+        if not self._n_rows:
+            self._n_rows = len(self._begun)
+            self._seeds = dict(self._begun)
+        mask = np.zeros(self._n_rows, dtype=np.bool_)
+        mask[list(self._begun)] = True
+        arguments: dict[str, Any] = {self._mask_name: mask}
+        if self._takes_seed:
+            arguments["seed"] = self._begun[min(self._begun)]
+        self._begun.clear()
+        self._reset_rows(**arguments)
 
 
 class _OneByOne(BatchedAgent):
@@ -177,14 +251,17 @@ class AgentPool:
         """Whether there is no agent yet."""
         return not self._agents
 
-    def update(self, agent_update: Any, n_slots: int) -> None:
+    def update(self, agent_update: Any, n_slots: int, spaces: tuple[Space[Any], Space[Any]] | None) -> None:
         """Replace the agent, or hand it new parameters; see `agent_updates.apply_agent_update`.
 
         Args:
             agent_update: The update.
             n_slots: How many agents may be needed.
+            spaces: The observation and action space of one environment, which a new agent is told; None where there
+                is none yet.
         """
         self._batched = None
+        old = self._agents[:1]
         if self._agents:
             updated = apply_agent_update(self._agents[0], agent_update)
             if updated is self._agents[0]:
@@ -194,6 +271,8 @@ class AgentPool:
                 self._agents = [updated]
         else:
             self._agents = [as_agent(agent_update)]
+        if spaces is not None and not (old and self._agents[0] is old[0]):
+            tell_spaces(self._agents[0], *spaces)
         self.batched(n_slots)
 
     def batched(self, n_slots: int) -> BatchedAgent:
@@ -205,7 +284,7 @@ class AgentPool:
     def _make(self, n_slots: int) -> BatchedAgent:
         agent = self._agents[0]
         if callable(getattr(agent, "get_actions", None)):
-            return _Together(agent)
+            return self._asked_together(agent)
         if self._hint:
             self._hint = False
             _LOG.warning(
@@ -217,6 +296,23 @@ class AgentPool:
             self._agents += [loads(pickled) for _ in range(n_slots - len(self._agents))]
         return _OneByOne(self._agents)
 
+    def _asked_together(self, agent: Any) -> BatchedAgent:
+        reset = getattr(agent, "reset", None)
+        keywords = _keywords(agent.get_actions)
+        if not callable(reset) or "starts" in keywords:
+            return _Together(agent)
+        mask_name = mask_argument(reset)
+        if mask_name is not None:
+            return _ByMask(agent, mask_name)
+        if self._hint and not takes_seed(reset):
+            self._hint = False
+            _LOG.warning(
+                "VecWorker: the agent (%s) has get_actions, and its reset() is called at the start of each block only, "
+                "not of each trajectory. If it remembers anything, its actions are wrong: let get_actions take slots "
+                "and starts, or reset the mask of slots that begin, reset(do_resets).", type(agent).__qualname__,
+            )  # fmt: skip
+        return _Together(agent)
+
 
 def _keywords(function: Callable[..., Any]) -> set[str]:
     """Which of the keywords that a recurrent agent needs this function takes."""
@@ -225,4 +321,4 @@ def _keywords(function: Callable[..., Any]) -> set[str]:
     except (TypeError, ValueError):
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name for name in ("slots", "starts") if name in parameters and parameters[name].kind in kinds}
+    return {name for name in _KEYWORDS if name in parameters and parameters[name].kind in kinds}

@@ -9,7 +9,7 @@ from typing import Any, cast
 import gymnasium
 
 from streamsampler.agent_updates import apply_agent_update
-from streamsampler.agents import Agent, as_agent, reset_agent_function
+from streamsampler.agents import Agent, as_agent, reset_agent_function, tell_spaces
 from streamsampler.board import WorkerRow, phase_number
 from streamsampler.environments import EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError
@@ -68,10 +68,10 @@ class DefaultWorker(Worker):
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
         self.phase = Phase.AGENT_CONSTRUCTION if self._agent is None else Phase.AGENT_UPDATE
-        if self._agent is None:
-            self._agent = as_agent(agent_update)
-        else:
-            self._agent = apply_agent_update(self._agent, agent_update)
+        old = self._agent
+        self._agent = as_agent(agent_update) if old is None else apply_agent_update(old, agent_update)
+        if self._agent is not old and self._env is not None:
+            tell_spaces(self._agent, *self.spaces)
         self._reset_agent = reset_agent_function(self._agent)
 
     def update_env(self, env_update: EnvUpdate) -> None:

@@ -116,7 +116,9 @@ class VecWorker(Worker):
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters; with copies for slots, each of them."""
         self.phase = Phase.AGENT_CONSTRUCTION if self._agents.empty else Phase.AGENT_UPDATE
-        self._agents.update(agent_update, 1 if self._runner is None else self._runner.n_slots)
+        runner = self._runner
+        n_slots, spaces = (1, None) if runner is None else (runner.n_slots, runner.spaces)
+        self._agents.update(agent_update, n_slots, spaces)
 
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environments, one after the other.

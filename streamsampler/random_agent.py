@@ -1,0 +1,106 @@
+"""The agent that draws its actions, whatever it sees."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from gymnasium.spaces import Space
+
+from streamsampler.errors import UsageError
+
+__all__ = ["RandomAgent"]
+
+
+class RandomAgent:
+    """Draws its actions uniformly from a space.
+
+    A trajectory's actions depend on its seed alone: they are the same with `DefaultWorker` and `VecWorker`.
+
+    Args:
+        action_space: The space; None for the environment's.
+
+    Attributes:
+        action_space: Its own copy of the space, which it seeds; None until it is there.
+
+    Raises:
+        UsageError: It is no space.
+    """
+
+    def __init__(self, action_space: Space[Any] | None = None) -> None:
+        if not (action_space is None or isinstance(action_space, Space)):
+            raise UsageError(f"RandomAgent takes an action space, not {action_space!r}")
+        # A space owns a generator: seeding the environment's would change what the environment draws from it.
+        self.action_space = copy.deepcopy(action_space)
+        self._from_env = action_space is None
+        self._by_slot: dict[int, Space[Any]] = {}
+
+    def set_spaces(self, observation_space: Space[Any], action_space: Space[Any]) -> None:  # noqa: ARG002 - see Agent
+        """Take the environment's action space, unless one was given."""
+        if self._from_env:
+            self.action_space = copy.deepcopy(action_space)
+            self._by_slot = {}
+
+    def reset(self, seed: int) -> None:
+        """Seeds the space at a trajectory's start.
+
+        Args:
+            seed: The trajectory's seed for its agent.
+
+        Raises:
+            UsageError: There is no space yet.
+        """
+        self._space().seed(seed)
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
+        """Draws an action, whatever the observation.
+
+        Raises:
+            UsageError: There is no space yet.
+        """
+        return self._space().sample(), {}
+
+    def get_actions(
+        self, observations: Any, *, slots: Any = None, starts: Any = None, seeds: Any = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Draws n actions, each from its trajectory's own generator.
+
+        Args:
+            observations: Tree of (n, *O).
+            slots: (n,) ints: which of several environments each row is of.
+            starts: (n,) bool: which rows begin a trajectory.
+            seeds: (n,) ints: the seed of each row's trajectory. None draws all actions from `action_space`.
+
+        Returns:
+            The actions, a list of n, and no infos.
+
+        Raises:
+            UsageError: There is no space yet.
+        """
+        space = self._space()
+        if seeds is None:
+            return [space.sample() for _ in range(_n_rows(observations))], {}
+        actions = []
+        for slot, begins, seed in zip(slots.tolist(), starts.tolist(), seeds.tolist(), strict=True):
+            mine = self._by_slot.get(slot)
+            if mine is None:
+                mine = self._by_slot[slot] = copy.deepcopy(space)
+            if begins:
+                mine.seed(seed)
+            actions.append(mine.sample())
+        return actions, {}
+
+    def _space(self) -> Space[Any]:
+        if self.action_space is None:
+            raise UsageError(
+                "this RandomAgent has no action space yet: samplers give it the environment's; elsewhere make it with "
+                "one, RandomAgent(env.action_space)"
+            )
+        return self.action_space
+
+
+def _n_rows(tree: Any) -> int:
+    """How many rows a batch has: a tree of arrays."""
+    while isinstance(tree, dict | tuple):
+        tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
+    return len(tree)
