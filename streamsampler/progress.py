@@ -153,9 +153,15 @@ class Bar:
             self._drawn = None
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Draw a snapshot."""
+        """Draw a snapshot; on a terminal that is gone, draw nothing any more."""
         if not self.visible:
             return
+        try:
+            self._draw(snapshot)
+        except OSError:
+            self.visible, self._drawn = False, None
+
+    def _draw(self, snapshot: Snapshot) -> None:
         if self._drawn is None:
             self._drawn = self._new(snapshot.target)
         # One column stays free: a terminal that wraps at its last one would need a new line for each drawing.

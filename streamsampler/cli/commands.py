@@ -16,6 +16,7 @@ import click
 from streamsampler.cli import arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option
 from streamsampler.cli.interrupts import Interrupts
+from streamsampler.cli.streams import write_errors_told
 from streamsampler.engines.start_methods import START_METHODS
 from streamsampler.version import __version__
 
@@ -193,7 +194,8 @@ def main() -> None:
     interrupts = Interrupts()
     interrupts.install()
     try:
-        cli(obj=interrupts)
+        with write_errors_told():
+            cli(obj=interrupts)
     finally:
         # What is left are the interpreter's own last steps; a traceback out of them helps nobody.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,7 +18,7 @@ from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.request import Amount, Outcome, Request
 from streamsampler.cli.sampling import run
-from streamsampler.cli.streams import stdout_reserved
+from streamsampler.cli.streams import print_result, stdout_reserved, tell
 from streamsampler.progress_output import output_on
 
 __all__ = ["execute"]
@@ -50,7 +50,7 @@ def execute(
             outcome = run(request, interrupts, bar)
     except Interrupted:
         kept = "nothing was kept" if request.shard_size is None else f"nothing was added to {request.out}"
-        click.echo(f"Interrupted: {kept}.", err=True)
+        tell(f"Interrupted: {kept}.")
         ctx.exit(interrupts.exit_code)
     _report(request, outcome, as_json=as_json, line=not (quiet or bar.tells_end))
     ctx.exit(interrupts.exit_code)
@@ -58,8 +58,8 @@ def execute(
 
 def _report(request: Request, outcome: Outcome, *, as_json: bool, line: bool) -> None:
     if line:
-        click.echo(summary.as_line(request, outcome), err=True)
+        tell(summary.as_line(request, outcome))
+    text = summary.as_text(request, outcome)
     if as_json:
-        click.echo(json.dumps(summary.as_json(request, outcome), allow_nan=False))
-    else:
-        click.echo(summary.as_text(request, outcome))
+        text = json.dumps(summary.as_json(request, outcome), allow_nan=False)
+    print_result(text, kept=outcome.written)

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 from gymnasium.envs import registration
 
+from streamsampler.cli.streams import tell
 from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, UsageError
 
 __all__ = ["Failure", "UsageFailure", "traceback_of", "translated", "without_own_frames"]
@@ -47,7 +48,7 @@ class Failure(click.ClickException):
         """Print the message, the details, and the notes that were added on the way."""
         del file
         notes = "\n".join(getattr(self, "__notes__", ()))
-        click.echo("\n\n".join(part for part in (f"Error: {self.message}", self.details, notes) if part), err=True)
+        tell("\n\n".join(part for part in (f"Error: {self.message}", self.details, notes) if part))
 
 
 class UsageFailure(click.UsageError):
@@ -67,7 +68,7 @@ class UsageFailure(click.UsageError):
         del file
         super().show()
         if self.details:
-            click.echo(f"\n{self.details}", err=True)
+            tell(f"\n{self.details}")
 
 
 @contextlib.contextmanager

@@ -6,9 +6,8 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-import click
-
 from streamsampler.cli.failures import without_own_frames
+from streamsampler.cli.streams import tell
 from streamsampler.progress_output import Output
 
 __all__ = ["notices_shown"]
@@ -31,7 +30,7 @@ class _AboveTheBar(logging.Handler):
             self.handleError(record)
             return
         if not self._bar.write_above(text):
-            click.echo(text, err=True)
+            tell(text)
 
 
 def _text(record: logging.LogRecord) -> str:

@@ -1,14 +1,21 @@
-"""Standard output is for the result alone."""
+"""Standard output is for the result alone; and a standard stream that cannot be written is one line, no traceback."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
-__all__ = ["stdout_reserved"]
+import click
+
+__all__ = ["print_result", "stdout_reserved", "tell", "write_errors_told"]
+
+_NAMES = {"stdout": "standard output", "stderr": "standard error"}
+_given_up: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -34,3 +41,106 @@ def stdout_reserved() -> Iterator[None]:
             sys.stdout.flush()
         os.dup2(kept, stdout)
         os.close(kept)
+
+
+def tell(text: str) -> None:
+    """Write lines to standard error; where that cannot be written, go on without it, and end with exit code 1."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        _give_up("stderr")
+
+
+def print_result(text: str, kept: object = None) -> None:
+    """Print the result.
+
+    Args:
+        text: The result.
+        kept: The file that has what the result is about; None if there is none.
+
+    Raises:
+        click.ClickException: It cannot be written. A reader that has left is click's matter.
+    """
+    try:
+        click.echo(text)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        _give_up("stdout")
+        where = "" if kept is None else f". What was sampled is in {kept}"
+        raise click.ClickException(_message("stdout", error) + where) from None
+
+
+class _Watched:
+    """A standard stream that keeps the last error of writing to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: Any) -> Any:
+        return self._watch(self._stream.write, text)
+
+    def flush(self) -> None:
+        self._watch(self._stream.flush)
+
+    def _watch(self, method: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return method(*args)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def write_errors_told() -> Iterator[None]:
+    """Run the command; a standard stream that cannot be written, for a full disk, is one line and exit code 1.
+
+    Raises:
+        SystemExit: With 1 in the place of 0.
+    """
+    _given_up.clear()
+    watched = {name: _Watched(stream) for name in _NAMES if (stream := getattr(sys, name)) is not None}
+    for name, stream in watched.items():
+        setattr(sys, name, stream)
+    try:
+        try:
+            yield
+        finally:
+            for stream in watched.values():
+                stream.flush()  # here and not when the interpreter ends, which would print a traceback
+    except SystemExit as end:
+        if not end.code and "stderr" in _given_up:
+            raise SystemExit(1) from None
+        raise
+    except OSError:
+        errors = {name: stream.error for name, stream in watched.items() if stream.error is not None}
+        if not errors:
+            raise  # it is about something else
+        _end_without(errors)
+
+
+def _end_without(errors: dict[str, OSError]) -> NoReturn:
+    for name in errors:
+        _give_up(name)
+    error = errors.get("stdout")
+    if error is not None and error.errno != errno.EPIPE:
+        tell(f"Error: {_message('stdout', error)}")
+    raise SystemExit(1)
+
+
+def _message(name: str, error: OSError) -> str:
+    return f"{_NAMES[name]} could not be written: {error.strerror or error}"
+
+
+def _give_up(name: str) -> None:
+    """Let a standard stream lead to nowhere: what is left in its buffer would fail again when the interpreter ends."""
+    _given_up.add(name)
+    stream: Any = getattr(sys, name)
+    with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
