@@ -8,6 +8,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from streamsampler.anomaly_accounts import AnomalyAccounts
 from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.collector import Collector, Part, Spaces
 from streamsampler.crew import logger
@@ -60,6 +61,7 @@ class Call:
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
         self._early = None if isinstance(plan, Endless) else EarlyObservations(collector.pool.allocate)
+        self._anomalies = AnomalyAccounts(collector, stats, self.version)
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
         self._begun: float | None = perf_counter()
         # The word first: whatever an older rollout still does now, nobody wants it.
@@ -331,6 +333,7 @@ class Call:
         runs, stats = self.gathering.runs(), self.stats
         stats.kept_trajectories = self.gathering.n_trajectories
         self.account_for_dropped(runs)
+        self._anomalies.returned()
         stats.kept_timesteps = sum(sum(run.lengths) for run in runs)
         for _, n_trajectories, n_timesteps in self.gathering.surplus():
             stats.surplus_trajectories += n_trajectories
@@ -341,7 +344,8 @@ class Call:
         return self.batch(runs, self._early.tree() if self._early is not None else None)
 
     def account_for_dropped(self, runs: list[Run[Part]]) -> None:
-        """Count what was left out of these runs."""
+        """Count what was left out of these runs, and remember what may be wrong with the others."""
+        self._anomalies.hold(runs)
         for run in runs:
             for position, phase, error in run.part.dropped:
                 if run.start <= position < run.stop:
@@ -356,6 +360,7 @@ class Call:
         self.stats.kept_timesteps += batch.n_timesteps
         self._yielded[0] += batch.n_trajectories
         self._yielded[1] += batch.n_timesteps
+        self._anomalies.returned(batch.indices.tolist())
 
     def account_for_unseen(self) -> None:
         """Count as surplus what arrived and was never seen by a stream's consumer."""

@@ -96,6 +96,7 @@ class Collector:
         self.crew = Crew(engine, policy or Policy(), clock)
         self.cancelled = False
         self.suspect = False  # whether an interrupt may have hit between two steps of the bookkeeping
+        self.told_of_anomalies = False
         self.published: dict[int, Any] = updates.payloads()
         self._levels: Levels | None = None
         self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]

@@ -12,6 +12,7 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from . import trees
+from .anomalies import Anomaly
 from .buffers import Allocate, empty, make_recorder
 from .columns import InfoColumns, merge
 from .compact import by_position
@@ -44,6 +45,7 @@ class Rollouts:
         env_infos: Columns of t steps.
         agent_infos: Columns of t steps.
         episode_infos: Columns of n steps.
+        anomalies: The trajectories that may be wrong, if that was looked for.
     """
 
     observations: Tree
@@ -56,6 +58,7 @@ class Rollouts:
     env_infos: InfoColumns
     agent_infos: InfoColumns
     episode_infos: InfoColumns
+    anomalies: tuple[Anomaly, ...] = ()
 
     @property
     def n_trajectories(self) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .errors import DataError
 from .trees import Array, Tree
 
-__all__ = ["AnySpace", "check_actions", "misfit", "row_spec", "short", "space_leaves", "validate"]
+__all__ = ["AnySpace", "check_actions", "misfit", "row_spec", "rows_inside", "short", "space_leaves", "validate"]
 
 AnySpace: TypeAlias = "Space[Any]"
 AnyTuple: TypeAlias = "gym_spaces.Tuple[Any]"
@@ -100,15 +100,26 @@ def check_actions(space: AnySpace, actions: Tree, path: str = "action") -> tuple
     """
     first: tuple[int, str] | None = None
     for name, leaf, array in space_leaves(space, actions, path):
-        outside = (
-            np.flatnonzero(~_inside(leaf, array).reshape(len(array), -1).all(axis=1))
-            if array.size
-            else np.empty(0, np.intp)
-        )
+        outside = np.flatnonzero(~rows_inside(leaf, array))
         row = int(outside[0]) if len(outside) else None
         if row is not None and (first is None or row < first[0]):
             first = row, f"{name} is outside its space: {short(array[row])} is not in {leaf}"
     return first
+
+
+def rows_inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
+    """Tell which rows of a leaf are in its space; NaN is in no Box.
+
+    Args:
+        space: The leaf's space.
+        rows: (n, ...) of the leaf's shape and dtype.
+
+    Returns:
+        (n,) bool.
+    """
+    if not rows.size:
+        return np.ones(len(rows), dtype=np.bool_)
+    return np.asarray(_inside(space, rows).reshape(len(rows), -1).all(axis=1))
 
 
 @singledispatch

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from streamsampler.protocol import Report
 
-__all__ = ["REMEMBERED", "TIMES", "Dropped", "Stats", "WorkerTimes"]
+__all__ = ["REMEMBERED", "TIMES", "Dropped", "FoundAnomaly", "Stats", "WorkerTimes"]
 
 REMEMBERED = 1_000
 """How many dropped trajectories are told one by one."""
@@ -60,6 +60,26 @@ class Dropped:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class FoundAnomaly:
+    """Data that may be wrong.
+
+    Attributes:
+        version: The agent version.
+        index: The trajectory index.
+        timestep: The timestep; the trajectory's length where it is about the final observation.
+        what: What may be wrong, and the environment's name.
+    """
+
+    version: int
+    index: int
+    timestep: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what}, at timestep {self.timestep} of trajectory {self.index} of agent version {self.version}"
+
+
 @dataclass
 class Stats:
     """What a call did, or a sampler in all its calls.
@@ -77,6 +97,9 @@ class Stats:
             those that the call turned out not to need are surplus.
         dropped_trajectories: Trajectories that raised and were left out, of those that the batch has passed by.
         dropped: Which they were, and why; the latest thousand.
+        anomalies: Observations that hold NaN or are outside their space, and rewards that are NaN, of the trajectories
+            that were returned; final observations are among them. 0 where `check` is None.
+        first_anomaly: The first one, by trajectory index and timestep, of the first call that returned any; or None.
         restarts: Workers that were started in place of others: dead ones, hung ones, too large ones.
         hangs: Workers that made no progress and were killed.
         replaced: Workers that had more memory than they may, and ended.
@@ -96,6 +119,8 @@ class Stats:
     failed_trajectories: int = 0
     dropped_trajectories: int = 0
     dropped: list[Dropped] = field(default_factory=list)
+    anomalies: int = 0
+    first_anomaly: FoundAnomaly | None = None
     restarts: int = 0
     hangs: int = 0
     replaced: int = 0
@@ -126,8 +151,9 @@ class Stats:
     def merge(self, call: Stats) -> None:
         """Add the accounts of a call."""
         for item in fields(self):
-            if item.name != "workers":
+            if item.name not in ("workers", "first_anomaly"):
                 setattr(self, item.name, getattr(self, item.name) + getattr(call, item.name))
+        self.first_anomaly = self.first_anomaly or call.first_anomaly
         del self.dropped[:-REMEMBERED]
         for mine, theirs in zip(self.workers, call.workers, strict=True):
             mine.add([getattr(theirs, name) for name in TIMES])

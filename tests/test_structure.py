@@ -47,7 +47,18 @@ LAYERS = [
         "adapters.torch",
         "adapters.sb3",
     ],
-    ["step_values", "recording", "assembly", "storage", "manifest", "folder_lock", "shard_files", "folders", "shards"],
+    [
+        "anomalies",
+        "step_values",
+        "recording",
+        "assembly",
+        "storage",
+        "manifest",
+        "folder_lock",
+        "shard_files",
+        "folders",
+        "shards",
+    ],
     [
         "workers",
         "workers.base",
@@ -82,7 +93,7 @@ LAYERS = [
         "engines.local",
         "engines.processes",
     ],
-    ["setbacks", "crew", "collector", "deciding", "collecting", "apart"],
+    ["setbacks", "crew", "collector", "anomaly_accounts", "deciding", "collecting", "apart"],
     ["progress", "progress_output"],
     ["payloads", "lifetime", "sampler_options", "sampler", "samplers", "portions"],
     [

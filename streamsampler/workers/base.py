@@ -5,12 +5,13 @@ from __future__ import annotations
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from streamsampler.anomalies import AnomalyFinder
 from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
@@ -67,6 +68,12 @@ def summary_of(error: BaseException) -> str:
     return summary
 
 
+def name_of_env(env: Any) -> str:
+    """Return what an environment is called in messages: its id, or the name of its class."""
+    spec = getattr(env, "spec", None)
+    return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
+
+
 def tell_where(error: BaseException, env: Any, timestep: int | None) -> None:
     """Add to an error about recorded data which environment it is about, and which timestep.
 
@@ -75,12 +82,10 @@ def tell_where(error: BaseException, env: Any, timestep: int | None) -> None:
         env: The environment, single or vectorised; None where it is not known.
         timestep: The timestep of its trajectory; None where there is none, or the error says it already.
     """
-    spec = getattr(env, "spec", None)
-    name = spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__
     if hasattr(error, "told"):
         return
     error.told = True  # type: ignore[attr-defined]
-    which = "" if env is None else f"{name}: "
+    which = "" if env is None else f"{name_of_env(env)}: "
     when = "" if timestep is None else f", at timestep {timestep} of its trajectory"
     error.args = (f"{which}{error}{when}", *error.args[1:])
 
@@ -122,6 +127,7 @@ class Worker(ABC):
         self.dropping: Callable[[tuple[str, ...]], bool] | None = None
         self.check: CheckMode = None
         self.rebuild: Callable[[], None] = _nothing
+        self._finder: AnomalyFinder | None = None
 
     @classmethod
     def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:  # noqa: ARG003 - for those whose blocks depend on them
@@ -174,7 +180,8 @@ class Worker(ABC):
         self.phase, self.trajectory = Phase.RECORDING, None
         self.row.phase(Phase.RECORDING)
         try:
-            return finish()
+            rollouts = finish()
+            return rollouts if self.check is None else self._looked_through(rollouts, env)
         except DataError as error:
             if (position := getattr(error, "position", None)) is not None:
                 self.trajectory = indices[position]
@@ -182,6 +189,28 @@ class Worker(ABC):
             if isinstance(error, ActionError):
                 self.phase = Phase.ACTION
             raise
+
+    def _looked_through(self, rollouts: Rollouts, env: Any) -> Rollouts:
+        """Add the trajectories that may be wrong.
+
+        Raises:
+            DataError: There is one, and `check` is "error".
+        """
+        space = self.spaces[0]
+        if self._finder is None or self._finder.space is not space:
+            self._finder = AnomalyFinder(space)
+        parts = rollouts.observations, rollouts.last_observations, rollouts.rewards, rollouts.lengths
+        anomalies = self._finder.find(*parts)
+        if not anomalies:
+            return rollouts
+        if self.check == "error":
+            error = DataError(anomalies[0].what)
+            error.position, error.timestep = anomalies[0].position, anomalies[0].timestep  # type: ignore[attr-defined]
+            raise error
+        name = name_of_env(env)
+        return replace(
+            rollouts, anomalies=tuple(replace(anomaly, what=f"{name}: {anomaly.what}") for anomaly in anomalies)
+        )
 
     @property
     @abstractmethod

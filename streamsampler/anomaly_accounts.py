@@ -1,0 +1,61 @@
+"""Accounts of what may be wrong with the trajectories that a call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from streamsampler.anomalies import Anomaly
+from streamsampler.collector import Collector, Part
+from streamsampler.crew import logger
+from streamsampler.gathering import Run
+from streamsampler.statistics import FoundAnomaly, Stats
+
+__all__ = ["AnomalyAccounts"]
+
+
+class AnomalyAccounts:
+    """Counts the anomalies of trajectories that are returned, and of no others: so does one process alone.
+
+    Args:
+        collector: What outlives the call; knows whether the user was warned.
+        stats: Where they are counted.
+        version: The call's agent version.
+    """
+
+    def __init__(self, collector: Collector, stats: Stats, version: int) -> None:
+        self._collector, self._stats, self._version = collector, stats, version
+        self._held: dict[int, Anomaly] = {}  # by trajectory index
+
+    def hold(self, runs: Iterable[Run[Part]]) -> None:
+        """Remember the anomalies of these runs."""
+        for run in runs:
+            rollouts = run.part.rollouts
+            if rollouts is None or not rollouts.anomalies:
+                continue
+            start, stop = run.part.span(run.start, run.stop)
+            kept = [index for index, length in zip(run.indices, run.lengths, strict=True) if length]
+            for anomaly in rollouts.anomalies:
+                if start <= anomaly.position < stop:
+                    self._held[kept[anomaly.position - start]] = anomaly
+
+    def returned(self, indices: Sequence[int] | None = None) -> None:
+        """Count the anomalies of trajectories that are returned, and warn of the sampler's first one.
+
+        Args:
+            indices: The trajectories; None for all that are remembered.
+        """
+        if not self._held:
+            return
+        found = sorted(self._held if indices is None else self._held.keys() & set(indices))
+        for index in found:
+            anomaly = self._held.pop(index)
+            self._stats.anomalies += anomaly.count
+            first = FoundAnomaly(self._version, index, anomaly.timestep, anomaly.what)
+            if self._stats.first_anomaly is None:
+                self._stats.first_anomaly = first
+            if not self._collector.told_of_anomalies:
+                self._collector.told_of_anomalies = True
+                logger.warning(
+                    '%s; such data are counted in stats.anomalies, and told this once; check="error" ends the call, '
+                    "check=None looks for nothing", first,
+                )  # fmt: skip
