@@ -293,6 +293,7 @@ class Call:
             seed=self._collector.seed,
             stats=self.stats,
             observations=observations,
+            worker_numbers=[run.part.worker for run in runs for length in run.lengths if length],
         )
 
     def _spaces_of(self, runs: list[Run[Part]]) -> Spaces:

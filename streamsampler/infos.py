@@ -9,7 +9,7 @@ the same form; one that was empty leaves no trace.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, TypeAlias
 
@@ -25,7 +25,9 @@ __all__ = [
     "Infos",
     "columns_of",
     "concatenate_infos",
+    "info_value",
     "infos_of",
+    "is_mask",
     "take_infos",
     "validate_infos",
 ]
@@ -92,7 +94,7 @@ class InfoRecorder:
             else:
                 alike = False
                 column[0].append(step)
-                column[1].append(snapshot(value))
+                column[1].append(info_value(value))
         self._keys = tuple(info) if alike else ()
 
     def _rows_to_columns(self) -> None:
@@ -116,7 +118,7 @@ class InfoRecorder:
             return
         steps, values = self._columns.get(path) or self._column(path)
         steps.append(step)
-        values.append(snapshot(value))
+        values.append(info_value(value))
 
     def _column(self, path: KeyPath) -> tuple[list[int], list[Any]]:
         column = self._columns.get(path)
@@ -157,6 +159,16 @@ class InfoRecorder:
                 columns[path] = column_of(present, values[:n_present])
         check_names(columns, self._path, owners)
         return InfoColumns(length, columns)
+
+
+def info_value(value: Any) -> Any:
+    """Return what is recorded of a value: a copy; of a tensor of torch an array, if NumPy has its dtype."""
+    if value.__class__ is not np.ndarray and value.__class__.__module__.partition(".")[0] == "torch":
+        try:
+            return np.array(value.detach().cpu().numpy())
+        except (AttributeError, TypeError, RuntimeError):
+            pass  # no tensor, or of such a dtype as bfloat16
+    return snapshot(value)
 
 
 def _refused(step: int, message: str) -> DataError:
@@ -226,7 +238,7 @@ def _visit(
         where = (*prefix, key)
         if isinstance(value, dict):
             _visit(value, length, path, where, visit)
-        elif _is_mask(key, infos):
+        elif is_mask(key, infos):
             if value.dtype != np.bool_ or value.shape != (length,):
                 raise DataError(
                     f"{name_of(path, where)}, the mask of {key[1:]!r}, should be bool of shape {(length,)}, "
@@ -243,7 +255,8 @@ def _visit(
             visit(where, value, mask if isinstance(mask, np.ndarray) else None)
 
 
-def _is_mask(key: str, infos: Infos) -> bool:
+def is_mask(key: str, infos: Mapping[str, Any]) -> bool:
+    """Whether a key of infos is the mask of another one."""
     return key[:1] == "_" and key[1:] in infos and isinstance(infos[key], np.ndarray)
 
 
@@ -258,7 +271,7 @@ def take_infos(infos: Infos, index: slice | Array) -> Infos:
         if isinstance(value, dict):
             if inner := take_infos(value, index):
                 taken[key] = inner
-        elif not _is_mask(key, infos):
+        elif not is_mask(key, infos):
             mask = infos.get(f"_{key}")
             _take_one(taken, key, value[index], mask[index] if isinstance(mask, np.ndarray) else None)
     return taken

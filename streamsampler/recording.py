@@ -301,6 +301,7 @@ def assemble(
     seed: int | None,
     stats: Any = None,
     observations: Tree | None = None,
+    worker_numbers: Any = None,
 ) -> TrajectoryBatch[Any, Any]:
     """Make a batch of trajectories of many tickets.
 
@@ -314,6 +315,7 @@ def assemble(
         seed: The sampler's.
         stats: Accounts of the call.
         observations: Those of all runs, where they are joined already; then the rollouts' own are not looked at.
+        worker_numbers: Which worker ran each trajectory, N integers; None where that is not known.
 
     Returns:
         A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
@@ -363,6 +365,9 @@ def assemble(
         agent_versions=np.array(np.broadcast_to(np.asarray(agent_versions, dtype=np.int64), (n_trajectories,))),
         seed=seed,
         stats=stats,
+        worker_numbers=cast(
+            Any, worker_numbers if worker_numbers is None else np.array(worker_numbers, dtype=np.int64)
+        ),
     )
 
 

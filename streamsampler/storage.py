@@ -134,7 +134,7 @@ def save(
     provenance: Mapping[str, Any] | None = None,
     compress: bool = False,
 ) -> Path:
-    """Write a batch to a file, all of it except `stats`.
+    """Write a batch to a file, all of it except `stats` and `worker_numbers`, which depend on timing.
 
     The file appears under its name only when it is complete and on the disk; a file of that name is replaced. Equal
     batches make equal files, byte for byte.
@@ -231,7 +231,7 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
         path: The file; `.npz` is appended where there is none of that name.
 
     Returns:
-        A batch equal to the one written; its `stats` are None.
+        A batch equal to the one written; its `stats` are None, and its `worker_numbers` -1.
 
     Raises:
         StorageError: The file holds no batch, is damaged or cut short, is of a newer format, or holds pickles.

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import trees
+from .batch_fields import check_batch, padded_infos, padded_tree, tensors_of, worker_numbers_of
 from .errors import DataError
 from .generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
-from .infos import concatenate_infos, take_infos, validate_infos
-from .spaces import AnySpace, validate
+from .infos import concatenate_infos, take_infos
+from .spaces import AnySpace
 from .statistics import Stats
 from .trees import Array
 
@@ -48,9 +49,9 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     """N whole trajectories, T timesteps in all, one behind the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
-    bit, so that a NaN equals the same NaN; `stats` is no data. `batch[i]` is the batch of the i-th trajectory alone, a
-    slice, an array of integers or a boolean mask selects several; what a position or a slice without a step selects
-    shares memory with the batch.
+    bit, so that a NaN equals the same NaN; `stats` and `worker_numbers` are no data. `batch[i]` is the batch of the
+    i-th trajectory alone, a slice, an array of integers or a boolean mask selects several; what a position or a slice
+    without a step selects shares memory with the batch.
 
     For type checkers a batch is generic in what its observations and its actions are, arrays by default:
     `TrajectoryBatch[dict[str, NDArray[Any]]]` has a dict of observations, and an array of actions.
@@ -73,6 +74,8 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         agent_versions: (N,) int64: the version of the agent that each trajectory was made under.
         seed: The sampler's; None where batches of several samplers were joined.
         stats: Accounts of the call, or None.
+        worker_numbers: (N,) int64: which worker ran each trajectory, which depends on timing; -1 where that is not
+            known, as in what was read from a file: it is not saved.
 
     Raises:
         DataError: Fields that do not fit each other or their spaces; names the field and says both numbers.
@@ -95,45 +98,14 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     agent_versions: NDArray[np.int64]
     seed: int | None
     stats: Stats | Any = field(default=None, compare=False)
+    worker_numbers: NDArray[np.int64] = field(default=cast("Any", None), compare=False)
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
 
     def __post_init__(self) -> None:
-        n_trajectories, n_timesteps = self._check_lengths()
-        for name in ("indices", "agent_versions"):
-            _check_array(name, getattr(self, name), (n_trajectories,), np.int64)
-        for name in ("terminated", "truncated"):
-            _check_array(name, getattr(self, name), (n_trajectories,), np.bool_)
-        _check_array("rewards", self.rewards, (n_timesteps,), np.float64)
-        self._check_ends_and_seeds(n_trajectories)
-        validate(self.observation_space, self.observations, n_timesteps, "observations")
-        validate(self.observation_space, self.last_observations, n_trajectories, "last_observations")
-        validate(self.action_space, self.actions, n_timesteps, "actions")
-        validate_infos(self.env_infos, n_timesteps, "env_infos")
-        validate_infos(self.agent_infos, n_timesteps, "agent_infos")
-        validate_infos(self.episode_infos, n_trajectories, "episode_infos")
-
-    def _check_lengths(self) -> tuple[int, int]:
-        if not isinstance(self.lengths, np.ndarray) or self.lengths.ndim != 1:
-            raise DataError(f"lengths should be an array of shape (N,), and is {self.lengths!r}")
-        _check_array("lengths", self.lengths, self.lengths.shape, np.int64)
-        if len(self.lengths) and self.lengths.min() < 1:
-            position = int(self.lengths.argmin())
-            raise DataError(
-                f"lengths[{position}] is {self.lengths[position]}, and a trajectory has at least 1 timestep"
-            )
-        return len(self.lengths), int(self.lengths.sum())
-
-    def _check_ends_and_seeds(self, n_trajectories: int) -> None:
-        if not isinstance(self.seeds, tuple) or not set(map(type, self.seeds)) <= {int}:
-            raise DataError(f"seeds should be a tuple of Python ints, and is {self.seeds!r}")
-        if len(self.seeds) != n_trajectories:
-            raise DataError(f"seeds has {len(self.seeds)} entries, and there are {n_trajectories} trajectories")
-        ended = self.terminated | self.truncated
-        if not ended.all():
-            position = int(ended.argmin())
-            raise DataError(f"trajectory {position} of {n_trajectories} is neither terminated nor truncated")
+        object.__setattr__(self, "worker_numbers", worker_numbers_of(self.worker_numbers, self.lengths))
+        check_batch(self)
 
     # --- Sizes and accounts
 
@@ -232,6 +204,34 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         return types
 
     @property
+    def final_infos(self) -> dict[str, Array]:
+        """Dict of (N, ...), new arrays: the infos of `env.step` at each trajectory's last timestep.
+
+        `_key` masks a `key` that was not there in all of them; one that was in none of them does not appear.
+        """
+        return take_infos(self.env_infos, self.starts + self.lengths - 1)
+
+    def to_torch(self, device: Any = None) -> dict[str, Any]:
+        """Return the data as tensors of PyTorch, which share the batch's memory where that is possible.
+
+        Needs the extra: `pip install 'streamsampler[torch]'`.
+
+        Args:
+            device: Where the tensors go; None leaves them in the batch's memory. What is written into those is written
+                into the batch.
+
+        Returns:
+            A dict by the names of the batch's arrays, dtypes kept: observations, last_observations, actions, rewards,
+            terminated, truncated, lengths, indices, agent_versions, worker_numbers, env_infos, agent_infos and
+            episode_infos. Trees and infos nest as in the batch. Arrays of what torch has no dtype for, objects among
+            them, stay arrays.
+
+        Raises:
+            ImportError: PyTorch is not there.
+        """
+        return tensors_of({name: getattr(self, name) for name in (*_ARRAYS, *_INFOS)}, device)
+
+    @property
     def mask(self) -> NDArray[np.bool_]:
         """(N, L) bool: which entries of a padded view are timesteps; L is the length of the longest trajectory."""
         return self.padded("mask")
@@ -247,6 +247,10 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     @overload
     def padded(self, name: Literal["step_types"], length: int | None = None, value: Any = 0) -> NDArray[np.int8]: ...
     @overload
+    def padded(
+        self, name: Literal["env_infos", "agent_infos"], length: int | None = None, value: Any = 0
+    ) -> dict[str, Array]: ...
+    @overload
     def padded(self, name: Literal["mask"], length: int | None = None, value: Any = 0) -> NDArray[np.bool_]: ...
     @overload
     def padded(self, name: str, length: int | None = None, value: Any = 0) -> Any: ...
@@ -255,15 +259,17 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         """Timesteps with one row for each trajectory.
 
         Args:
-            name: `observations`, `next_observations`, `actions`, `rewards`, `step_types`, or `mask`.
+            name: `observations`, `next_observations`, `actions`, `rewards`, `step_types`, `env_infos`, `agent_infos`,
+                or `mask`.
             length: The second axis, L; by default the length of the longest trajectory.
-            value: What stands behind each trajectory's end (the mask: False; objects: None).
+            value: What follows each trajectory's end (masks: False; objects: None).
 
         Returns:
-            Tree of (N, L, ...), new arrays.
+            Tree of (N, L, ...), new arrays; of infos a dict of such, with their own masks.
 
         Raises:
-            DataError: No such field, or a length below that of the longest trajectory.
+            DataError: No such field, a length below that of the longest trajectory, or an array whose dtype cannot
+                hold the value.
         """
         longest = int(self.lengths.max(initial=0))
         length = longest if length is None else length
@@ -273,7 +279,8 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             return np.arange(length) < self.lengths[:, None]
         if name not in _PADDABLE:
             raise DataError(f"there is no padded {name!r}, only {', '.join(_PADDABLE)} and mask")
-        return trees.pad(getattr(self, name), self.lengths, length, value)
+        pad = padded_infos if name in _INFOS else padded_tree
+        return pad(getattr(self, name), self.lengths, length, value, name)
 
     # --- Parts and wholes
 
@@ -316,6 +323,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             seeds=tuple(self.seeds[position] for position in positions),
             agent_versions=self.agent_versions[rows],
             seed=self.seed,
+            worker_numbers=self.worker_numbers[rows],
         )
 
     @staticmethod
@@ -344,7 +352,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         joined = {name: trees.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         infos = {
             name: concatenate_infos([(getattr(part, name), part._infos_length(name)) for part in parts], name)
-            for name in ("env_infos", "agent_infos", "episode_infos")
+            for name in _INFOS
         }
         seeds = {part.seed for part in parts}
         return dataclasses.replace(
@@ -385,14 +393,7 @@ _ARRAYS = (
     "lengths",
     "indices",
     "agent_versions",
+    "worker_numbers",
 )
-_PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types")
-
-
-def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{name} should be an array of shape {shape}, and is {array!r}")
-    if array.shape != shape:
-        raise DataError(f"{name} has the shape {array.shape}, and should have {shape}")
-    if array.dtype != dtype:
-        raise DataError(f"{name} has the dtype {array.dtype}, and should have {np.dtype(dtype)}")
+_INFOS = ("env_infos", "agent_infos", "episode_infos")
+_PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types", "env_infos", "agent_infos")

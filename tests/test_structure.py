@@ -37,7 +37,7 @@ LAYERS = [
         "env_ids",
         "environments",
     ],
-    ["trajectories"],
+    ["batch_fields", "trajectories"],
     [
         "adapters",
         "adapters.heads",

@@ -99,6 +99,85 @@ def test_padded(batch):
         batch.padded("lengths")
 
 
+INFOS = {
+    "time": np.arange(6),
+    "odd": np.arange(6) * 0.5,
+    "_odd": np.array([False, True, True, False, False, True]),
+    "word": np.array(list("abcdef"), object),
+    "in": {"x": np.ones((6, 2), np.float32), "never": np.zeros(6, np.int8), "_never": np.array([True] + [False] * 5)},
+}
+
+
+def test_infos_are_padded_with_their_masks(batch):
+    batch = dataclasses.replace(batch, env_infos=INFOS, agent_infos={"p": np.arange(6, dtype=np.float32)})
+    padded = batch.padded("env_infos", 4, -1)
+    assert padded["time"].tolist() == [[0, 1, -1, -1], [2, -1, -1, -1], [3, 4, 5, -1]]
+    assert padded["_odd"].tolist() == [[False, True, False, False], [True] + [False] * 3, [False, False, True, False]]
+    assert padded["_odd"].dtype == np.bool_
+    assert padded["word"].tolist() == [["a", "b", None, None], ["c", None, None, None], ["d", "e", "f", None]]
+    assert padded["in"]["x"].shape == (3, 4, 2)
+    assert padded["in"]["x"].dtype == np.float32
+    assert not padded["in"]["_never"][~batch.padded("mask", 4)].any()
+    assert batch.padded("agent_infos")["p"].dtype == np.float32
+    empty = batch_of([])
+    assert empty.padded("env_infos") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("env_infos", np.nan, r"env_infos\['time'\] has the dtype int64, which cannot hold nan"),
+        ("actions", 0.5, "actions has the dtype int64, which cannot hold 0.5"),
+        ("actions", "x", "actions has the dtype int64, which cannot hold 'x'"),
+        ("step_types", 300, "step_types has the dtype int8, which cannot hold 300"),
+        ("agent_infos", 2, r"agent_infos\['flag'\] has the dtype bool, which cannot hold 2"),
+    ],
+)
+def test_what_an_array_cannot_hold_does_not_pad_it(batch, name, value, words):
+    batch = dataclasses.replace(batch, env_infos={"time": np.arange(6)}, agent_infos={"flag": np.zeros(6, bool)})
+    with pytest.raises(DataError, match=words):
+        batch.padded(name, value=value)
+    assert np.isnan(batch.padded("rewards", value=np.nan)[0, 2])
+    assert batch.padded("actions", value=-1).min() == -1
+
+
+def test_final_infos_are_those_of_the_last_timesteps(batch):
+    final = dataclasses.replace(batch, env_infos=INFOS).final_infos
+    assert final["time"].tolist() == [1, 2, 5]
+    assert final["odd"].tolist() == [0.5, 1.0, 2.5]
+    assert "_odd" not in final
+    assert final["word"].tolist() == ["b", "c", "f"]
+    assert final["in"].keys() == {"x"}
+    some = dataclasses.replace(batch, env_infos={"a": np.arange(6), "_a": np.arange(6) == 2}).final_infos
+    assert some["_a"].tolist() == [False, True, False]
+    assert batch_of([]).final_infos == {}
+
+
+@given(batch=batches())
+def test_parts_have_the_final_infos_of_the_whole(batch):
+    parts = [part.final_infos for part in batch]
+    whole = batch.final_infos
+    for number, part in enumerate(parts):
+        for key in part:
+            assert np.array_equal(part[key][0], whole[key][number]), key
+        assert {key for key in whole if not key.startswith("_")} - part.keys() == {
+            key[1:] for key in whole if key.startswith("_") and not whole[key][number]
+        }
+
+
+def test_worker_numbers_go_along_and_are_no_data(batch, tmp_path):
+    assert batch.worker_numbers.tolist() == [-1, -1, -1]
+    known = dataclasses.replace(batch, worker_numbers=np.array([2, 0, 1]))
+    assert known == batch
+    assert known[1:].worker_numbers.tolist() == [0, 1]
+    assert known[[2, 0]].worker_numbers.tolist() == [1, 2]
+    assert TrajectoryBatch.concatenate(batch, *known).worker_numbers.tolist() == [-1, -1, -1, 2, 0, 1]
+    assert pickle.loads(pickle.dumps(known)).worker_numbers.tolist() == [2, 0, 1]
+    files = [each.save(tmp_path / name) for name, each in (("known", known), ("unknown", batch))]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert TrajectoryBatch.load(files[0]).worker_numbers.tolist() == [-1, -1, -1]
+
+
 def test_no_trajectories():
     batch = batch_of([])
     assert batch.returns.shape == batch.discounted_returns(0.9).shape == batch.step_types.shape == (0,)
@@ -160,6 +239,7 @@ def test_frozen(batch):
         ({"env_infos": {"a": np.zeros(3)}}, r"env_infos\['a'\].* 6 rows.*\(3,\)"),
         ({"episode_infos": {"a": np.zeros(6)}}, r"episode_infos\['a'\].* 3 rows.*\(6,\)"),
         ({"agent_versions": np.ones(2, int)}, r"agent_versions .*\(2,\).*\(3,\)"),
+        ({"worker_numbers": np.ones(2, int)}, r"worker_numbers .*\(2,\).*\(3,\)"),
     ],
 )
 def test_fields_that_do_not_fit(batch, changes, words):

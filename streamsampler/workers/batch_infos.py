@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from streamsampler.columns import InfoColumn, InfoColumns, KeyPath, Owners, check_names, column_of, is_typed, name_of
 from streamsampler.errors import DataError
-from streamsampler.trees import Array, snapshot
+from streamsampler.infos import info_value
+from streamsampler.trees import Array
 
 __all__ = ["BatchInfos", "info_of", "reordered"]
 
@@ -69,7 +70,7 @@ class BatchInfos:
     def _append(
         self, path: KeyPath, steps: NDArray[np.int64], value: Any, mask: Array | None, rows: Array | None
     ) -> None:
-        values = value if isinstance(value, np.ndarray | list | tuple) else np.asarray(value)
+        values = value if isinstance(value, np.ndarray | list | tuple) else np.asarray(info_value(value))
         if isinstance(values, np.ndarray):
             if rows is not None and values.ndim:
                 values = values[rows]
@@ -121,7 +122,7 @@ def _is_mask(key: str, value: Any, infos: Mapping[str, Any]) -> bool:
 def _copied(values: Any) -> Array | list[Any]:
     if isinstance(values, np.ndarray) and is_typed(values.dtype):
         return values.copy()
-    return [snapshot(value) for value in values]
+    return [info_value(value) for value in values]
 
 
 def _column(pieces: list[_Piece], length: int) -> InfoColumn:

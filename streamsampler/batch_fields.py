@@ -1,0 +1,163 @@
+"""Fields of a batch: checking them, laying trajectories side by side, and handing them to PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import trees
+from .errors import DataError
+from .infos import is_mask, validate_infos
+from .spaces import validate
+from .trees import Array, Tree
+
+__all__ = ["check_batch", "padded_infos", "padded_tree", "tensors_of", "worker_numbers_of"]
+
+
+def check_batch(batch: Any) -> None:
+    """Check that the fields of a `TrajectoryBatch` fit each other and their spaces.
+
+    Raises:
+        DataError: They do not; names the field and says both numbers.
+    """
+    n_trajectories, n_timesteps = _check_lengths(batch.lengths)
+    for name in ("indices", "agent_versions", "worker_numbers"):
+        _check_array(name, getattr(batch, name), (n_trajectories,), np.int64)
+    for name in ("terminated", "truncated"):
+        _check_array(name, getattr(batch, name), (n_trajectories,), np.bool_)
+    _check_array("rewards", batch.rewards, (n_timesteps,), np.float64)
+    _check_seeds(batch.seeds, n_trajectories)
+    ended = batch.terminated | batch.truncated
+    if not ended.all():
+        position = int(ended.argmin())
+        raise DataError(f"trajectory {position} of {n_trajectories} is neither terminated nor truncated")
+    validate(batch.observation_space, batch.observations, n_timesteps, "observations")
+    validate(batch.observation_space, batch.last_observations, n_trajectories, "last_observations")
+    validate(batch.action_space, batch.actions, n_timesteps, "actions")
+    validate_infos(batch.env_infos, n_timesteps, "env_infos")
+    validate_infos(batch.agent_infos, n_timesteps, "agent_infos")
+    validate_infos(batch.episode_infos, n_trajectories, "episode_infos")
+
+
+def _check_lengths(lengths: Any) -> tuple[int, int]:
+    if not isinstance(lengths, np.ndarray) or lengths.ndim != 1:
+        raise DataError(f"lengths should be an array of shape (N,), and is {lengths!r}")
+    _check_array("lengths", lengths, lengths.shape, np.int64)
+    if len(lengths) and lengths.min() < 1:
+        position = int(lengths.argmin())
+        raise DataError(f"lengths[{position}] is {lengths[position]}, and a trajectory has at least 1 timestep")
+    return len(lengths), int(lengths.sum())
+
+
+def _check_seeds(seeds: Any, n_trajectories: int) -> None:
+    if not isinstance(seeds, tuple) or not set(map(type, seeds)) <= {int}:
+        raise DataError(f"seeds should be a tuple of Python ints, and is {seeds!r}")
+    if len(seeds) != n_trajectories:
+        raise DataError(f"seeds has {len(seeds)} entries, and there are {n_trajectories} trajectories")
+
+
+def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{name} should be an array of shape {shape}, and is {array!r}")
+    if array.shape != shape:
+        raise DataError(f"{name} has the shape {array.shape}, and should have {shape}")
+    if array.dtype != dtype:
+        raise DataError(f"{name} has the dtype {array.dtype}, and should have {np.dtype(dtype)}")
+
+
+def worker_numbers_of(given: Any, lengths: Any) -> Any:
+    """Return the field `worker_numbers`: what was given, or -1 for each trajectory where nothing is known."""
+    return np.full(np.shape(lengths), -1, dtype=np.int64) if given is None else given
+
+
+# --- Side by side
+
+
+def padded_tree(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any, name: str) -> Tree:
+    """Lay out trajectories side by side; see `trees.pad`.
+
+    Args:
+        tree: Leaves of shape (T, ...).
+        lengths: (N,), which add up to T.
+        length: The second axis of the result.
+        value: What fills the room after the end of each trajectory; leaves of objects are filled with None instead.
+        name: What the tree is called in errors.
+
+    Raises:
+        DataError: A leaf's dtype cannot hold the value.
+    """
+    for path, leaf in trees.leaves(tree, name):
+        _check_filler(value, leaf.dtype, path)
+    return trees.pad(tree, lengths, length, value)
+
+
+def padded_infos(
+    infos: Mapping[str, Any], lengths: NDArray[np.int64], length: int, value: Any, name: str
+) -> dict[str, Any]:
+    """Lay out the infos of timesteps, masks included, which are false after the end of each trajectory.
+
+    See `padded_tree` for the arguments and errors.
+    """
+    padded: dict[str, Any] = {}
+    for key, rows in infos.items():
+        if isinstance(rows, dict):
+            padded[key] = padded_infos(rows, lengths, length, value, f"{name}[{key!r}]")
+        else:
+            filler = False if is_mask(key, infos) else value
+            padded[key] = padded_tree(rows, lengths, length, filler, f"{name}[{key!r}]")
+    return padded
+
+
+def _check_filler(value: Any, dtype: np.dtype[Any], path: str) -> None:
+    if dtype.kind not in "biuf" or value is False or (value.__class__ is int and value == 0):
+        return
+    try:
+        with np.errstate(all="ignore"):
+            filled = np.asarray(value).astype(dtype)
+        held = dtype.kind == "f" or bool((filled == np.asarray(value)).all())
+    except (TypeError, ValueError, OverflowError):
+        held = False
+    if not held:
+        raise DataError(f"{path} has the dtype {dtype}, which cannot hold {value!r} to fill up with")
+
+
+# --- PyTorch
+
+
+def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:
+    """Return trees of tensors; see `TrajectoryBatch.to_torch`.
+
+    Raises:
+        ImportError: PyTorch is not there; names the extra.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("to_torch needs PyTorch: pip install 'streamsampler[torch]'") from error
+
+    def tensor(array: Array) -> Any:
+        try:
+            made = torch.from_numpy(_sharable(array))
+        except TypeError:  # objects, dates, and numbers of a dtype that torch has not
+            return array
+        return made if device is None else made.to(device)
+
+    return {name: _map(tensor, tree) for name, tree in fields.items()}
+
+
+def _map(function: Callable[[Array], Any], tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _map(function, child) for key, child in tree.items()}
+    return tuple(_map(function, child) for child in tree) if isinstance(tree, tuple) else function(tree)
+
+
+def _sharable(array: Array) -> Array:
+    """The array, or a copy where torch cannot share its memory: with negative strides, read-only, of another order."""
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        return array.copy()
+    return array
