@@ -11,6 +11,7 @@ from streamsampler.board import WorkerRow
 from streamsampler.checks import CheckMode, check_mode, positive
 from streamsampler.errors import UsageError
 from streamsampler.seeding import check_seed
+from streamsampler.threads import check_threads
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 
@@ -32,6 +33,7 @@ class WorkerFactory:
     Attributes:
         blocks: Which trajectories its workers run together; see `Worker.blocks`.
         check: What its workers do about data that may be wrong; see `set_check`.
+        threads: How many threads libraries compute on in its workers; see `set_threads`.
 
     Raises:
         UsageError: An argument cannot work.
@@ -56,6 +58,7 @@ class WorkerFactory:
         self.worker_args = dict(worker_args or {})
         self.blocks = worker_class.blocks(self.worker_args)
         self.check: CheckMode = "warn"
+        self.threads: int | None = 1
         self._dropping: Callable[[tuple[str, ...]], bool] | None = None
 
     def __call__(self, row: WorkerRow, worker_number: int) -> Worker:
@@ -82,6 +85,17 @@ class WorkerFactory:
             UsageError: It is none of these.
         """
         self.check = check_mode(check)
+
+    def set_threads(self, threads: Any) -> None:
+        """Say how many threads libraries compute on in workers.
+
+        Args:
+            threads: A positive integer; None leaves all as it is.
+
+        Raises:
+            UsageError: It is neither.
+        """
+        self.threads = check_threads(threads)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments that make an equal factory, with the numbers that were drawn or counted."""

@@ -67,6 +67,12 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
         check: What is done about environments and agents whose trajectories do not depend on the seed alone, and about
             data that may be wrong: "warn" logs a warning, "error" ends the call, None looks for nothing.
+        worker_threads: How many threads numerical libraries compute on in each worker; the last bits of a network's
+            numbers may depend on it. Set are torch's number where it is loaded, those of OpenBLAS and MKL, and, for
+            what is loaded later, environment variables such as OMP_NUM_THREADS where they are unset. Variables that
+            you have set count for what reads them, but for torch. `LocalSampler` sets the same numbers while a call
+            runs, or a step of a stream, and puts back what it found. A library that is loaded in the middle of a
+            trajectory is held to it from the next ticket on. None leaves all as it is.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
@@ -103,6 +109,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         max_lifetime_restarts: int | None = 100,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         check: CheckMode = "warn",
+        worker_threads: int | None = 1,
     ) -> None:
         policy = self._policy = Policy(
             on_failure=on_failure,
@@ -120,6 +127,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             worker_args=worker_args,
         )
         factory.set_check(check)
+        factory.set_threads(worker_threads)
         if policy.on_failure == "drop":
             factory.drop(policy.restarts_on)
         self._set_up(factory, agents, envs, env_kwargs, order)

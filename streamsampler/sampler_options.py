@@ -24,6 +24,7 @@ class SamplerOptions(TypedDict, total=False):
     max_lifetime_restarts: int | None
     restart_on: type[BaseException] | tuple[type[BaseException], ...]
     check: CheckMode
+    worker_threads: int | None
 
 
 class ProcessSamplerOptions(SamplerOptions, total=False):

@@ -55,6 +55,7 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
         max_lifetime_restarts: int | None = 100,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         check: CheckMode = "warn",
+        worker_threads: int | None = 1,
     ) -> None:
         super().__init__(
             agents,
@@ -72,10 +73,11 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
             max_lifetime_restarts=max_lifetime_restarts,
             restart_on=restart_on,
             check=check,
+            worker_threads=worker_threads,
         )
 
     def _make_engine(self) -> Engine:
-        return LocalEngine(self._factory.n_workers, self._factory, self._factory.seed)
+        return LocalEngine(self._factory.n_workers, self._factory, self._factory.seed, threads=self._factory.threads)
 
 
 class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
@@ -119,6 +121,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         max_lifetime_restarts: int | None = 100,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         check: CheckMode = "warn",
+        worker_threads: int | None = 1,
         step_timeout: float | None = None,
         construction_timeout: float | None = None,
         max_worker_memory: int | None = None,
@@ -147,6 +150,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             max_lifetime_restarts=max_lifetime_restarts,
             restart_on=restart_on,
             check=check,
+            worker_threads=worker_threads,
         )
 
     @classmethod
@@ -167,6 +171,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             self._factory.seed,
             self._start_method,
             report_memory=self._policy.max_worker_memory is not None,
+            threads=self._factory.threads,
         )
 
     def worker_pids(self) -> list[int]:

@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 
 # From the ground up. A module may import those of lower layers, and its neighbours listed before it.
 LAYERS = [
-    ["version", "errors", "compact", "checks", "exactness", "per_worker", "atomic", "quotas"],
+    ["version", "errors", "compact", "checks", "exactness", "per_worker", "threads", "atomic", "quotas"],
     ["trees", "generics", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
     ["plans", "pacing", "blocks", "cutting", "holdings", "ordering", "gathering", "supervision"],
     [

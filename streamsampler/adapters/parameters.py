@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from streamsampler.agent_updates import is_parameters
 from streamsampler.errors import UsageError
 
-__all__ = ["ModuleConverter", "array_of", "arrays_of", "is_module", "load_arrays", "on_cpu", "one_thread"]
+__all__ = ["ModuleConverter", "array_of", "arrays_of", "is_module", "load_arrays", "on_cpu"]
 
 
 def arrays_of(module: Any) -> dict[str, Any]:
@@ -151,20 +150,3 @@ def on_cpu(module: Any) -> Any:
     if all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers())):
         return module
     return copy.deepcopy(module).to("cpu")
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread, in this block alone.
-
-    There is a worker on each core already. And the same numbers must come out in a worker and in the user's own
-    process, whose setting is not ours to change: some sums depend on how many threads share them.
-    """
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

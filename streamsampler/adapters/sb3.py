@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.adapters.normalization import PREFIX, ObservationStatistics, find_statistics, load_vec_normalize
-from streamsampler.adapters.parameters import ModuleConverter, arrays_of, is_module, load_arrays, on_cpu, one_thread
+from streamsampler.adapters.parameters import ModuleConverter, arrays_of, is_module, load_arrays, on_cpu
 from streamsampler.agent_updates import is_parameters
 from streamsampler.errors import UsageError
 from streamsampler.trees import leaves, map_tree
@@ -30,8 +30,7 @@ class SB3Agent:
     """Acts by `predict(observation, state=…, episode_start=…, deterministic=…)`, which returns (actions, state).
 
     Of a model only its `policy` is kept: workers need no replay buffer, no optimiser and no training environment. The
-    random exploration of DQN belongs to the model and not to its policy, and stays behind. Workers compute on the CPU,
-    on one thread of torch's.
+    random exploration of DQN belongs to the model and not to its policy, and stays behind. Workers compute on the CPU.
 
     A model that was trained under a `VecNormalize` acts on normalised observations: with the statistics of
     `model.get_vec_normalize_env()`, which acting does not change. This agent takes the present ones whenever it is
@@ -176,11 +175,7 @@ class SB3Agent:
         predict, statistics = self.policy.predict, self.statistics
         if statistics is not None:
             observations = statistics.normalized(observations)
-        if not self._on_torch:
-            predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic)
-        else:
-            with one_thread():
-                predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic)
+        predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic)
         if not (isinstance(predicted, tuple) and len(predicted) == 2):
             raise UsageError(f"predict must return (actions, state), and it returned {predicted!r}")
         return predicted

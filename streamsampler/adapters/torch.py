@@ -45,11 +45,12 @@ class TorchAgent:
 
     A Gaussian whose module returns no `log_std` takes the module's parameter of that name.
 
-    Workers have a copy of the module, on the CPU and in evaluation mode (no dropout). It runs in inference mode, on one
-    thread of torch's. Actions are drawn from a generator of the agent's own, which `reset` seeds: so they depend on
-    the trajectory's seed alone, and not on what the environment draws from the global ones. What the module itself
-    draws comes from torch's global generator, which the worker seeds for each trajectory. (The agent's is a
-    `numpy.random.RandomState`: of those at hand the quickest to seed, and its stream is frozen for good.)
+    Workers have a copy of the module, on the CPU and in evaluation mode (no dropout). It runs in inference mode, on as
+    many threads as the sampler's `worker_threads` says. Actions are drawn from a generator of the agent's own, which
+    `reset` seeds: so they depend on the trajectory's seed alone, and not on what the environment draws from the global
+    ones. What the module itself draws comes from torch's global generator, which the worker seeds for each trajectory.
+    (The agent's is a `numpy.random.RandomState`: of those at hand the quickest to seed, and its stream is frozen for
+    good.)
 
     Args:
         module: The policy. The agent holds it; training it changes the agent in this process, and none in workers.
@@ -165,17 +166,9 @@ class TorchAgent:
         return ModuleConverter.like(type(self).__name__, self.module.state_dict())
 
     def _forward(self, inputs: Callable[[Any], Any], observation: Any) -> Any:
-        # As parameters.one_thread says, without a generator for every step.
-        threads = torch.get_num_threads()
-        if threads != 1:
-            torch.set_num_threads(1)
-        try:
-            with self._inference:
-                tensors = inputs(observation)
-                return self.module(tensors) if self._is_copy else self._elsewhere(tensors)
-        finally:
-            if threads != 1:
-                torch.set_num_threads(threads)
+        with self._inference:
+            tensors = inputs(observation)
+            return self.module(tensors) if self._is_copy else self._elsewhere(tensors)
 
     def _elsewhere(self, tensors: Any) -> Any:
         """Call the user's own module, on whatever device it is."""

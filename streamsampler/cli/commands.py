@@ -102,6 +102,11 @@ def cli() -> None:
     help="'index' takes trajectories as one process alone would have sampled them. 'arrival' takes what is finished "
     "first, which favours short ones.",
 )  # fmt: skip
+@grouped_option(
+    "How", "--worker-threads", callback=arguments.number_or_none, default="1", show_default=True, metavar="N",
+    help="How many threads a network computes on in each process; 'none' leaves that to the libraries. The last bits "
+    "of its numbers may depend on it.",
+)  # fmt: skip
 @grouped_option("How", "--start-method", type=click.Choice(START_METHODS), help="How processes are started.")
 @grouped_option(
     "When something fails", "--on-failure", type=click.Choice(["raise", "drop"]), default="raise", show_default=True,

@@ -79,6 +79,7 @@ class Request:
     step_timeout: float | None = None
     max_restarts: int | None = 10
     max_worker_memory: int | None = None
+    worker_threads: int | None = 1
     shard_size: int | None = None
     resume: bool = False
     repair: bool = False
@@ -107,6 +108,7 @@ class Request:
             "max_episode_length": self.max_episode_length,
             "order": self.order,
             "on_failure": self.on_failure,
+            "worker_threads": self.worker_threads,
         }
 
     @property
@@ -139,6 +141,7 @@ class Request:
                 max_episode_length=self.max_episode_length,
                 order=self.order,
                 on_failure=self.on_failure,
+                worker_threads=self.worker_threads,
             )
         return MultiprocessingSampler(
             agent,
@@ -149,6 +152,7 @@ class Request:
             order=self.order,
             start_method=self.start_method,
             on_failure=self.on_failure,
+            worker_threads=self.worker_threads,
             step_timeout=self.step_timeout,
             max_restarts=self.max_restarts,
             max_lifetime_restarts=None if self.max_restarts is None else _IN_ALL * self.max_restarts,

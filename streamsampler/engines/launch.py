@@ -27,6 +27,7 @@ from streamsampler.engines.fork_server import serve
 from streamsampler.engines.import_path import import_path
 from streamsampler.engines.start_methods import StartMethod
 from streamsampler.errors import SamplerError
+from streamsampler.threads import set_unset
 
 __all__ = ["ForkServerLostError", "launch"]
 
@@ -36,7 +37,7 @@ _TOLD_AGAIN_SECONDS = 0.05  # after it did not
 _ANSWER_SECONDS = 120.0  # for a fork server's answer to its first request, too: after its imports
 
 
-def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int]) -> Child:
+def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> Child:
     """Start a worker process.
 
     Args:
@@ -44,6 +45,8 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int]) -> 
         main: What it runs: a function of a module, called with the number and the descriptors.
         number: The worker number.
         fds: Descriptors that it gets, in this order; the caller may close them afterwards.
+        threads: How many threads the libraries are to compute on that are loaded in a fresh interpreter; see
+            `streamsampler.threads`.
 
     Raises:
         OSError: There are no processes or descriptors left.
@@ -55,9 +58,9 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int]) -> 
         case "fork":
             return _fork(main, number, fds)
         case "spawn":
-            return _spawn(main, number, fds)
+            return _spawn(main, number, fds, threads)
         case "forkserver":
-            return _fork_server(main).launch(number, fds)
+            return _fork_server(main, threads).launch(number, fds)
 
 
 @contextlib.contextmanager
@@ -106,16 +109,20 @@ def _import(function: Callable[..., None]) -> str:
     return f"from {function.__module__} import {function.__name__}"
 
 
-def _spawn(main: Main, number: int, fds: Sequence[int]) -> Child:
-    return _start(f"{_import(main)}; {main.__name__}({number}, {list(fds)})", fds, main)
+def _spawn(main: Main, number: int, fds: Sequence[int], threads: int | None) -> Child:
+    return _start(f"{_import(main)}; {main.__name__}({number}, {list(fds)})", fds, main, threads)
 
 
-def _start(code: str, fds: Sequence[int], main: Main) -> Child:
+def _start(code: str, fds: Sequence[int], main: Main, threads: int | None) -> Child:
     """Start a fresh interpreter that runs `code`, with these descriptors, and finds `main`."""
+    environ = dict(os.environ)
+    set_unset(environ, threads)
     end_of_life, held_by_child = end_of_life_pipe()
     try:
         with _interrupts_held_back():
-            process = subprocess.Popen(_python(code, main), stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child])
+            process = subprocess.Popen(
+                _python(code, main), stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child], env=environ
+            )
     except BaseException:
         close_fd(end_of_life)
         raise
@@ -167,16 +174,21 @@ class _ServedChild(Child):
 
 
 class _ForkServer:
-    """The fork server of this process: started with the first worker, gone when this process is."""
+    """A fork server of this process: started with the first worker, gone when this process is.
 
-    def __init__(self, main: Main) -> None:
+    Args:
+        main: What its workers run.
+        threads: How many threads the libraries compute on that it has loaded.
+    """
+
+    def __init__(self, main: Main, threads: int | None) -> None:
         self._silent = threading.Event()
         self._owner = os.getpid()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         with ours, theirs:
             code = f"{_import(main)}; {_import(serve)}; {serve.__name__}({main.__name__}, {theirs.fileno()})"
-            self._process = _start(code, [theirs.fileno()], main)
+            self._process = _start(code, [theirs.fileno()], main, threads)
             self._fd = own_fd(ours.detach())
         # Finalizers run in reverse order: at exit, the samplers that were made later are closed before.
         weakref.finalize(self, _close_server, self._fd, self._process, self._owner)
@@ -211,21 +223,21 @@ def _close_server(fd: int, process: Child, owner: int) -> None:
         process.close()
 
 
-_server: _ForkServer | None = None
+_servers: dict[int | None, _ForkServer] = {}  # by their number of threads: hardly ever more than one
 _server_lock = threading.Lock()
 
 
-def _fork_server(main: Main) -> _ForkServer:
-    global _server
+def _fork_server(main: Main, threads: int | None) -> _ForkServer:
     with _server_lock:
-        if _server is None or not _server.alive():
-            _server = _ForkServer(main)
-        return _server
+        server = _servers.get(threads)
+        if server is None or not server.alive():
+            server = _servers[threads] = _ForkServer(main, threads)
+        return server
 
 
 def _forget(server: _ForkServer) -> None:
     """Let the next worker be started by another fork server than this one."""
-    global _server
     with _server_lock:
-        if _server is server:
-            _server = None
+        for threads, known in list(_servers.items()):
+            if known is server:
+                del _servers[threads]

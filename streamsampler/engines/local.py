@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from streamsampler.engines.base import Answered, Engine, Event, Logged
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
+from streamsampler.threads import ThreadLimit
 from streamsampler.worker_loop import Life
 from streamsampler.workers.base import Worker
 
@@ -23,17 +25,21 @@ class _LocalChannel:
 
     interruptible = True
 
-    def __init__(self, worker: int, events: deque[Event]) -> None:
+    def __init__(self, worker: int, events: deque[Event], threads: ThreadLimit) -> None:
         self._worker = worker
+        self._threads = threads
         self._events = events
         self.messages: deque[Message] = deque()
 
     def receive(self, *, wait: bool) -> Message | None:
         del wait  # there is nothing to wait for: the sampler is in this thread
+        self._threads.hold()
         return self.messages.popleft() if self.messages else None
 
     def load(self, payload: Payload) -> Any:
-        return loads(payload)
+        loaded = loads(payload)
+        self._threads.hold()  # it may have brought torch along
+        return loaded
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
         if not isinstance(contents, BaseException):
@@ -51,17 +57,26 @@ class LocalEngine(Engine):
         n_workers: How many workers there are.
         make_worker: Makes a worker from its row of the board and its number.
         seed: The sampler's seed.
+        threads: How many threads libraries compute on while workers take turns; None leaves all as it is.
     """
 
     concurrent = False
 
-    def __init__(self, n_workers: int, make_worker: Callable[[WorkerRow, int], Worker], seed: int) -> None:
+    def __init__(
+        self,
+        n_workers: int,
+        make_worker: Callable[[WorkerRow, int], Worker],
+        seed: int,
+        *,
+        threads: int | None = None,
+    ) -> None:
         self.n_workers = n_workers
+        self._threads = ThreadLimit(threads, os.environ)
         self._make_worker = make_worker
         self._seed = seed
         self._board = Board(memoryview(bytearray(board_bytes(n_workers))))
         self._events: deque[Event] = deque()
-        self._channels = [_LocalChannel(worker, self._events) for worker in range(n_workers)]
+        self._channels = [_LocalChannel(worker, self._events, self._threads) for worker in range(n_workers)]
         self._lives = [self._life(worker) for worker in range(n_workers)]
         self._next = 0
 
@@ -93,7 +108,7 @@ class LocalEngine(Engine):
     def wait(self, timeout: float | None) -> list[Event]:
         """Let workers take turns until one of them has answered."""
         del timeout  # a rollout in this thread cannot be left in the middle
-        with preserved_generators():
+        with preserved_generators(), self._threads.held():
             turns_without_event = 0
             while not self._events and turns_without_event < 2 * self.n_workers:
                 life = self._lives[self._next]
@@ -142,10 +157,11 @@ class LocalEngine(Engine):
         """Close all environments, also unkindly: nothing else would."""
         del kindly
         self._board.want_nothing()
-        for channel, life in zip(self._channels, self._lives, strict=True):
-            channel.messages.clear()
-            channel.messages.append(Exit())
-            life.turn(wait=False)
+        with self._threads.held():
+            for channel, life in zip(self._channels, self._lives, strict=True):
+                channel.messages.clear()
+                channel.messages.append(Exit())
+                life.turn(wait=False)
         last_words = [event for event in self._events if isinstance(event, Answered | Logged)]
         self._events.clear()
         return last_words

@@ -95,10 +95,12 @@ class ProcessEngine(Engine):
         start_method: StartMethod,
         *,
         report_memory: bool = False,
+        threads: int | None = None,
     ) -> None:
         self.n_workers = n_workers
         self._owner = os.getpid()
         self._start_method = start_method
+        self._threads = threads
         self._links: list[_Link] = []
         self._wanted = 0
         self._restarting = self._closing = self._closed = False
@@ -107,7 +109,10 @@ class ProcessEngine(Engine):
         self._shared = contextlib.ExitStack()  # gives back what all workers share
         make_room(n_workers)
         try:
-            self._share(setup_file(n_workers, make_worker, seed, INLINE_LIMIT, report_memory=report_memory))
+            setup_fd = setup_file(
+                n_workers, make_worker, seed, INLINE_LIMIT, report_memory=report_memory, threads=threads
+            )
+            self._share(setup_fd)
             for number in range(n_workers):
                 self._links.append(self._link(number))
         except BaseException:
@@ -151,7 +156,8 @@ class ProcessEngine(Engine):
             arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
             ours.callback(close_fd, arena_fd)
             shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd, self._stacks_fds[1]]
-            child = launch(self._start_method, main, number, [commands_read, answers_write, alive_read, *shared])
+            fds = [commands_read, answers_write, alive_read, *shared]
+            child = launch(self._start_method, main, number, fds, self._threads)
             ours.callback(child.discard, END_SECONDS)
             link = _Link(
                 child,

@@ -32,6 +32,7 @@ from streamsampler.engines.stacks import answer_with_stacks
 from streamsampler.engines.wire import MessageReader, Stored, frame, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
+from streamsampler.threads import ThreadLimit, set_unset
 from streamsampler.worker_logs import RecordKeeper
 from streamsampler.worker_loop import run_worker
 
@@ -56,6 +57,7 @@ class _Setup:
         inline_limit: Bytes up to which a report travels in the message itself.
         report_memory: Whether to tell how much memory the process has.
         descriptors: How many descriptors the process may have; None for as many as the sampler's process may.
+        threads: How many threads libraries are to compute on; None leaves all as it is.
     """
 
     n_workers: int
@@ -68,9 +70,18 @@ class _Setup:
     inline_limit: int
     report_memory: bool
     descriptors: int | None
+    threads: int | None
 
 
-def setup_file(n_workers: int, make_worker: Payload, seed: int, inline_limit: int, *, report_memory: bool) -> int:
+def setup_file(
+    n_workers: int,
+    make_worker: Payload,
+    seed: int,
+    inline_limit: int,
+    *,
+    report_memory: bool,
+    threads: int | None = None,
+) -> int:
     """Return an anonymous file with what all workers are told; the arguments are as in `_Setup`."""
     make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
     setup = _Setup(
@@ -84,6 +95,7 @@ def setup_file(n_workers: int, make_worker: Payload, seed: int, inline_limit: in
         inline_limit,
         report_memory,
         original_limit(),
+        threads,
     )
     data = pickle.dumps(setup, protocol=5)
     fd = anonymous_file("streamsampler-setup")
@@ -114,12 +126,14 @@ def main(number: int, fds: Sequence[int]) -> None:
     lower_limit(setup.descriptors)
     sys.path[:] = setup.path
     os.environ.update(setup.environ)
+    set_unset(os.environ, setup.threads)
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
     keeper = RecordKeeper(number)
     keeper.install()
-    channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit, keeper)
+    threads = ThreadLimit(setup.threads, setup.environ)
+    channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit, keeper, threads)
     if setup.report_memory:
         channel.before_answer = partial(_tell_memory, row, _inherited_bytes())
     make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
@@ -201,6 +215,7 @@ class _ProcessChannel:
         updates_fd: int,
         inline_limit: int,
         keeper: RecordKeeper,
+        threads: ThreadLimit,
     ) -> None:
         self._commands = MessageReader(commands_fd)
         self._heard: deque[bytes] = deque()
@@ -211,12 +226,14 @@ class _ProcessChannel:
         self._poller.register(commands_fd, select.POLLIN)
         self._inline_limit = inline_limit
         self._keeper = keeper
+        self._threads = threads
         self.send: Callable[[int, bytes], None] = send
         self.before_answer: Callable[[], None] = _nothing
         # Rows recorded in the arena need no copy to get there.
         self.allocate: Allocate = self._arena.allocate if inline_limit < _LARGE else np.empty
 
     def receive(self, *, wait: bool) -> Message | None:
+        self._threads.hold()
         while not self._heard:
             if not self._poller.poll(None if wait else 0):
                 return None

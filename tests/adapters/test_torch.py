@@ -256,23 +256,6 @@ def test_a_copy_evaluates_and_the_original_is_left_alone():
     assert not copy.module.training
 
 
-def test_one_thread_while_it_acts_and_the_users_number_before_and_after():
-    module = Function(lambda x: torch.full((len(x), 3), float(torch.get_num_threads())).log())
-    agent = TorchAgent(
-        Function(lambda x: {"logits": module(x), "t": torch.full((len(x),), torch.get_num_threads())}), DISCRETE
-    )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert agent.get_action(OBSERVATIONS[0])[1]["t"] == 1
-        assert torch.get_num_threads() == 2
-        with pytest.raises(UsageError):
-            TorchAgent(Function(lambda x: None), DISCRETE).get_action(OBSERVATIONS[0])
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_no_gradients_are_kept():
     kinds = []
     module = Function(lambda x: kinds.append(torch.is_inference_mode_enabled()) or torch.zeros(len(x), 3))

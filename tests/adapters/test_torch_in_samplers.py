@@ -74,6 +74,30 @@ def log_prob_of(agent, batch, scale):
         return torch.distributions.Normal(output["mean"], module.log_std.exp()).log_prob(torch.from_numpy(raw)).sum(1)
 
 
+class Plain:
+    """An agent with torch in it that knows nothing of threads."""
+
+    def get_action(self, observation):
+        return 0, {"threads": torch.get_num_threads()}
+
+
+@pytest.mark.parametrize("number", [1, 3, None])
+def test_every_agent_computes_on_as_many_threads(number):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with LocalSampler(Plain(), "CartPole-v1", worker_threads=number) as sampler:
+            assert set(sampler.obtain_trajectories(1).agent_infos["threads"].tolist()) == {number or 2}
+            assert torch.get_num_threads() == 2
+            next(sampler.stream())
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    if number is not None:
+        with MultiprocessingSampler(Plain(), "CartPole-v1", n_workers=1, worker_threads=number) as sampler:
+            assert set(sampler.obtain_trajectories(1).agent_infos["threads"].tolist()) == {number}
+
+
 def test_a_module_that_fails_is_told_with_its_traceback():
     with (
         MultiprocessingSampler(TorchAgent(nn.Linear(5, 2), gymnasium.spaces.Discrete(2)), "CartPole-v1") as sampler,

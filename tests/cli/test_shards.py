@@ -323,6 +323,8 @@ def test_two_commands_do_not_write_at_once(whole: Path) -> None:
         (("--max-episode-length", 9), "max_episode_length is None there, and 9 here"),
         (("--env-kwarg", "sutton_barto_reward=true"), "env_kwargs is {} there, and {'sutton_barto_reward': True} here"),
         (("--agent", "agents:zero"), "agent is 'random' there, and 'agents:zero' here"),
+        (("--worker-threads", 2), "worker_threads is 1 there, and 2 here"),
+        (("--worker-threads", "none"), "worker_threads is 1 there, and None here"),
     ],
 )
 def test_going_on_with_something_else_is_refused(

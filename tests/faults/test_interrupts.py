@@ -127,7 +127,7 @@ def test_real_interrupts_at_random_times(sampler):
 def test_the_fork_server_is_killed(sampler):
     from streamsampler.engines import launch
 
-    os.kill(launch._server._process.pid, signal.SIGKILL)
+    os.kill(launch._servers[1]._process.pid, signal.SIGKILL)
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)
     assert gone_within(sampler.worker_pids(), 5)

@@ -74,7 +74,7 @@ def give_up(monkeypatch):
 def test_a_stopped_fork_server_is_replaced(give_up):
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
-        server = launch._server._process.pid
+        server = launch._servers[1]._process.pid
         os.kill(server, signal.SIGSTOP)
         for pid in sampler.worker_pids():
             os.kill(pid, signal.SIGKILL)
@@ -82,16 +82,16 @@ def test_a_stopped_fork_server_is_replaced(give_up):
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert 1 <= sampler.stats.restarts <= 2  # as many as there was work for
         assert gone_within([server], 2)
-        assert launch._server._process.pid != server
+        assert launch._servers[1]._process.pid != server
 
 
 def test_a_worker_that_the_fork_server_tells_of_too_late_is_nobody(give_up):
     """It must not read what is meant for the one that was started in its place."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1):
-        server = launch._server._process.pid
+        server = launch._servers[1]._process.pid
         give_up()
         with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
-            assert launch._server._process.pid != server
+            assert launch._servers[1]._process.pid != server
             assert calls(sampler, 3) == undisturbed(3)
     assert gone_within([server], 2)
 
@@ -100,8 +100,8 @@ def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
         pids = sampler.worker_pids()
-        os.kill(launch._server._process.pid, signal.SIGKILL)
-        assert gone_within([launch._server._process.pid], 2)
+        os.kill(launch._servers[1]._process.pid, signal.SIGKILL)
+        assert gone_within([launch._servers[1]._process.pid], 2)
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert sampler.worker_pids() == pids
         assert sampler.stats.restarts == 0
@@ -116,8 +116,8 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
 sampler.obtain_trajectories(2)
-print(launch._server._process.pid, *sampler.worker_pids())
-os.kill(launch._server._process.pid, signal.SIGSTOP)
+print(launch._servers[1]._process.pid, *sampler.worker_pids())
+os.kill(launch._servers[1]._process.pid, signal.SIGSTOP)
 """
 
 
@@ -243,7 +243,7 @@ def test_a_fork_server_that_goes_on_is_listened_to_again(monkeypatch):
     monkeypatch.setattr(launch, "_TOLD_SECONDS", 0.1)
     monkeypatch.setattr(launch, "_TOLD_AGAIN_SECONDS", 5.0)
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
-        engine, server, causes = sampler._collector.engine, launch._server._process, []
+        engine, server, causes = sampler._collector.engine, launch._servers[1]._process, []
         for stopped in (True, False, False):
             if stopped:
                 server.kill(signal.SIGSTOP)

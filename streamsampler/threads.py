@@ -1,0 +1,187 @@
+"""How many threads numerical libraries compute on: in a worker, or in this process for a while.
+
+Some sums depend on how many threads share them, so that the number is part of what a trajectory is a function of. And
+workers share the machine already: with one thread for each core in each of them, they get in each other's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamsampler.checks import positive
+
+__all__ = ["VARIABLES", "ThreadLimit", "check_threads", "set_unset"]
+
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+"""What libraries read when they are loaded."""
+
+
+class _Control(NamedTuple):
+    """How a library that is loaded is told the number of its threads.
+
+    Attributes:
+        get: Returns the number.
+        set: Sets it.
+    """
+
+    get: Callable[[], int]
+    set: Callable[[int], Any]
+
+
+class _Kind(NamedTuple):
+    """A library that is controlled by two functions in C.
+
+    Attributes:
+        file: Matches the name of its file.
+        functions: What the functions may be called, those that set the number and those that get it.
+        variables: The environment variables that are the user's word on it.
+    """
+
+    file: re.Pattern[str]
+    functions: tuple[tuple[str, str], ...]
+    variables: tuple[str, ...]
+
+
+_KINDS = (
+    _Kind(
+        re.compile("openblas"),
+        tuple(
+            (f"{prefix}openblas_set_num_threads{suffix}", f"{prefix}openblas_get_num_threads{suffix}")
+            for prefix in ("scipy_", "")  # as in the wheels of NumPy and SciPy
+            for suffix in ("64_", "", "_64")
+        ),
+        ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"),
+    ),
+    _Kind(
+        re.compile("mkl_rt"),
+        (("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),),
+        ("MKL_NUM_THREADS", "OMP_NUM_THREADS"),
+    ),
+)
+
+
+def check_threads(value: Any) -> int | None:
+    """Return `value` as the argument `worker_threads` of a sampler.
+
+    Raises:
+        UsageError: It is neither a positive integer nor None.
+    """
+    return None if value is None else positive("worker_threads", value)
+
+
+def set_unset(environ: MutableMapping[str, str], threads: int | None) -> None:
+    """Set the variables that are not set, for libraries that are not loaded yet.
+
+    Args:
+        environ: The environment variables.
+        threads: How many threads; None leaves all as it is.
+    """
+    if threads is not None:
+        for name in VARIABLES:
+            environ.setdefault(name, str(threads))
+
+
+class ThreadLimit:
+    """Holds the libraries that are loaded to a number of threads: torch, OpenBLAS and MKL.
+
+    OpenBLAS and MKL are left alone where the user's environment variables are about them.
+
+    Args:
+        threads: How many threads; None leaves all as it is.
+        environ: The user's environment variables.
+    """
+
+    def __init__(self, threads: int | None, environ: Mapping[str, str]) -> None:
+        self._threads = threads
+        self._kinds = [kind for kind in _KINDS if not any(name in environ for name in kind.variables)]
+        self._n_modules = 0
+        self._controls: dict[str, _Control] = {}
+        self._before: dict[str, int] = {}
+
+    def hold(self) -> None:
+        """Hold what is loaded by now. That costs nothing where nothing was loaded since."""
+        if self._threads is None or len(sys.modules) == self._n_modules:
+            return
+        self._n_modules = len(sys.modules)
+        for name, control in self._loaded():
+            self._controls[name] = control
+        self._apply(self._threads)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold what is loaded in this block alone, and put back the numbers that were found."""
+        if self._threads is None:
+            yield
+            return
+        try:
+            self._apply(self._threads)
+            self.hold()
+            yield
+        finally:
+            for name, number in self._before.items():
+                self._controls[name].set(number)
+            self._before.clear()
+
+    def _apply(self, threads: int) -> None:
+        for name, control in self._controls.items():
+            if name not in self._before:
+                self._before[name] = control.get()
+                control.set(threads)
+
+    def _loaded(self) -> Iterator[tuple[str, _Control]]:
+        """The libraries that are loaded and were not known yet."""
+        torch: Any = sys.modules.get("torch")
+        if "torch" not in self._controls and hasattr(torch, "set_num_threads"):  # it may be half-way loaded
+            yield "torch", _Control(torch.get_num_threads, torch.set_num_threads)
+        for path in _loaded_files() if self._kinds else ():
+            kind = next((kind for kind in self._kinds if kind.file.search(path.name)), None)
+            if kind is not None and str(path) not in self._controls:
+                control = _control_of(path, kind)
+                if control is not None:
+                    yield str(path), control
+
+
+def _control_of(path: Path, kind: _Kind) -> _Control | None:
+    try:
+        library = ctypes.CDLL(str(path), mode=getattr(os, "RTLD_NOLOAD", ctypes.DEFAULT_MODE))
+    except OSError:  # not loaded after all
+        return None
+    for setter, getter in kind.functions:
+        if hasattr(library, setter) and hasattr(library, getter):
+            return _Control(getattr(library, getter), getattr(library, setter))
+    return None
+
+
+def _loaded_files() -> list[Path]:
+    """The libraries that are loaded; where the system does not tell, those that NumPy and SciPy bring along."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return _files_brought_along()
+    names = {line[line.index("/") :] for line in lines if ".so" in line and "/" in line}
+    return [Path(name) for name in sorted(names)]
+
+
+def _files_brought_along() -> list[Path]:
+    found: list[Path] = []
+    for package in ("numpy", "scipy"):
+        module = sys.modules.get(package)
+        if module is not None and module.__file__ is not None:
+            folder = Path(module.__file__).parent
+            for place in (folder / ".dylibs", folder.with_name(f"{package}.libs")):
+                found += sorted(place.glob("*openblas*"))
+    return found

@@ -1,0 +1,224 @@
+"""How many threads libraries compute on: the same in every worker and in LocalSampler, which puts it back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import sys
+import types
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.engines import launch
+from streamsampler.errors import RolloutError, UsageError
+from streamsampler.threads import VARIABLES, ThreadLimit, _loaded_files, set_unset
+
+
+def blas_functions():
+    """The functions that get and set OpenBLAS's number; None where NumPy has another library."""
+    for path in _loaded_files():
+        if "openblas" in path.name:
+            library = ctypes.CDLL(str(path))
+            for name in ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads", "openblas_{}_num_threads64_"):
+                with contextlib.suppress(AttributeError):
+                    return getattr(library, name.format("get")), getattr(library, name.format("set"))
+    return None
+
+
+class Summing:
+    """Acts on a sum that depends on how many threads share it, and tells what it finds in its process."""
+
+    def __init__(self):
+        self.numbers = np.random.RandomState(0).standard_normal(200_000)
+
+    def get_action(self, observation):
+        functions = blas_functions()
+        threads = functions[0]() if functions else -1
+        variables = np.array([int(os.environ.get(name, 0)) for name in VARIABLES])
+        return float(self.numbers @ self.numbers), {"threads": threads, "variables": variables}
+
+
+class Env(gymnasium.Env):
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Box(-np.inf, np.inf, (), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, True, False, {}
+
+
+@pytest.fixture
+def threads():
+    """Set OpenBLAS to two threads for the test, and return what asks for the number."""
+    functions = blas_functions()
+    if functions is None:
+        pytest.skip("NumPy computes with another library here")
+    get, set_number = functions
+    before = get()
+    set_number(2)
+    yield get
+    set_number(before)
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    for name in (*VARIABLES, "GOTO_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_same_number_and_the_same_bits_everywhere(number, threads, clean):
+    with LocalSampler(Summing(), Env, seed=1, worker_threads=number) as sampler:
+        expected = sampler.obtain_trajectories(2)
+    assert set(expected.agent_infos["threads"].tolist()) == {number}
+    for method in ("forkserver", "fork"):
+        with MultiprocessingSampler(
+            Summing(), Env, seed=1, n_workers=1, start_method=method, worker_threads=number
+        ) as sampler:
+            batch = sampler.obtain_trajectories(2)
+        assert (batch.agent_infos["threads"] == number).all(), method
+        assert (batch.agent_infos["variables"] == number).all(), method
+        assert np.array_equal(batch.actions, expected.actions), method
+
+
+@pytest.mark.slow
+def test_spawned_workers_load_libraries_with_the_number(threads, clean):
+    with MultiprocessingSampler(Summing(), Env, seed=1, n_workers=1, start_method="spawn") as sampler:
+        batch = sampler.obtain_trajectories(2)
+    assert (batch.agent_infos["threads"] == 1).all()
+    assert (batch.agent_infos["variables"] == 1).all()
+
+
+def test_one_is_the_default_and_none_leaves_all_as_it_is(threads, clean):
+    for engine in (LocalSampler, MultiprocessingSampler):
+        with engine(Summing(), Env, seed=1, n_workers=1) as sampler:
+            assert (sampler.obtain_trajectories(1).agent_infos["threads"] == 1).all()
+            with pickle.loads(pickle.dumps(sampler)) as copy:
+                assert (copy.obtain_trajectories(1).agent_infos["threads"] == 1).all()
+    with LocalSampler(Summing(), Env, seed=1, worker_threads=None) as sampler:
+        assert (sampler.obtain_trajectories(1).agent_infos["threads"] == 2).all()
+    with MultiprocessingSampler(Summing(), Env, n_workers=1, worker_threads=None) as sampler:
+        infos = sampler.obtain_trajectories(1).agent_infos
+        assert (infos["variables"] == 0).all()
+        assert (infos["threads"] == len(os.sched_getaffinity(0))).all()
+
+
+def test_what_the_user_has_set_counts(threads, clean):
+    clean.setenv("OPENBLAS_NUM_THREADS", "2")
+    with LocalSampler(Summing(), Env, worker_threads=1) as local:
+        assert (local.obtain_trajectories(1).agent_infos["threads"] == 2).all()
+    with MultiprocessingSampler(Summing(), Env, n_workers=1, start_method="fork", worker_threads=1) as sampler:
+        infos = sampler.obtain_trajectories(1).agent_infos
+    assert dict(zip(VARIABLES, infos["variables"][0].tolist(), strict=True)) == {
+        name: 2 if name == "OPENBLAS_NUM_THREADS" else 1 for name in VARIABLES
+    }
+    assert (infos["threads"] == 2).all()
+
+
+class Failing(Summing):
+    def get_action(self, observation):
+        raise ValueError("no")
+
+
+def test_the_local_sampler_puts_the_number_back(threads, clean):
+    seen = []
+    with LocalSampler(Summing(), Env, seed=1) as sampler:
+        sampler.obtain_samples(3, progress=lambda _: seen.append(threads()))
+        assert threads() == 2
+        for trajectory in sampler.stream():
+            assert (trajectory.agent_infos["threads"] == 1).all()
+            assert threads() == 2
+            break
+        with pytest.raises(RolloutError):
+            sampler.obtain_samples(3, agent_update=Failing())
+        assert threads() == 2
+    assert threads() == 2
+    assert seen
+    assert set(seen) == {2}, "a callback is the user's own code"
+    assert not any(name in os.environ for name in VARIABLES)
+
+
+class Late(Summing):
+    """Brings along a library called torch, as unpickling an agent may do."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        torch = types.ModuleType("torch")
+        torch.number = 7
+
+        def set_num_threads(number):
+            torch.number = number
+
+        torch.get_num_threads, torch.set_num_threads = lambda: torch.number, set_num_threads
+        sys.modules["torch"] = torch
+
+    def get_action(self, observation):
+        return 0.0, {"torch": sys.modules["torch"].number}
+
+
+@pytest.mark.parametrize("number", [1, 3, None])
+def test_torch_that_is_loaded_with_the_agent(number, clean):
+    clean.delitem(sys.modules, "torch", raising=False)
+    for engine in (LocalSampler, MultiprocessingSampler):
+        with engine(Late(), Env, n_workers=1, worker_threads=number) as sampler:
+            batch = sampler.obtain_trajectories(2)
+        assert set(batch.agent_infos["torch"].tolist()) == {7 if number is None else number}
+    assert sys.modules["torch"].number == 7
+    clean.delitem(sys.modules, "torch")
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "2", True])
+def test_bad_numbers(number):
+    with pytest.raises(UsageError, match="worker_threads must be"):
+        LocalSampler(Summing(), Env, worker_threads=number)
+
+
+def test_unset_variables_are_set_and_others_are_not():
+    environ = {"OMP_NUM_THREADS": "4"}
+    set_unset(environ, None)
+    assert environ == {"OMP_NUM_THREADS": "4"}
+    set_unset(environ, 2)
+    assert environ == {name: "4" if name == "OMP_NUM_THREADS" else "2" for name in VARIABLES}
+
+
+def test_a_limit_is_looked_for_only_when_something_was_loaded(threads, clean, monkeypatch):
+    limit = ThreadLimit(1, {})
+    with limit.held():
+        assert threads() == 1
+        monkeypatch.setattr("streamsampler.threads._loaded_files", None)
+        limit.hold()
+    with limit.held():
+        assert threads() == 1
+    assert threads() == 2
+
+
+def test_without_proc_numpys_own_library_is_found(threads, monkeypatch):
+    real = _loaded_files()
+
+    def absent(self, *args, **kwargs):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("pathlib.Path.read_text", absent)
+    found = [path for path in _loaded_files() if "numpy" in str(path)]
+    assert {path.name for path in found} == {
+        path.name for path in real if "openblas" in path.name and "numpy" in str(path)
+    }
+
+
+def test_samplers_with_other_numbers_side_by_side(threads, clean):
+    with contextlib.ExitStack() as stack:
+        for number in (1, 2, 1):
+            sampler = MultiprocessingSampler(Summing(), Env, n_workers=1, worker_threads=number)
+            batch = stack.enter_context(sampler).obtain_trajectories(1)
+            assert (batch.agent_infos["threads"] == number).all()
+            assert (batch.agent_infos["variables"] == number).all()
+        assert {1, 2} <= launch._servers.keys()
