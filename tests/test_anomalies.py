@@ -184,3 +184,43 @@ def test_objects_are_not_looked_at():
         AnomalyFinder(S.Text(3)).find(np.array(["long"], object), np.array(["x"], object), np.zeros(1), np.array([1]))
         == ()
     )
+
+
+class Clashing(gymnasium.Env):
+    """Five timesteps each; some trajectories have NaN, some infos that clash, some what their space cannot hold."""
+
+    observation_space = S.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = S.Discrete(2)
+
+    def __init__(self, kinds=None):
+        self.kinds = kinds or {}
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        self.kind = self.kinds.get(seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        odd = self.kind if self.t == 5 else None
+        value = {"nan": np.nan, "lossy": 123456789.0}.get(odd, 0.5)
+        info = {"x": 1, "_x": 2} if odd == "clash" else {}
+        return np.array([value]), 0.5, self.t == 5, False, info
+
+
+@pytest.mark.parametrize("kinds", [("nan", "clash"), ("clash", "nan"), ("lossy", "nan"), ("nan", "lossy")], ids=str)
+@pytest.mark.parametrize("options", [{}, VEC | {"worker_args": {"n_envs": 2, "block_size": 6}}], ids=["default", "vec"])
+def test_the_error_is_that_of_the_first_wrong_trajectory_that_is_needed(kinds, options):
+    with LocalSampler(lambda _: 0, Clashing, seed=4) as sampler:
+        seeds = sampler.obtain_trajectories(6).seeds
+    kind_of = {seeds[2]: kinds[0], seeds[4]: kinds[1]}
+    for n_workers in (1, 2):
+        options |= {"n_workers": n_workers, "seed": 4, "check": "error"}
+        with LocalSampler(lambda _: 0, lambda: Clashing(kind_of), **options) as sampler:
+            with pytest.raises(RolloutError) as caught:
+                sampler.obtain_trajectories(6)
+            assert caught.value.trajectory == 2
+            assert {"nan": "nan", "clash": "mask", "lossy": "123456789"}[kinds[0]] in str(caught.value)
+        with LocalSampler(lambda _: 0, lambda: Clashing(kind_of), **options) as sampler:
+            assert sampler.obtain_samples(10).lengths.tolist() == [5, 5]
+            assert sampler.stats.anomalies == 0

@@ -16,9 +16,9 @@ from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.infos import InfoRecorder
 from streamsampler.recording import Rollouts, packed_floats
 from streamsampler.spaces import AnySpace, check_actions
-from streamsampler.trees import Tree, concatenate, take
+from streamsampler.trees import Tree
 from streamsampler.workers.batch_infos import BatchInfos, reordered
-from streamsampler.workers.batch_rows import BatchRows
+from streamsampler.workers.batch_rows import BatchRows, in_order
 
 __all__ = ["BatchRecorder"]
 
@@ -105,10 +105,14 @@ class BatchRecorder:
         self._ends.append((position, terminated, truncated))
         self.n_timesteps += length
 
-    def finish(self) -> Rollouts:
+    def finish(self, most: int | None = None) -> Rollouts:
         """The trajectories that have ended of which all before them have, in the ticket's order.
 
         That is all of them, unless the ticket was cut short.
+
+        Args:
+            most: How many trajectories to give at most; None for all of them. What is wrong with those after them
+                does not matter.
 
         Raises:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
@@ -119,6 +123,7 @@ class BatchRecorder:
         positions = np.array([position for position, _, _ in self._ends], dtype=np.int64)
         ends = np.argsort(positions)
         n_trajectories = int(np.argmin(np.append(positions[ends] == np.arange(len(ends)), False)))
+        n_trajectories = n_trajectories if most is None else min(n_trajectories, most)
         ends = ends[:n_trajectories]
         n_rows = len(self.rewards)
         trajectory = np.array(self.positions, dtype=np.int64)
@@ -127,47 +132,42 @@ class BatchRecorder:
         target[order] = np.arange(n_rows)
         lengths = np.bincount(trajectory, minlength=n_trajectories).astype(np.int64)[:n_trajectories]
         order = order[: int(lengths.sum())]
-        actions = take(self.actions.all_rows(n_rows), order)
+        try:
+            actions = self.actions.in_order(n_rows, order)
+        except DataError as error:
+            raise _placed(error, *_place(lengths, getattr(error, "row", 0))) from None
         self._check_actions(actions, lengths)
         flags = np.array([end[1:] for end in self._ends], dtype=np.bool_).reshape(-1, 2)[ends]
         return Rollouts(
-            observations=take(self.observations.all_rows(n_rows), order),
-            last_observations=self._in_order(ends, lengths),
+            observations=self.observations.in_order(n_rows, order),
+            last_observations=self._last_in_order(ends, lengths),
             actions=actions,
             rewards=np.ndarray((n_rows,), np.float64, packed_floats(self.rewards))[order],
             terminated=flags[:, 0].copy(),
             truncated=flags[:, 1].copy(),
             lengths=lengths,
-            env_infos=reordered(_finished(self._env_info, self.env_infos, trajectory), target, len(order)),
-            agent_infos=reordered(_finished(self._agent_info, self.agent_infos, trajectory), target, len(order)),
+            env_infos=reordered(
+                _finished(self._env_info, self.env_infos, trajectory, n_trajectories), target, len(order)
+            ),
+            agent_infos=reordered(
+                _finished(self._agent_info, self.agent_infos, trajectory, n_trajectories), target, len(order)
+            ),
             episode_infos=self._episode_infos.finish(n_trajectories, lambda positions: positions),
         )
 
-    def _in_order(self, ends: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tree:
-        """The last observations of some ends; what is wrong with those of others does not matter."""
+    def _last_in_order(self, ends: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tree:
         try:
-            return take(self._last_observations.view(0, len(self._ends)), ends)
-        except DataError:
-            return concatenate(
-                [self._last_observations.view(0, 0), *(self._last_of(end, lengths) for end in ends.tolist())]
-            )
-
-    def _last_of(self, end: int, lengths: NDArray[np.int64]) -> Tree:
-        try:
-            return self._last_observations.view(end, end + 1)
+            return in_order(self._last_observations.view, len(self._ends), ends)
         except DataError as error:
-            position = self._ends[end][0]
-            error.position, error.timestep = position, int(lengths[position])  # type: ignore[attr-defined]
-            raise
+            position = getattr(error, "row", 0)
+            raise _placed(error, position, int(lengths[position])) from None
 
     def _check_actions(self, actions: Tree, lengths: NDArray[np.int64]) -> None:
         outside = check_actions(self._action_space, actions)
         if outside is None:
             return
         row, message = outside
-        ends = np.cumsum(lengths)
-        position = int(np.searchsorted(ends, row, side="right"))
-        step = row - int(ends[position] - lengths[position])
+        position, step = _place(lengths, row)
         advice = ""
         if isinstance(self._action_space, gym_spaces.Box):
             advice = "; clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction"
@@ -176,7 +176,26 @@ class BatchRecorder:
         raise error
 
 
-def _finished(single: InfoRecorder, batches: BatchInfos, trajectory: NDArray[np.int64]) -> InfoColumns:
+def _place(lengths: NDArray[np.int64], row: int) -> tuple[int, int]:
+    """Which trajectory of the ticket a row belongs to, once they are in order, and which timestep of it that is."""
+    ends = np.cumsum(lengths)
+    position = int(np.searchsorted(ends, row, side="right"))
+    return position, row - int(ends[position] - lengths[position])
+
+
+def _placed(error: DataError, position: int, timestep: int) -> DataError:
+    error.position, error.timestep = position, timestep  # type: ignore[attr-defined]
+    return error
+
+
+def _finished(
+    single: InfoRecorder, batches: BatchInfos, trajectory: NDArray[np.int64], n_trajectories: int
+) -> InfoColumns:
     """What the one or the other holds: an agent and an environment always use the same."""
-    columns = single.finish(len(trajectory), trajectory.__getitem__)
-    return columns if columns.columns else batches.finish(len(trajectory), trajectory.__getitem__)
+
+    def owners(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        owning = trajectory[rows]
+        return owning[owning < n_trajectories]
+
+    columns = single.finish(len(trajectory), owners)
+    return columns if columns.columns else batches.finish(len(trajectory), owners)

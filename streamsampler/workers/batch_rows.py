@@ -8,14 +8,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
+from numpy.typing import NDArray
 
 from streamsampler.buffers import Recorder, empty, make_recorder
 from streamsampler.conversion import Leaf
 from streamsampler.errors import DataError
 from streamsampler.spaces import AnySpace, AnyTuple, misfit, row_spec, short
-from streamsampler.trees import Array, Tree, concatenate, map_tree, object_array, snapshot
+from streamsampler.trees import Array, Tree, concatenate, map_tree, object_array, snapshot, take
 
-__all__ = ["BatchRows", "copied", "row_of"]
+__all__ = ["BatchRows", "copied", "in_order", "row_of"]
 
 Take: TypeAlias = Callable[[Any, int], tuple[Tree, list[Any]]]
 """From a batch and its number of rows to a copy of the batch as it is stored, and the single values."""
@@ -76,16 +77,40 @@ class BatchRows:
         rows = self._singles.view(start, stop)
         return _own(rows) if rows.__class__ is np.ndarray else map_tree(_own, rows)
 
-    def all_rows(self, n_rows: int) -> Tree:
-        """All rows, which must be this many."""
+    def in_order(self, n_rows: int, order: NDArray[np.int64]) -> Tree:
+        """Some of all rows, of which there are `n_rows`; see the function `in_order`."""
         if self._batches:
-            return concatenate(self._batches)
-        return self._singles.view(0, n_rows) if n_rows else empty(self._space)
+            return take(concatenate(self._batches), order)
+        return in_order(self._singles.view, n_rows, order) if n_rows else empty(self._space)
 
     def clear(self) -> None:
         """Forget everything."""
         self._batches.clear()
         self._singles.clear()
+
+
+def in_order(view: Callable[[int, int], Tree], n_rows: int, order: NDArray[np.int64]) -> Tree:
+    """Some of a recorder's rows, put into order; what is wrong with the others does not matter.
+
+    Args:
+        view: The recorder's method.
+        n_rows: How many rows it has.
+        order: The numbers of the rows that are wanted.
+
+    Raises:
+        DataError: One of those does not fit; the error's attribute `row` is its position in `order`.
+    """
+    try:
+        return take(view(0, n_rows), order)
+    except DataError:
+        rows = [view(0, 0)]
+        for position, row in enumerate(order.tolist()):
+            try:
+                rows.append(view(row, row + 1))
+            except DataError as error:
+                error.row = position  # type: ignore[attr-defined]
+                raise
+        return concatenate(rows)
 
 
 def _own(array: Array) -> Array:

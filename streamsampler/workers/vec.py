@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -204,8 +205,33 @@ class VecWorker(Worker):
             wanted = self._run(block, recorder, seconds)
         if not wanted:
             return self._outcome(None, recorder, seconds, recorder.n_ended, recorder.n_timesteps)
-        rollouts = self.finished(recorder.finish, ticket.indices, self._envs[0])
+        rollouts = self._finished(recorder, ticket)
         return self._outcome(rollouts, recorder, seconds, rollouts.n_trajectories, rollouts.n_timesteps)
+
+    def _finished(self, recorder: BatchRecorder, ticket: Ticket) -> Rollouts:
+        """Return what was recorded; if something is wrong with it, the error is the first such trajectory's.
+
+        Whatever is looked at first, and however much of a block was run: the same error.
+        """
+        first: DataError | None = None
+        position, phase = 0, self.phase
+        while True:
+            try:
+                rollouts = self.finished(
+                    partial(recorder.finish, None if first is None else position), ticket.indices, self._envs[0]
+                )
+            except DataError as error:
+                first, position, phase = error, getattr(error, "position", 0), self.phase
+                if position:
+                    continue
+                self.done_timesteps = 0
+                raise
+            if first is None:
+                return rollouts
+            self.phase, self.trajectory = phase, ticket.indices[position]
+            begins = position - position % ticket.block
+            self.done_timesteps = int(rollouts.lengths[begins:].sum())
+            raise first
 
     def _outcome(
         self, rollouts: Rollouts | None, recorder: BatchRecorder, seconds: Seconds, n_trajectories: int,
