@@ -173,6 +173,23 @@ def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path
     assert possible == (256 - n_open - 40) // 7
 
 
+SERVERS_LIMIT = """
+import resource
+from streamsampler import MultiprocessingSampler
+from streamsampler.engines import launch
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
+with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1) as sampler:
+    for pid in (launch._server._process.pid, *sampler.worker_pids()):
+        print(resource.prlimit(pid, resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_the_fork_server_may_have_all_descriptors_and_its_workers_no_more_than_usual(tmp_path):
+    assert run_script(tmp_path, SERVERS_LIMIT) == ["256", "200"]
+
+
 DESCRIPTORS = """
 import functools, os
 from streamsampler import MultiprocessingSampler
