@@ -19,7 +19,7 @@ _ROW = 8  # words: one cache line each, so that workers do not slow each other d
 _PHASES = tuple(Phase)
 
 # Words of a worker's row.
-_VERSION, _TIMESTEPS, _TRAJECTORY, _PHASE, _MEMORY, _FLAG = range(6)
+_VERSION, _TIMESTEPS, _TRAJECTORY, _PHASE, _MEMORY, _ENDED, _FLAG = range(7)
 
 
 def board_bytes(n_workers: int) -> int:
@@ -92,6 +92,12 @@ class Board:
         version, timesteps, trajectory, phase = self._words[row : row + 4].tolist()
         return Progress(version, timesteps, trajectory - 1 if trajectory else None, _PHASES[phase])
 
+    def ran(self, worker: int) -> int:
+        """Return how many timesteps `worker` has run since it was started, as far as it has shown them."""
+        row = (1 + worker) * _ROW
+        ran: int = self._words[row + _ENDED] + self._words[row + _TIMESTEPS]
+        return ran
+
     def memory(self, worker: int) -> int:
         """Return the bytes of private memory that `worker` had when it last wrote them; 0 before."""
         memory: int = self._words[(1 + worker) * _ROW + _MEMORY]
@@ -141,10 +147,11 @@ class WorkerRow:
         """Write that trajectory `index` is in hand."""
         self.words[self.trajectory_word] = index + 1
 
-    def end_ticket(self) -> None:
-        """Write that no trajectory is in hand, and no timestep that a report does not tell of."""
+    def end_ticket(self, n_timesteps: int) -> None:
+        """Write that no trajectory is in hand, and how many timesteps the ticket took that was."""
         self.words[self.timesteps_word] = 0
         self.words[self.trajectory_word] = 0
+        self.words[self._row + _ENDED] += n_timesteps
 
     def memory(self, n_bytes: int) -> None:
         """Write how much private memory the worker has."""

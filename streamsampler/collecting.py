@@ -10,6 +10,7 @@ from typing import Any
 
 from streamsampler.anomaly_accounts import AnomalyAccounts
 from streamsampler.assembly import EarlyObservations, without_observations
+from streamsampler.call_accounts import add_returned, add_unseen
 from streamsampler.collector import Collector, Part, Spaces
 from streamsampler.crew import logger
 from streamsampler.deciding import Decisions
@@ -63,6 +64,7 @@ class Call:
         self._early = None if isinstance(plan, Endless) else EarlyObservations(collector.pool.allocate)
         self._anomalies = AnomalyAccounts(collector, stats, self.version)
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
+        self._accounted = False  # whether what arrived is in the accounts
         self._begun: float | None = perf_counter()
         # The word first: whatever an older rollout still does now, nobody wants it.
         self._engine.want(self.version)
@@ -128,7 +130,7 @@ class Call:
         indices = self.gathering.take(worker, ahead=ahead, now=self._collector.clock())
         if indices is None:
             return
-        if crew.revive(worker):
+        if self._collector.revive(worker):
             self.stats.restarts += 1
         if not self._dispatcher.owes(worker):
             crew.moved(worker)
@@ -162,6 +164,7 @@ class Call:
         worker = event.worker
         current = self._dispatcher.settle(worker, report)
         self._collector.reading[worker] = []
+        self._collector.told(worker, report)
         self.stats.take_report(worker, report)
         if event.contents is not None:
             rollouts, spaces = event.contents
@@ -223,6 +226,8 @@ class Call:
             return
         current = self._dispatcher.settle(event.worker, failure)
         collector.reading[event.worker] = []
+        collector.told(event.worker, failure)
+        self.stats.lost_timesteps += failure.lost_timesteps
         # Whatever it was doing, its environment or its agent may be half of something: it gets new ones.
         collector.updates.forget(event.worker)
         if not current:
@@ -244,6 +249,7 @@ class Call:
         collector, worker = self._collector, event.worker
         seen = self._engine.progress(worker)
         held = self._dispatcher.lost(worker)
+        self.stats.lost_timesteps += collector.lost_with(worker)
         collector.updates.forget(worker)
         collector.pace.forget(worker)
         collector.reading[worker] = []
@@ -331,15 +337,12 @@ class Call:
         Raises:
             DataError: The environments of its trajectories have different spaces.
         """
-        runs, stats = self.gathering.runs(), self.stats
-        stats.kept_trajectories = self.gathering.n_trajectories
-        self.account_for_dropped(runs)
-        self._anomalies.returned()
-        stats.kept_timesteps = sum(sum(run.lengths) for run in runs)
-        for _, n_trajectories, n_timesteps in self.gathering.surplus():
-            stats.surplus_trajectories += n_trajectories
-            stats.surplus_timesteps += n_timesteps
-        stats.surplus_trajectories += self.gathering.result.n_held
+        runs = self.gathering.runs()
+        if not self._accounted:  # an interrupt may have come after that
+            self._accounted = True
+            self.account_for_dropped(runs)
+            self._anomalies.returned()
+            add_returned(self.stats, self.gathering, runs)
         self._stop_clock()
         self._copy_early()  # an interrupt may have cut it short
         return self.batch(runs, self._early.tree() if self._early is not None else None)
@@ -364,10 +367,10 @@ class Call:
         self._anomalies.returned(batch.indices.tolist())
 
     def account_for_unseen(self) -> None:
-        """Count as surplus what arrived and was never seen by a stream's consumer."""
-        self.stats.surplus_trajectories += self.gathering.arrived_trajectories - self._yielded[0]
-        self.stats.surplus_trajectories += self.gathering.result.n_held
-        self.stats.surplus_timesteps += self.gathering.arrived_timesteps - self._yielded[1]
+        """Count as surplus what arrived and was never returned; nothing where that is done."""
+        if not self._accounted:
+            self._accounted = True
+            add_unseen(self.stats, self.gathering, self._yielded)
 
     def end(self) -> None:
         """Stop the workers and give all memory back, however the call ended."""

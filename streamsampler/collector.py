@@ -17,6 +17,7 @@ from streamsampler.engines.base import Engine
 from streamsampler.gathering import Order
 from streamsampler.leases import Pool
 from streamsampler.pacing import Pace
+from streamsampler.protocol import Answer
 from streamsampler.recording import Rollouts
 from streamsampler.serialization import dumps
 from streamsampler.supervision import Policy
@@ -99,6 +100,9 @@ class Collector:
         self.told_of_anomalies = False
         self.published: dict[int, Any] = updates.payloads()
         self._levels: Levels | None = None
+        self._told = [0] * engine.n_workers  # timesteps that were accounted for, by worker process
+        self._ran_by_dead = 0
+        self._settled = False
         self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
 
     def cancel(self) -> None:
@@ -117,6 +121,32 @@ class Collector:
         if self.engine.has_own_loggers and (levels := levels_here()) != self._levels:
             self.updates.put("levels", self.publish(dumps(levels, "the levels of loggers")))
             self._levels = levels
+
+    def told(self, worker: int, answer: Answer) -> None:
+        """Add to what a worker's answers have told of its timesteps."""
+        self._told[worker] += answer.ran_timesteps
+
+    def lost_with(self, worker: int) -> int:
+        """Return how many timesteps a worker that died had shown, and told of in no answer."""
+        lost = max(0, self.engine.ran(worker) - self._told[worker])
+        self._told[worker] += lost
+        return lost
+
+    def revive(self, worker: int) -> bool:
+        """Start a new worker if this one is dead; return whether it was."""
+        ran = self.engine.ran(worker)
+        revived = self.crew.revive(worker)
+        if revived:
+            self._ran_by_dead += ran
+            self._told[worker] = 0
+        return revived
+
+    def settle(self) -> int:
+        """Return all timesteps that workers ran, as far as they showed them; 0 where they were returned before."""
+        if self._settled:
+            return 0
+        self._settled = True
+        return self._ran_by_dead + sum(map(self.engine.ran, range(self.engine.n_workers)))
 
     def retract_old(self) -> None:
         """Let go of what is neither in force nor in a message that is unanswered."""

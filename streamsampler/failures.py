@@ -7,7 +7,7 @@ import traceback
 from typing import Any
 
 from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError, WorkerError, WorkerHungError
-from streamsampler.protocol import Failure, Phase, Ticket
+from streamsampler.protocol import Answer, Failure, Phase
 from streamsampler.supervision import Incident
 
 __all__ = ["dropped_error", "failure_error", "loss_error", "told", "unreadable"]
@@ -68,11 +68,11 @@ def dropped_error(
     )
 
 
-def unreadable(ticket: Ticket, error: Exception) -> Failure:
+def unreadable(answer: Answer, error: Exception) -> Failure:
     """Return the failure of a report whose contents cannot be unpickled here."""
     text = "".join(traceback.format_exception(error)).rstrip()
     summary = f"what it recorded was pickled there, but cannot be unpickled here: {type(error).__name__}: {error}"
-    return Failure(ticket, Phase.SENDING, None, summary, text)
+    return Failure(answer.ticket, Phase.SENDING, None, summary, text, lost_timesteps=answer.ran_timesteps)
 
 
 def _unpickled(exception: bytes | None) -> BaseException | None:

@@ -104,7 +104,7 @@ class Gathering(Generic[Part]):
         self.result: Result[Part] = Result(plan, order, self._first)
         # Who takes turns with others' indices cannot tell how many timesteps of its own suffice.
         self._cuts = Cuts(None if own_lanes or blocks == Blocks() else plan.timesteps)
-        self._repeated: list[tuple[Part, int, int]] = []
+        self.repeated: list[tuple[Part, int, int]] = []
         self._retried: set[range] = set()  # blocks that failed, and were run again with what is missing exactly
         self._holdings = Holdings(n_workers, self.pace)
         self._considered: set[int] = set()  # workers that were given something, or left because they are slow
@@ -306,7 +306,7 @@ class Gathering(Generic[Part]):
         self.arrived_trajectories += n - there - n_dropped
         self.arrived_timesteps += n_timesteps - timesteps_there
         if there:
-            self._repeated.append((part, there, timesteps_there))
+            self.repeated.append((part, there, timesteps_there))
         if n < len(indices):
             begun = self._lanes[0].give_back_rest(indices, n)
             self._cuts.cut_short(indices[n - begun], begun, sum(lengths[n - begun :]))
@@ -392,5 +392,5 @@ class Gathering(Generic[Part]):
 
     def surplus(self) -> Iterator[tuple[Part, int, int]]:
         """What has arrived and is not part of the result: parts with their trajectories and timesteps."""
-        yield from self._repeated
+        yield from self.repeated
         yield from self.result.waiting()

@@ -53,6 +53,7 @@ class SamplerLife(ABC):
         self._lock = threading.RLock()
         self._salvaged: TrajectoryBatch[Any, Any] | None = None
         self._closed = False
+        self._ran_before = 0  # timesteps, by the workers of earlier engines
         self._pending: tuple[Updates[Payload], int] | None = None
         self._busy = False
         self._streaming: Call | None = None
@@ -121,6 +122,7 @@ class SamplerLife(ABC):
                 self._salvaged = call.finished()
             raise
         finally:
+            call.account_for_unseen()
             if not self._collector.suspect:
                 call.end()
             self.stats.merge(call.stats)
@@ -175,6 +177,7 @@ class SamplerLife(ABC):
             self._pending = old.updates.mapped(old.engine.recall), old.dispatcher.version
         old.cancelled = True
         old.engine.close(kindly=False)
+        self._account_for_the_rest()
         self._finalizer.detach()
         self._start(*self._pending)
         self._pending = None
@@ -213,9 +216,15 @@ class SamplerLife(ABC):
             finally:
                 self._lock.release()
         failures = self._take_last_words(_end(self._collector, self._lock))
+        self._account_for_the_rest()
         self._finalizer.detach()
         if failures:
             raise failures[0]
+
+    def _account_for_the_rest(self) -> None:
+        """Count as abandoned what workers had shown when they ended, and no answer that was taken in tells of."""
+        self._ran_before += self._collector.settle()
+        self.stats.abandoned_timesteps += max(0, self._ran_before - self.stats.ran_timesteps)
 
     def _take_last_words(self, last_words: list[Answered | Logged]) -> list[RolloutError]:
         """Account for what workers said while they were ended; return the failures to close their environments."""

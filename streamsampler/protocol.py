@@ -159,6 +159,7 @@ class Report:
         seconds: Where the worker's time went since its last answer, by statistic (see `statistics.TIMES`).
         dropped: The ticket's trajectories that raised and were left out: position in the ticket, phase, and the
             exception in one line; in order.
+        lost_timesteps: Timesteps besides those, which were run in vain because something raised.
     """
 
     ticket: Ticket
@@ -169,6 +170,12 @@ class Report:
     abandoned_timesteps: int = 0
     seconds: tuple[float, ...] = ()
     dropped: tuple[tuple[int, str, str], ...] = ()
+    lost_timesteps: int = 0
+
+    @property
+    def ran_timesteps(self) -> int:
+        """All timesteps that it tells of."""
+        return self.n_timesteps + self.abandoned_timesteps + self.lost_timesteps
 
 
 @by_position
@@ -186,6 +193,7 @@ class Failure:
         kinds: The names (module and qualified name) of its class and of that class's bases.
         done: Timesteps of the first trajectories of the block in hand that had all ended before the timestep in which
             it failed: where no more are wanted of the block, it can be run again and ended before it fails.
+        lost_timesteps: All timesteps of the ticket.
     """
 
     ticket: Ticket | None
@@ -196,6 +204,12 @@ class Failure:
     exception: bytes | None = None
     kinds: tuple[str, ...] = ()
     done: int = 0
+    lost_timesteps: int = 0
+
+    @property
+    def ran_timesteps(self) -> int:
+        """All timesteps that it tells of."""
+        return self.lost_timesteps
 
 
 Answer = Report | Failure

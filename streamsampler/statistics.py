@@ -93,6 +93,9 @@ class Stats:
         surplus_timesteps: Their timesteps.
         abandoned_trajectories: Rollouts that were cut short because nobody wanted them any more.
         abandoned_timesteps: Their timesteps.
+        lost_timesteps: Timesteps that were run in vain because something went wrong: of tickets in which something
+            raised, of trajectories that were left out, of workers that died, as far as they had shown them. With those
+            that are kept, stale, surplus and abandoned they are all that were run, once all answers are in.
         failed_trajectories: Trajectories whose worker raised or died, whether they were run again or ended the call;
             those that the call turned out not to need are surplus.
         dropped_trajectories: Trajectories that raised and were left out, of those that the batch has passed by.
@@ -116,6 +119,7 @@ class Stats:
     surplus_timesteps: int = 0
     abandoned_trajectories: int = 0
     abandoned_timesteps: int = 0
+    lost_timesteps: int = 0
     failed_trajectories: int = 0
     dropped_trajectories: int = 0
     dropped: list[Dropped] = field(default_factory=list)
@@ -147,6 +151,13 @@ class Stats:
         self.workers[worker].add(report.seconds)
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
+        self.lost_timesteps += report.lost_timesteps
+
+    @property
+    def ran_timesteps(self) -> int:
+        """All timesteps that are in these accounts, whatever became of them."""
+        fates = (self.kept_timesteps, self.stale_timesteps, self.surplus_timesteps, self.abandoned_timesteps)
+        return sum(fates) + self.lost_timesteps
 
     def merge(self, call: Stats) -> None:
         """Add the accounts of a call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -199,26 +200,32 @@ class Life:
             self._give_up((ticket,))
             return
         self._row.begin_ticket(ticket.version)
+        worker.ran_timesteps = 0
+        ended = False
         try:
             outcome = worker.rollout(ticket, TrajectorySeeds(self._seed, ticket.version).of(ticket.indices))
             worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.phase(Phase.SENDING)
-            self._row.end_ticket()
-            self._report(ticket, outcome)
+            told = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
+            worker.ran_timesteps = max(told, worker.ran_timesteps)
+            self._row.end_ticket(worker.ran_timesteps)
+            ended = True
+            self._report(ticket, outcome, worker.ran_timesteps - told)
         except BaseException as error:  # see _start
+            if not ended:
+                self._row.end_ticket(worker.ran_timesteps)
             self._let_interrupts_through(error)
             self._spoiled = True
-            self._fail(ticket, worker.phase, worker.trajectory, error, worker.done_timesteps)
+            self._fail(ticket, worker.phase, worker.trajectory, error, worker.done_timesteps, worker.ran_timesteps)
         finally:
             worker.phase, worker.trajectory = Phase.WAITING, None
-            self._row.end_ticket()
             self._row.phase(Phase.WAITING)
 
     def _let_interrupts_through(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt) and self._channel.interruptible:
             raise error
 
-    def _report(self, ticket: Ticket, outcome: Outcome) -> None:
+    def _report(self, ticket: Ticket, outcome: Outcome, lost_timesteps: int) -> None:
         begin = perf_counter()
         report = Report(
             ticket,
@@ -229,6 +236,7 @@ class Life:
             abandoned_timesteps=outcome.abandoned_timesteps,
             seconds=(*outcome.seconds, *self._seconds),
             dropped=outcome.dropped,
+            lost_timesteps=lost_timesteps,
         )
         self._seconds = [0.0, 0.0]
         if outcome.rollouts is None:
@@ -246,10 +254,19 @@ class Life:
         for ticket in tickets:
             self._channel.answer(Report(ticket, given_up=True))
 
-    def _fail(self, ticket: Ticket, phase: Phase, trajectory: int | None, error: BaseException, done: int = 0) -> None:
+    def _fail(
+        self,
+        ticket: Ticket,
+        phase: Phase,
+        trajectory: int | None,
+        error: BaseException,
+        done: int = 0,
+        lost_timesteps: int = 0,
+    ) -> None:
         """Answer `ticket` with a failure, and give up the others."""
         others = self._side.fail()
-        self._channel.answer(_failure(ticket, phase, trajectory, error, done), error)
+        failure = replace(_failure(ticket, phase, trajectory, error, done), lost_timesteps=lost_timesteps)
+        self._channel.answer(failure, error)
         self._give_up(others)
 
     def _shut_down(self) -> None:

@@ -216,7 +216,7 @@ def test_the_board():
     seen = board.progress(1)
     assert (seen.version, seen.timesteps, seen.trajectory, seen.phase) == (3, 17, 0, Phase.STEP)
     assert board.progress(0).trajectory is None
-    row.end_ticket()
+    row.end_ticket(0)
     assert (board.progress(1).trajectory, board.progress(1).timesteps) == (None, 0)
     board.want_nothing()
     assert not row.wanted(10**18)

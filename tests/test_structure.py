@@ -93,7 +93,7 @@ LAYERS = [
         "engines.local",
         "engines.processes",
     ],
-    ["setbacks", "crew", "collector", "anomaly_accounts", "deciding", "collecting", "apart"],
+    ["setbacks", "crew", "collector", "anomaly_accounts", "call_accounts", "deciding", "collecting", "apart"],
     ["progress", "progress_output"],
     ["payloads", "lifetime", "sampler_options", "sampler", "samplers", "portions"],
     [

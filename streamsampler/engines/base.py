@@ -107,6 +107,10 @@ class Engine(ABC):
         """Return what a worker was last seen doing."""
 
     @abstractmethod
+    def ran(self, worker: int) -> int:
+        """Return how many timesteps a worker has run since its start, as far as it showed them; also after `close`."""
+
+    @abstractmethod
     def watch(self, worker: int) -> None:
         """Ask a worker to show each timestep and each action in its progress, until its next start."""
 

@@ -123,6 +123,10 @@ class LocalEngine(Engine):
         """Return what a worker was last seen doing."""
         return self._board.progress(worker)
 
+    def ran(self, worker: int) -> int:
+        """Return how many timesteps a worker has run."""
+        return self._board.ran(worker)
+
     def watch(self, worker: int) -> None:
         """Do nothing: who would watch is in the same thread."""
 

@@ -28,9 +28,9 @@ def encode_answer(answer: Answer) -> bytes:
         return _PICKLED + pickle.dumps(answer, protocol=5)
     # Python's own numbers: marshal takes one of NumPy's for a buffer, and makes bytes of it.
     finished = int(answer.n_trajectories), int(answer.n_timesteps)
-    abandoned = int(answer.n_abandoned), int(answer.abandoned_timesteps)
+    in_vain = int(answer.n_abandoned), int(answer.abandoned_timesteps), int(answer.lost_timesteps)
     seconds, dropped = tuple(map(float, answer.seconds)), tuple(answer.dropped)
-    values = _of_ticket(answer.ticket), bool(answer.given_up), finished, abandoned, seconds, dropped
+    values = _of_ticket(answer.ticket), bool(answer.given_up), finished, in_vain, seconds, dropped
     return _FLAT + marshal.dumps(values)
 
 
@@ -40,8 +40,8 @@ def decode_answer(data: memoryview) -> Answer:
         answer: Answer = pickle.loads(data[1:])
         return answer
     values: Any = marshal.loads(data[1:])  # noqa: S302 - our own worker wrote it
-    ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, n_cut), seconds, dropped = values
-    return Report(_ticket(ticket), given_up, n_trajectories, n_timesteps, n_abandoned, n_cut, seconds, dropped)
+    ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, n_cut, n_lost), seconds, dropped = values
+    return Report(_ticket(ticket), given_up, n_trajectories, n_timesteps, n_abandoned, n_cut, seconds, dropped, n_lost)
 
 
 def with_records(records: bytes, answer: bytes = b"") -> bytes:

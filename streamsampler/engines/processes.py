@@ -103,6 +103,7 @@ class ProcessEngine(Engine):
         self._threads = threads
         self._links: list[_Link] = []
         self._wanted = 0
+        self._ran: list[int] = []  # at the end
         self._restarting = self._closing = self._closed = False
         self._spaces: tuple[bytes, Any] = b"", None  # those told last, and what they are
         self._doomed: dict[int, float] = {}  # until when who was killed may take to be gone
@@ -130,6 +131,7 @@ class ProcessEngine(Engine):
         board_map = self._shared.enter_context(mmap(self._board_fd, 0))
         self._board = Board(memoryview(board_map))
         self._shared.callback(self._board.release)
+        self._shared.callback(self._keep_ran)
         self._updates_writer = ArenaWriter(self._updates_fd)
         self._updates_reader = ArenaReader(self._updates_fd)
         self._shared.callback(self._updates_reader.close)
@@ -289,7 +291,7 @@ class ProcessEngine(Engine):
                 rollouts, spaces = pickle.loads(buffers[0], buffers=buffers[1:])
                 contents = rollouts, self._new_spaces(link, spaces)
             except Exception as error:
-                answer = unreadable(answer.ticket, error)
+                answer = unreadable(answer, error)
         if not regions:
             return Answered(worker, answer, contents)
         if contents is None:
@@ -327,6 +329,13 @@ class ProcessEngine(Engine):
     def progress(self, worker: int) -> Progress:
         """Return what a worker was last seen doing."""
         return self._board.progress(worker)
+
+    def ran(self, worker: int) -> int:
+        """Return how many timesteps a worker has shown; after the end, those it had shown then."""
+        return self._ran[worker] if self._ran else self._board.ran(worker)
+
+    def _keep_ran(self) -> None:
+        self._ran = [self._board.ran(worker) for worker in range(self.n_workers)]
 
     def watch(self, worker: int) -> None:
         """Ask for each timestep and each action."""

@@ -105,6 +105,8 @@ class Worker(ABC):
         phase: What it is doing, for error messages.
         trajectory: Index of the trajectory in hand, or None.
         done_timesteps: When it raises: see `protocol.Failure.done`. 0 where each trajectory is a block of its own.
+        ran_timesteps: Timesteps of the ticket in hand that environments were asked for, those included that are in no
+            outcome because something raised; for the accounts. The worker loop sets it to 0 before each ticket.
         allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
             sent. Each ticket's are to be new ones.
         dropping: None, or trajectories that raise are to be left out; then it tells, from the names of an exception's
@@ -123,6 +125,7 @@ class Worker(ABC):
         self.phase = Phase.WAITING
         self.trajectory: int | None = None
         self.done_timesteps = 0
+        self.ran_timesteps = 0
         self.allocate: Allocate = np.empty
         self.dropping: Callable[[tuple[str, ...]], bool] | None = None
         self.check: CheckMode = None

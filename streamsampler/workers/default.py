@@ -189,6 +189,7 @@ class DefaultWorker(Worker):
             -1, or the timesteps after which a trajectory was abandoned; and the seconds of reset, agent and step.
         """
         env, agent, reset_agent = self._env, self._agent, self._reset_agent
+        n_before = recorder.n_timesteps
         assert env is not None
         assert agent is not None
         in_recording, in_action, in_step = _RECORDING, _ACTION, _STEP
@@ -287,6 +288,7 @@ class DefaultWorker(Worker):
                             words[timesteps_word] = len(rewards)
                             if not row.wanted(version):
                                 n_abandoned = len(rewards) - start
+                                self.ran_timesteps += len(rewards) - n_before
                                 recorder.abandon()
                                 spent = clock() - began
                                 return n_abandoned, _shares(spent, reset_seconds, agent_seconds, step_seconds)
@@ -302,10 +304,12 @@ class DefaultWorker(Worker):
                     break
                 recorder.end(observation, bool(terminated), bool(truncated) or len(rewards) == limit)
         except BaseException as error:
+            self.ran_timesteps += len(rewards) - n_before
             self.phase = phase
             self._broken_off = _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
             self._explain(error, phase, action)
             raise
+        self.ran_timesteps += len(rewards) - n_before
         return -1, _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
 
     def _explain(self, error: BaseException, phase: Phase, action: Any) -> None:

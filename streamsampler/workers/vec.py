@@ -202,7 +202,10 @@ class VecWorker(Worker):
                 break
             stop = first + ticket.block
             block = Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop], max(0, enough))
-            wanted = self._run(block, recorder, seconds)
+            try:
+                wanted = self._run(block, recorder, seconds)
+            finally:
+                self.ran_timesteps = len(recorder.rewards)
         if not wanted:
             return self._outcome(None, recorder, seconds, recorder.n_ended, recorder.n_timesteps)
         rollouts = self._finished(recorder, ticket)

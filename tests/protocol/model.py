@@ -113,6 +113,9 @@ class ModelEngine(Engine):
 
     stacks = kill_worker = watch
 
+    def ran(self, worker):
+        return 0
+
     def memory(self, worker):
         return 0
 

@@ -1,0 +1,191 @@
+"""C7, however it ends: what is kept, surplus, stale, abandoned and lost are all timesteps that were run."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from streamsampler.errors import ClosedError, RolloutError, WorkerDiedError
+from streamsampler.samplers import Sampler
+
+from .conftest import Maker
+from .scripted import AnyLength, Steps, TwoOrFifty, always_zero, count, counted
+
+SEED = 43
+
+
+class Stumbling(gymnasium.Wrapper):
+    """Goes wrong at the third step of some trajectories, before anything is stepped."""
+
+    def __init__(self, env: gymnasium.Env, share: float, dies: bool) -> None:
+        super().__init__(env)
+        self.share, self.dies = share, dies
+
+    def reset(self, **options: Any) -> Any:
+        result = super().reset(**options)
+        self.stumbles = self.unwrapped.np_random.random() < self.share
+        self.t = 0
+        return result
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.stumbles and self.t == 3:
+            if self.dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError("it stumbled")
+        return super().step(action)
+
+
+def stumbling(make_env: Any, share: float = 0.1, dies: bool = False) -> Any:
+    return partial(_stumbling, make_env, share, dies)
+
+
+def _stumbling(make_env: Any, share: float, dies: bool) -> gymnasium.Env:
+    return Stumbling(make_env(), share, dies)
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    """Where steps are counted, by the environments themselves."""
+    return tmp_path / "steps"
+
+
+@pytest.fixture
+def env(steps: Path, tmp_path: Path) -> Any:
+    return counted(partial(TwoOrFifty, pause=0.0002), steps, tmp_path / "resets")
+
+
+def check(sampler: Sampler, steps: Path, missing: int = 0) -> None:
+    """Close a sampler; all steps are in its accounts, but for so many that nobody can know of."""
+    sampler.close()
+    stats = sampler.stats
+    fates = [getattr(stats, f"{fate}_timesteps") for fate in ("kept", "surplus", "stale", "abandoned", "lost")]
+    assert 0 <= count(steps) - sum(fates) <= missing, (count(steps), fates)
+    assert stats.ran_timesteps == sum(fates)
+
+
+def test_after_a_return(make_sampler: Maker, env: Any, steps: Path) -> None:
+    sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
+    for _ in range(3):
+        sampler.obtain_samples(60)
+    sampler.obtain_trajectories(2)
+    check(sampler, steps)
+    assert sampler.stats.lost_timesteps == 0
+
+
+def test_after_an_exception(make_sampler: Maker, env: Any, steps: Path) -> None:
+    sampler = make_sampler(always_zero, stumbling(env, 0.3), n_workers=3, seed=SEED)
+    for _ in range(3):
+        with pytest.raises(RolloutError, match="stumbled"):
+            sampler.obtain_trajectories(30)
+    check(sampler, steps)
+    assert sampler.stats.lost_timesteps >= 2
+
+
+def test_where_losses_and_failures_are_run_again_or_left_out(make_sampler: Maker, env: Any, steps: Path) -> None:
+    if make_sampler.side_by_side:
+        pytest.skip("VecWorker cannot leave trajectories out")
+    sampler = make_sampler(always_zero, stumbling(env, 0.5), n_workers=3, seed=SEED, on_failure="drop")
+    sampler.obtain_trajectories(40)
+    check(sampler, steps)
+    assert sampler.stats.lost_timesteps >= 2 * sampler.stats.dropped_trajectories > 0
+
+
+def test_after_exceptions_that_count_as_losses(make_sampler: Maker, env: Any, steps: Path) -> None:
+    sampler = make_sampler(
+        always_zero, stumbling(env, 0.5), n_workers=2, seed=SEED, restart_on=(OSError,), max_restarts=1
+    )
+    with pytest.raises(RolloutError, match="stumbled"):
+        sampler.obtain_trajectories(8)
+    check(sampler, steps)
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt at its n-th snapshot, as Ctrl-C does."""
+
+    interval = 0.0
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self, snapshot: object) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("n_snapshots", [1, 2, 6])
+def test_after_an_interrupt(make_sampler: Maker, env: Any, steps: Path, n_snapshots: int) -> None:
+    sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
+    kept = 0
+    for goes_on in (True, False):
+        with pytest.raises(KeyboardInterrupt):
+            sampler.obtain_samples(100_000, progress=Interrupting(n_snapshots))
+        salvaged = sampler.salvage()
+        kept += 0 if salvaged is None else salvaged.n_timesteps
+        if goes_on:
+            kept += sampler.obtain_samples(20).n_timesteps
+    # Worker processes are killed, and cannot show their last steps any more.
+    check(sampler, steps, missing=0 if make_sampler.engine in ("local", "vec") else 3 * 60)
+    assert sampler.stats.kept_timesteps == kept
+
+
+def test_after_a_worker_was_killed(make_sampler: Maker, env: Any, steps: Path) -> None:
+    if make_sampler.engine == "local" or make_sampler.side_by_side:
+        pytest.skip("its workers are no processes, or run several trajectories")
+    sampler = make_sampler(always_zero, stumbling(env, 0.5, dies=True), n_workers=2, seed=SEED, max_restarts=1)
+    with pytest.raises(WorkerDiedError):
+        sampler.obtain_trajectories(8)
+    # What it had not shown nobody knows: the two steps before its death, and what its ticket had in the last 10 ms.
+    check(sampler, steps, missing=4 * 60)
+    assert sampler.stats.lost_timesteps > 0
+
+
+def test_after_streams(make_sampler: Maker, env: Any, steps: Path) -> None:
+    sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
+    for n in (1, 20):
+        stream = sampler.stream()
+        for _ in itertools.islice(stream, n):
+            pass
+        stream.close()
+    stream = sampler.stream()
+    next(stream)
+    sampler.obtain_samples(20)  # ends it
+    stream = sampler.stream()
+    next(stream)
+    check(sampler, steps)  # as does this
+
+
+def test_after_a_stream_that_failed(make_sampler: Maker, env: Any, steps: Path) -> None:
+    sampler = make_sampler(always_zero, stumbling(env, 0.3), n_workers=3, seed=SEED)
+    with pytest.raises(RolloutError, match="stumbled"):
+        list(itertools.islice(sampler.stream(), 30))
+    check(sampler, steps)
+
+
+def test_after_a_close_during_a_call(make_sampler: Maker, steps: Path, tmp_path: Path) -> None:
+    if make_sampler.engine in ("local", "vec"):
+        pytest.skip("its workers run in the thread of the call")
+    endless = counted(partial(Steps, 10**9, pause=0.0002), steps, tmp_path / "resets")
+    short = counted(AnyLength, steps, tmp_path / "resets")
+    sampler = make_sampler([always_zero, always_zero], [endless, short], n_workers=2, seed=SEED)
+    snapshots = itertools.count()
+
+    def close_in_a_while(snapshot: object) -> None:
+        if next(snapshots) == 3:
+            threads.append(threading.Thread(target=sampler.close))
+            threads[0].start()
+
+    threads: list[threading.Thread] = []
+    with pytest.raises(ClosedError):
+        sampler.obtain_samples(10**8, progress=close_in_a_while)
+    threads[0].join()
+    check(sampler, steps, missing=200)
