@@ -132,8 +132,8 @@ def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board
             shown.append(board.progress(0).phase)
             super().__init__(row)
 
-        def finished(self, finish, indices):
-            return super().finished(lambda: (shown.append(board.progress(0).phase), finish())[1], indices)
+        def finished(self, finish, indices, env=None):
+            return super().finished(lambda: (shown.append(board.progress(0).phase), finish())[1], indices, env)
 
     class Sending(Channel):
         def answer(self, answer, contents=None):
