@@ -12,6 +12,27 @@ from streamsampler.errors import UnknownEnvironmentError
 
 __all__ = ["find_spec"]
 
+_PACKAGES = {
+    "ALE/": ("ale_py", "ale-py"),
+    "BabyAI-": ("minigrid", "minigrid"),
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "MiniWorld-": ("miniworld", "miniworld"),
+    "Meta-World/": ("metaworld", "metaworld"),
+    "browsergym/": ("browsergym.core", "browsergym-core"),
+    "bsuite/": ("shimmy", "shimmy[bsuite]"),
+    "dm_control/": ("shimmy", "shimmy[dm-control]"),
+    "highway-": ("highway_env", "highway-env"),
+    "merge-": ("highway_env", "highway-env"),
+    "Adroit": ("gymnasium_robotics", "gymnasium-robotics"),
+    "AntMaze": ("gymnasium_robotics", "gymnasium-robotics"),
+    "Fetch": ("gymnasium_robotics", "gymnasium-robotics"),
+    "FrankaKitchen": ("gymnasium_robotics", "gymnasium-robotics"),
+    "Hand": ("gymnasium_robotics", "gymnasium-robotics"),
+    "PointMaze": ("gymnasium_robotics", "gymnasium-robotics"),
+    "Panda": ("panda_gym", "panda-gym"),
+}
+"""How ids begin that well-known packages register: the module to import, and what to install."""
+
 
 def find_spec(env_id: str) -> EnvSpec:
     """Resolves an id as `gymnasium.make` does: ``[module:][namespace/]name[-v0]``.
@@ -62,6 +83,12 @@ def _latest_version(name: str) -> EnvSpec | None:
 
 
 def _unknown(name: str) -> str:
+    for beginning, (module, package) in _PACKAGES.items():
+        if name.startswith(beginning):
+            return (
+                f"unknown environment {name!r}. The package {module} registers such: ask for '{module}:{name}' "
+                f"(if it is not there, pip install '{package}')."
+            )
     # With and without version and namespace, in lower case; the newest version, and no namespace rather than one.
     names: dict[str, str] = {}
     for spec in sorted(gymnasium.registry.values(), key=lambda spec: (spec.namespace is None, spec.version or 0)):
@@ -70,5 +97,5 @@ def _unknown(name: str) -> str:
     bare = name.rpartition("/")[2].lower()
     forms = difflib.get_close_matches(name.lower(), names, n=3) + difflib.get_close_matches(bare, names, n=3)
     near = list(dict.fromkeys(names[form] for form in forms))[:3]
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "Is the package that registers it imported?"
-    return f"unknown environment {name!r}. {hint}"
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"unknown environment {name!r}.{hint} Where another package registers it, ask for 'package:{name}'."

@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from streamsampler.env_ids import find_spec
+from streamsampler.env_kinds import foreign_kind, foreign_kind_in
 from streamsampler.errors import SamplerError, UsageError
 
 __all__ = [
@@ -132,7 +133,12 @@ class SpecEnvUpdate(EnvUpdate):
         """Closes and makes."""
         _close(old_env)
         with _lent_to_main(self._main_objects):
-            return gymnasium.make(self.spec)
+            try:
+                return gymnasium.make(self.spec)
+            except TypeError as error:
+                if kind := foreign_kind_in(str(error)):
+                    raise UsageError(f"{self.spec.id} is {kind}") from error
+                raise
 
 
 def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
@@ -367,4 +373,5 @@ def _close(env: AnyEnv | AnyVectorEnv | None) -> None:
 def _shown(obj: Any) -> str:
     if obj is None:
         return "None"
-    return f"the class {obj.__qualname__}" if isinstance(obj, type) else f"a {type(obj).__qualname__}"
+    text = f"the class {obj.__qualname__}" if isinstance(obj, type) else f"a {type(obj).__qualname__}"
+    return f"{text}, {kind}" if (kind := foreign_kind(obj)) else text

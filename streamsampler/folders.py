@@ -15,6 +15,7 @@ from .generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, br
 from .manifest import MANIFEST, Manifest, Shard, read_manifest
 from .shard_files import all_shards, load_shard
 from .trajectories import Index, TrajectoryBatch
+from .words import count
 
 __all__ = ["TrajectoryFolder", "load"]
 
@@ -92,8 +93,8 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
         return (
-            f"TrajectoryFolder({str(self.path)!r}, {self.n_trajectories} trajectories, {self.n_timesteps} timesteps, "
-            f"{len(self.shards)} shards{state})"
+            f"TrajectoryFolder({str(self.path)!r}, {count(self.n_trajectories, 'trajectory')}, "
+            f"{count(self.n_timesteps, 'timestep')}, {count(len(self.shards), 'shard')}{state})"
         )
 
     def __iter__(self) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
 from streamsampler.gathering import GatherPlan
+from streamsampler.words import count, duration
 
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["INTERVAL", "Bar", "Display", "ProgressArgument", "Snapshot", "describe"]
 
 _CLEAR_LINE = "\x1b[K"
+_SINGULAR = {"timesteps": "timestep", "trajectories": "trajectory"}
 INTERVAL = 0.1
 """Seconds between two snapshots: what looks alive."""
 
@@ -209,19 +211,20 @@ def _columns(stream: TextIO | None) -> int:
 
 def describe(snapshot: Snapshot) -> list[str]:
     """Return what a bar says beside its drawing, the most important first."""
-    of_all = f"{snapshot.reached:,}/{snapshot.target:,} {snapshot.unit}"
+    unit = snapshot.unit if snapshot.target != 1 else _SINGULAR[snapshot.unit]
+    of_all = f"{snapshot.reached:,}/{snapshot.target:,} {unit}"
     if snapshot.timesteps == snapshot.earlier_timesteps == 0 and not snapshot.complete:
         return ["  0%", of_all, "starting"]
     # Cut, not rounded: there is no 100 % before the end.
     percent = 100 if snapshot.complete else min(99, 100 * snapshot.reached // max(1, snapshot.target))
     # Where trajectories are wanted, their timesteps are what moves while a long one is running.
-    timesteps = [] if snapshot.unit == "timesteps" else [f"{snapshot.timesteps:,} timesteps"]
+    timesteps = [] if snapshot.unit == "timesteps" else [count(snapshot.timesteps, "timestep")]
     return [f"{percent:3}%", of_all, *timesteps, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
 
 
 def _time(snapshot: Snapshot) -> str:
     if snapshot.complete:
-        return f"in {clock(snapshot.seconds)}".ljust(len("0:00 left"))
+        return f"in {duration(snapshot.seconds)}".ljust(len("0:00 left"))
     left = snapshot.seconds_left
     if left is None:
         return "-:-- left"

@@ -24,6 +24,7 @@ from .manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name, writ
 from .shard_files import all_shards, check_shard, read_shard, unlisted_shard, verify_shard
 from .trajectories import TrajectoryBatch
 from .trees import Array
+from .words import count
 
 __all__ = ["ShardWriter", "check_folder"]
 
@@ -58,7 +59,7 @@ def check_folder(path: Path, *, resume: bool) -> None:
         if not resume:
             n, state = len(_shard_names(path)), "complete" if manifest.complete else "incomplete"
             hint = "name another folder" if manifest.complete else "--resume goes on with them"
-            raise UsageError(f"{str(path)!r} holds trajectories already ({n} shards, {state}): {hint}")
+            raise UsageError(f"{str(path)!r} holds trajectories already ({count(n, 'shard')}, {state}): {hint}")
     elif names:
         raise UsageError(f"{str(path)!r} holds something else, such as {min(names)!r}: name a new or empty folder")
 

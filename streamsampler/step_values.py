@@ -54,7 +54,10 @@ def number_of(reward: Any) -> float:
     except (TypeError, ValueError, RuntimeError) as reason:
         raise DataError(f"the reward should be a number, and is {short(reward)}") from reason
     if number.shape != ():
-        raise DataError(f"the reward has the shape {number.shape}, and should have (): {short(reward)}")
+        raise DataError(
+            f"the reward has the shape {number.shape}, and should have () (a vector of rewards, for several aims or "
+            f"agents, needs a wrapper that makes one number of it): {short(reward)}"
+        )
     if number.dtype.kind not in "biuf":
         raise DataError(f"the reward should be a number, and is {short(reward)}")
     try:

@@ -22,6 +22,7 @@ from .infos import concatenate_infos, take_infos
 from .spaces import AnySpace
 from .statistics import Stats
 from .trees import Array
+from .words import count
 
 __all__ = ["Index", "StepType", "TrajectoryBatch"]
 
@@ -129,10 +130,10 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         return self.n_trajectories
 
     def __repr__(self) -> str:
-        parts = [f"{self.n_trajectories} trajectories", f"{self.n_timesteps} timesteps"]
+        parts = [count(self.n_trajectories, "trajectory"), count(self.n_timesteps, "timestep")]
         if self.n_trajectories:
             returns = self.returns
-            spread = f" ± {returns.std(ddof=1) / np.sqrt(len(returns)):.3g}" if len(returns) > 1 else ""
+            spread = f" ± {returns.std(ddof=1) / np.sqrt(len(returns)):.3g} standard error" if len(returns) > 1 else ""
             parts.append(f"return {returns.mean():.4g}{spread}")
             first, last = self.agent_versions.min(), self.agent_versions.max()
             parts.append(f"agent version {first}" if first == last else f"agent versions {first} to {last}")

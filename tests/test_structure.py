@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 
 # From the ground up. A module may import those of lower layers, and its neighbours listed before it.
 LAYERS = [
-    ["version", "errors", "compact", "checks", "exactness", "per_worker", "threads", "atomic", "quotas"],
+    ["version", "words", "errors", "compact", "checks", "exactness", "per_worker", "threads", "atomic", "quotas"],
     ["trees", "generics", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
     ["plans", "pacing", "blocks", "cutting", "holdings", "ordering", "gathering", "supervision"],
     [
@@ -35,6 +35,7 @@ LAYERS = [
         "agents",
         "agent_updates",
         "env_ids",
+        "env_kinds",
         "environments",
     ],
     ["batch_fields", "trajectories"],
@@ -45,6 +46,7 @@ LAYERS = [
         "adapters.normalization",
         "adapters.mlp",
         "adapters.torch",
+        "adapters.archives",
         "adapters.sb3",
     ],
     [

@@ -189,8 +189,11 @@ def test_no_trajectories():
 
 
 def test_repr(batch):
-    assert repr(batch) == "TrajectoryBatch(3 trajectories, 6 timesteps, return 3.667 ± 2.67, agent version 1)"
-    assert repr(batch[0]) == "TrajectoryBatch(1 trajectories, 2 timesteps, return 1, agent version 1)"
+    assert (
+        repr(batch)
+        == "TrajectoryBatch(3 trajectories, 6 timesteps, return 3.667 ± 2.67 standard error, agent version 1)"
+    )
+    assert repr(batch[0]) == "TrajectoryBatch(1 trajectory, 2 timesteps, return 1, agent version 1)"
     versions = dataclasses.replace(batch, agent_versions=np.array([1, 3, 2]))
     assert "agent versions 1 to 3" in repr(versions)
     assert versions.agent_version is None

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.adapters.archives import algorithm_of
 from streamsampler.adapters.normalization import PREFIX, ObservationStatistics, find_statistics, load_vec_normalize
 from streamsampler.adapters.parameters import ModuleConverter, arrays_of, is_module, load_arrays, on_cpu
 from streamsampler.agent_updates import is_parameters
@@ -65,14 +66,14 @@ class SB3Agent:
 
     @classmethod
     def load(
-        cls, path: str | PathLike[str], algorithm: Any, *, deterministic: bool = False, vec_normalize: Any = None
+        cls, path: str | PathLike[str], algorithm: Any = None, *, deterministic: bool = False, vec_normalize: Any = None
     ) -> SB3Agent:
         """Load a model that Stable-Baselines3 saved.
 
         Args:
             path: The `.zip` file. Stable-Baselines3 writes no statistics into it.
             algorithm: What it was trained with: a class with `load`, or its name in `stable_baselines3` or
-                `sb3_contrib`, such as "PPO".
+                `sb3_contrib`, such as "PPO"; None for what the file looks like.
             deterministic: What is passed on to `predict`.
             vec_normalize: The file that `VecNormalize.save` wrote, such as "vecnormalize.pkl", if the model was trained
                 under one. It is a pickle, which is to be trusted. Where the folder of `path` has such a file and this
@@ -80,9 +81,11 @@ class SB3Agent:
 
         Raises:
             ImportError: The package is not installed.
-            UsageError: There is no such algorithm, or `vec_normalize` is something else.
+            UsageError: There is no such algorithm, the file does not tell it, or `vec_normalize` is something else.
             OSError: A file cannot be read.
         """
+        if algorithm is None:
+            algorithm = algorithm_of(path)
         if isinstance(algorithm, str):
             algorithm = _algorithm(algorithm)
         if not callable(getattr(algorithm, "load", None)):
@@ -309,4 +312,5 @@ def _algorithm(name: str) -> Any:
         if hasattr(package, name):
             return getattr(package, name)
     names = " or ".join(package.__name__ for package in packages)
-    raise UsageError(f"there is no algorithm {name!r} in {names}")
+    hint = "" if len(packages) > 1 else "; sb3_contrib is not installed: pip install sb3-contrib"
+    raise UsageError(f"there is no algorithm {name!r} in {names}{hint}")

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 import click
@@ -14,11 +15,39 @@ import click
 from streamsampler.current_directory import import_named
 from streamsampler.errors import UsageError
 
-__all__ = ["env_kwargs", "import_modules", "number_or_none", "parse_value", "seconds", "size"]
+__all__ = ["Count", "env_kwargs", "import_modules", "number_or_none", "parse_value", "seconds", "size"]
 
+_COUNT = re.compile(
+    r"(?P<number>[+-]?([0-9][0-9_,]*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?", re.IGNORECASE
+)
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])?(i?B)?", re.IGNORECASE)
 _JSON_WORDS = {"true": True, "false": False, "null": None}
+
+
+class Count(click.IntRange):
+    """A whole number, as people write them: 100000, 100_000, 1e5, 100k; k, M and G are thousands, and so on."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the integer.
+
+        Raises:
+            click.BadParameter: It is none, or out of range.
+        """
+        match = _COUNT.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            if isinstance(value, str):
+                self.fail(f"{value!r} is not a whole number, such as 5000, 5_000, 5e3 or 5k", param, ctx)
+            return super().convert(value, param, ctx)
+        number = Decimal(match["number"].replace(",", "").replace("_", "")) * _UNITS[(match["unit"] or "").lower()]
+        if number != number.to_integral_value():
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        if abs(number) >= 2**63:
+            self.fail(f"{value!r} is more than can be counted", param, ctx)
+        return super().convert(int(number), param, ctx)
 
 
 def parse_value(text: str) -> Any:

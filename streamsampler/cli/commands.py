@@ -27,7 +27,7 @@ _AMOUNTS = {
     "num_trajectories": "--num-trajectories",
     "trajectories_per_worker": "--trajectories-per-worker",
 }
-_POSITIVE = click.IntRange(min=1)
+_POSITIVE = arguments.Count(min=1)
 
 _EXAMPLES = """\b
 Examples:
@@ -60,7 +60,8 @@ def cli() -> None:
 @click.argument("env_id", metavar="ENV_ID")
 @grouped_option(
     "How much (exactly one of these)", "--num-samples", type=_POSITIVE, metavar="N",
-    help="At least N timesteps, of whole trajectories: the shortest sequence of them that has so many.",
+    help="At least N timesteps, of whole trajectories: the shortest sequence of them that has so many. Numbers may be "
+    "written 100000, 100_000, 1e5 or 100k.",
 )  # fmt: skip
 @grouped_option(
     "How much (exactly one of these)", "--num-trajectories", type=_POSITIVE, metavar="N",
@@ -73,7 +74,13 @@ def cli() -> None:
 @grouped_option(
     "What", "--agent", default="random", show_default=True, metavar="NAME",
     help="What chooses the actions: 'random', or 'package.module:object' for an agent, a function observation -> "
-    "action, or a class or function that makes an agent from the observation space and the action space.",
+    "action, or a class or function that makes an agent from the observation space and the action space. Or "
+    "'model.zip' for a model of Stable-Baselines3, which needs the extra 'sb3'; such files can run code.",
+)  # fmt: skip
+@grouped_option(
+    "What", "--vec-normalize", metavar="FILE",
+    help="With --agent model.zip: the statistics of the VecNormalize that the model was trained under, which "
+    "Stable-Baselines3 saves by themselves; 'none' for a model that was trained without.",
 )  # fmt: skip
 @grouped_option(
     "What", "--env-kwarg", "env_kwargs", callback=arguments.env_kwargs, multiple=True, metavar="KEY=VALUE",
@@ -92,6 +99,11 @@ def cli() -> None:
 @grouped_option(
     "How", "--workers", type=click.IntRange(min=0), metavar="N", show_default="the cores there are to use",
     help="How many processes; 0 for none but this one, which is the default on Windows.",
+)  # fmt: skip
+@grouped_option(
+    "How", "--vec", type=_POSITIVE, metavar="N",
+    help="Run N environments side by side in each process, and ask the agent for their actions at once: faster with a "
+    "network. Another N may give other trajectories.",
 )  # fmt: skip
 @grouped_option(
     "How", "--seed", type=click.IntRange(min=0), metavar="N", show_default="a fresh one, told in the summary",
@@ -159,6 +171,7 @@ def sample(
     """
     kind, number = _amount(options)
     _check_sharding(options)
+    _check_agent(options)
     from streamsampler.cli.execution import execute
 
     execute(ctx, kind, number, imports, {"env_id": env_id, **options}, as_json=as_json, quiet=quiet)
@@ -188,10 +201,22 @@ def _check_sharding(options: dict[str, Any]) -> None:
         return
     if options["out"] is None:
         raise click.UsageError("--shard-size needs a folder to write to: give --out, too.")
+    if options["vec"] is not None:
+        raise click.UsageError(
+            "--shard-size goes without --vec: where environments run side by side, no run can go on where one ended."
+        )
     if options["order"] != "index":
         raise click.UsageError(
             "--shard-size needs --order index: what has arrived first cannot be the same again after an interruption."
         )
+
+
+def _check_agent(options: dict[str, Any]) -> None:
+    """Refuse options that make no sense with this agent, or with environments side by side."""
+    if options["vec_normalize"] is not None and not options["agent"].endswith(".zip"):
+        raise click.UsageError("--vec-normalize is for a model of Stable-Baselines3: give --agent model.zip, too.")
+    if options["vec"] is not None and options["on_failure"] == "drop":
+        raise click.UsageError("--vec goes without --on-failure drop: environments that run side by side go together.")
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,9 +42,7 @@ def execute(
     bar = output_on(sys.stderr, hidden=quiet, last_line=False)  # the summary tells the end
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     try:
-        with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet), warnings.catch_warnings():
-            if quiet:
-                warnings.simplefilter("ignore")
+        with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet):
             import_modules(imports)
             outcome = run(request, interrupts, bar)
     except Interrupted:

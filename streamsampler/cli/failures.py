@@ -18,7 +18,11 @@ from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, U
 __all__ = ["Failure", "UsageFailure", "traceback_of", "translated", "without_own_frames"]
 
 # Not the user's: this package, and what it calls to get at the user's code.
-_OWN_FRAMES = (f"{Path(__file__).parents[1]}/", registration.__file__, importlib.__file__, "<frozen importlib")
+_OWN_FRAMES = (
+    f"{Path(__file__).parents[1]}/",
+    *(str(module.__file__) for module in (registration, importlib, contextlib)),
+    "<frozen importlib",
+)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+')
 
 

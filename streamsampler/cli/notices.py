@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
+import sys
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from streamsampler.cli.failures import without_own_frames
 from streamsampler.cli.streams import tell
@@ -14,6 +19,7 @@ __all__ = ["notices_shown"]
 
 _LOGGER = logging.getLogger("streamsampler")
 _PLAIN = logging.Formatter()
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class _AboveTheBar(logging.Handler):
@@ -29,8 +35,20 @@ class _AboveTheBar(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        if not self._bar.write_above(text):
-            tell(text)
+        _write(self._bar, text)
+
+
+def _write(bar: Output, text: str) -> None:
+    if not _takes_colours():
+        text = _COLOUR.sub("", text)
+    if not bar.write_above(text):
+        tell(text)
+
+
+def _takes_colours() -> bool:
+    """Whether the user may see colours: on a terminal that has them, unless NO_COLOR is set (see no-color.org)."""
+    stream = sys.stderr
+    return bool(stream and stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"))
 
 
 def _text(record: logging.LogRecord) -> str:
@@ -39,13 +57,20 @@ def _text(record: logging.LogRecord) -> str:
     return f"{record.name}: {_PLAIN.format(record)}"
 
 
+def _bare(message: Any) -> str:
+    """Return a warning without the word that Gymnasium puts before it."""
+    return str(message).replace("WARN: ", "", 1)
+
+
 @contextlib.contextmanager
 def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
     """Show what the library logs and, unless the user's modules set up logging themselves, what all others do.
 
+    Warnings of Python are shown in the same way, a line each.
+
     Args:
         bar: The bar that may be on the screen.
-        quiet: Show nothing that the library logs.
+        quiet: Show nothing that the library logs, and no warnings.
     """
     handler = logging.NullHandler() if quiet else _AboveTheBar(bar)
     # A handler of the user's own, at the root, would write the same again, across the bar.
@@ -54,7 +79,11 @@ def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
     for logger in loggers:
         logger.addHandler(handler)
     try:
-        yield
+        with warnings.catch_warnings():
+            if quiet:
+                warnings.simplefilter("ignore")
+            warnings.showwarning = lambda message, *_: _write(bar, f"Warning: {_bare(message)}")
+            yield
     finally:
         for logger in loggers:
             logger.removeHandler(handler)

@@ -18,6 +18,14 @@ from streamsampler.version import __version__
 
 __all__ = ["out_file", "storable", "write"]
 
+_OTHER_FORMATS = frozenset((
+    ".arrow", ".avro", ".csv", ".db", ".feather", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpg", ".json",
+    ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".orc", ".parquet", ".pickle", ".pkl", ".png", ".pt",
+    ".pth", ".safetensors", ".sqlite", ".tar", ".tfrecord", ".tgz", ".tsv", ".txt", ".xls", ".xlsx", ".xz",
+    ".yaml", ".yml", ".zarr", ".zip",
+))  # fmt: skip
+"""Endings of files that are of another format: a user who asks for one would get something else."""
+
 
 def out_file(ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     """Return the file to write, as `TrajectoryBatch.save` names it: with the suffix ``.npz``. An option's callback.
@@ -28,7 +36,13 @@ def out_file(ctx: click.Context, _param: click.Parameter, value: str) -> Path:
         click.BadParameter: It cannot be written.
     """
     given = Path(value)
-    if ctx.params.get("shard_size") is not None:
+    sharded = ctx.params.get("shard_size") is not None
+    if given.suffix.lower() in _OTHER_FORMATS and not (given.exists() and sharded) and not given.is_dir():
+        raise click.BadParameter(
+            f"{value!r}: {given.suffix} is not written. What is sampled goes into a .npz file, or with --shard-size "
+            "into a folder of them; streamsampler.load reads both"
+        )
+    if sharded:
         return _folder(given, resume=bool(ctx.params.get("resume") or ctx.params.get("repair")))
     if given.is_dir() or not given.name:
         raise click.BadParameter(f"{value!r} is a directory: name a file in it, such as {str(given / 'out.npz')!r}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from streamsampler.cli.models import is_model_file
 from streamsampler.cli.outfile import storable
 from streamsampler.cli.tally import Tally
 from streamsampler.engines.start_methods import StartMethod, has_processes
@@ -18,11 +21,22 @@ from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
 from streamsampler.statistics import Stats
 from streamsampler.supervision import OnFailure
 from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.vec import VecWorker
 
 __all__ = ["Amount", "Outcome", "Request"]
 
 _IN_ALL = 10
 """How many times the losses that are made good within a minute are made good in all."""
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file; the name itself where there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return str(path)
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,8 @@ class Request:
     shard_size: int | None = None
     resume: bool = False
     repair: bool = False
+    vec: int | None = None
+    vec_normalize: str | None = None
     command: tuple[str, ...] = ()
 
     @property
@@ -109,7 +125,15 @@ class Request:
             "order": self.order,
             "on_failure": self.on_failure,
             "worker_threads": self.worker_threads,
+            "vec": self.vec,
+            **self._agent_files,
         }
+
+    @cached_property
+    def _agent_files(self) -> dict[str, str]:
+        """What the files that the agent is from hold, in short: another model of the same name is another agent."""
+        files = {"agent_sha256": self.agent if is_model_file(self.agent) else "", "vec_normalize": self.vec_normalize}
+        return {name: _digest(Path(file)) for name, file in files.items() if file}
 
     @property
     def n_workers(self) -> int:
@@ -149,6 +173,8 @@ class Request:
             n_workers=self.n_workers,
             seed=seed,
             max_episode_length=self.max_episode_length,
+            worker_class=DefaultWorker if self.vec is None else VecWorker,
+            worker_args=None if self.vec is None else {"n_envs": self.vec},
             order=self.order,
             start_method=self.start_method,
             on_failure=self.on_failure,

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import gymnasium
 
-from streamsampler.agents import load_agent
 from streamsampler.cli.failures import Failure, traceback_of
 from streamsampler.cli.interrupts import Interrupted, Interrupts
+from streamsampler.cli.models import load_any_agent
 from streamsampler.cli.outfile import write
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.sharding import write_shards
 from streamsampler.cli.tally import Tally
 from streamsampler.current_directory import append_current_directory, warn_of_hidden
 from streamsampler.environments import EnvUpdate, as_env_update
-from streamsampler.errors import SamplerError
+from streamsampler.errors import SamplerError, UnknownEnvironmentError
 from streamsampler.progress import Snapshot
 from streamsampler.progress_output import Output
 from streamsampler.samplers import Sampler
@@ -29,17 +30,29 @@ __all__ = ["run"]
 
 
 class _Follower:
-    """Shows a call's progress, and sees to it that Ctrl-C no longer tears what is complete."""
+    """Shows a call's progress, and sees to it that Ctrl-C no longer tears what is complete.
+
+    The last snapshot waits for `finish`, so that the numbers at the end are the summary's.
+    """
 
     def __init__(self, bar: Output, interrupts: Interrupts) -> None:
         self.interval = bar.interval
         self._bar = bar
         self._interrupts = interrupts
+        self._last: Snapshot | None = None
 
     def __call__(self, snapshot: Snapshot) -> None:
         if snapshot.complete:
             self._interrupts.shield()
-        self._bar(snapshot)
+            self._last = snapshot
+        else:
+            self._bar(snapshot)
+
+    def finish(self, batch: TrajectoryBatch[Any, Any], seconds: float) -> None:
+        """Show that all is there, and how long it took."""
+        if self._last is not None:
+            n_timesteps, n_trajectories = batch.n_timesteps, batch.n_trajectories
+            self._bar(replace(self._last, seconds=seconds, timesteps=n_timesteps, trajectories=n_trajectories))
 
 
 def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
@@ -55,12 +68,15 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
         Failure: The environment cannot be made, or the file cannot be written.
         Interrupted: A signal came before anything was sampled, or a second one came later.
     """
-    env = _env_update(request)
+    try:
+        env = _env_update(request)
+    except UnknownEnvironmentError as error:
+        raise UnknownEnvironmentError(f"{error} Or import it with --import.") from error.__cause__
     spaces = _spaces(request.env_id, env)
     if request.out is not None:
         for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
             check_writable(space, name)
-    agent = load_agent(request.agent, *spaces)
+    agent = load_any_agent(request.agent, request.vec_normalize, spaces)
     if request.shard_size is not None:
         return write_shards(request, agent, env, interrupts, bar)
     seed = secrets.randbits(53) if request.seed is None else request.seed  # as long as JSON readers take it exactly
@@ -104,11 +120,14 @@ def _sample(request: Request, sampler: Sampler, interrupts: Interrupts, bar: Out
     batch: TrajectoryBatch[Any, Any] | None
     try:
         with bar:
-            batch = request.amount.obtain(sampler, _Follower(bar, interrupts))
+            follower = _Follower(bar, interrupts)
+            batch = request.amount.obtain(sampler, follower)
+            seconds = perf_counter() - begun
+            follower.finish(batch, seconds)
     except Interrupted:
         interrupted = True
         batch = sampler.salvage()
-    seconds = perf_counter() - begun
+        seconds = perf_counter() - begun
     written = None
     if batch is not None and request.out is not None:
         wanted = {request.amount.unit: request.amount.total(sampler.n_workers)}

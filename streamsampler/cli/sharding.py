@@ -120,7 +120,7 @@ class ShardedRun:
                         self._interrupts.shield()
                 self._show(complete=True)
         finally:
-            self._seconds = perf_counter() - self._begun
+            self._seconds = self._seconds or perf_counter() - self._begun
 
     @contextlib.contextmanager
     def _portions(self, agent: Any, env: Any, seed: int, number: int) -> Iterator[Portions]:
@@ -155,7 +155,9 @@ class ShardedRun:
             self._show(self._most - self._before_stream[1], trajectories)
 
     def _show(self, timesteps: int = 0, trajectories: int = 0, *, complete: bool = False) -> None:
+        seconds = perf_counter() - self._begun
         if complete:
+            self._seconds = seconds  # so that the summary says the same
             trajectories, timesteps = self._tally.trajectories, self._tally.timesteps
         else:
             trajectories, timesteps = trajectories + self._before_stream[0], timesteps + self._before_stream[1]
@@ -165,7 +167,7 @@ class ShardedRun:
                 trajectories,
                 self._wanted.number,
                 self._wanted.unit,
-                perf_counter() - self._begun,
+                seconds,
                 complete,
                 self._earlier[1],
                 self._earlier[0],

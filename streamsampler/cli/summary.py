@@ -7,6 +7,7 @@ from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.version import __version__
+from streamsampler.words import count, duration
 
 __all__ = ["as_json", "as_line", "as_text"]
 
@@ -138,9 +139,9 @@ def _spread_text(spread: dict[str, float | None], n_values: int) -> str:
     if error:
         # Two digits of the error matter, and of the mean as many decimals.
         decimals = min(9, max(0, 1 - math.floor(math.log10(error))))
-        text = f"{mean:,.{decimals}f} ± {error:,.{decimals}f}"
+        text = f"{mean:,.{decimals}f} ± {error:,.{decimals}f} standard error"
     elif error == 0:
-        text += " ± 0"
+        text += " ± 0 standard error"
     return f"{text}, from {number(spread['minimum'])} to {number(spread['maximum'])}"
 
 
@@ -176,20 +177,3 @@ def number(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.2f}" if 1 <= abs(value) < 1e7 else f"{value:.3g}"
-
-
-def count(amount: float, noun: str) -> str:
-    """Return an amount of something, in the singular or the plural."""
-    text = f"{amount:,.0f}"
-    if text == "1":
-        return f"1 {noun}"
-    return f"{text} {noun[:-1] + 'ies' if noun.endswith('y') else noun + 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people say it."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
-    minutes, whole = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min {whole:02} s" if hours else f"{minutes} min {whole:02} s"

@@ -64,7 +64,7 @@ def test_a_bar_ends_full_and_gives_the_cursor_back() -> None:
         bar(Snapshot(0, 0, 10, "timesteps", 0.0))
         bar(Snapshot(12, 3, 10, "timesteps", 2.0, complete=True))
     last = stream.getvalue().split("\r")[-1]
-    assert re.search(r"\[#+\]  100%  10/10 timesteps  in 0:02 +6/s", last)
+    assert re.search(r"\[#+\]  100%  10/10 timesteps  in 2\.0 s +6/s", last)
     assert last.endswith("\x1b[?25h\n")
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_drawn_where_nobody_sees_it() -> None:
         (Snapshot(120, 1, 100, "timesteps", 5.0), [" 99%", "100/100 timesteps", "finishing", "24/s"]),
         (Snapshot(70, 0, 9, "trajectories", 7.0), ["  0%", "0/9 trajectories", "70 timesteps", "-:-- left", "10/s"]),
         (Snapshot(70, 3, 9, "trajectories", 7.0), [" 33%", "3/9 trajectories", "70 timesteps", "0:14 left", "10/s"]),
-        (Snapshot(1, 1, 1, "trajectories", 0.0, True), ["100%", "1/1 trajectories", "1 timesteps", "in 0:00  ", "0/s"]),
+        (Snapshot(1, 1, 1, "trajectories", 0.0, True), ["100%", "1/1 trajectory", "1 timestep", "in 0.00 s", "0/s"]),
     ],
 )
 def test_what_a_bar_says(snapshot: Snapshot, bits: list[str]) -> None:

@@ -35,7 +35,8 @@ def test_a_whole_run_writes_what_the_library_samples(home: Path) -> None:
     error = batch.returns.std(ddof=1) / np.sqrt(len(batch))
     low, high = batch.returns.min(), batch.returns.max()
     decimals = 2 if error < 1 else 1
-    assert rows["return"] == f"{batch.returns.mean():.{decimals}f} ± {error:.{decimals}f}, from {low:g} to {high:g}"
+    error = f"{error:.{decimals}f} standard error"
+    assert rows["return"] == f"{batch.returns.mean():.{decimals}f} ± {error}, from {low:g} to {high:g}"
     assert rows["length"].endswith(f"from {low:g} to {high:g}")
     assert rows["seed"] == "7"
     assert "written to  " in result.stdout

@@ -16,6 +16,7 @@ from streamsampler.cli.failures import traceback_of
 from streamsampler.cli.outfile import storable
 from streamsampler.cli.tally import Spread, Tally
 from streamsampler.errors import RemoteTraceback, StorageError
+from streamsampler.words import count, duration
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_numbers(value: float, text: str) -> None:
     [(1, "trajectory", "1 trajectory"), (0, "trajectory", "0 trajectories"), (1234, "timestep", "1,234 timesteps")],
 )
 def test_counts(amount: int, noun: str, text: str) -> None:
-    assert summary.count(amount, noun) == text
+    assert count(amount, noun) == text
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_counts(amount: int, noun: str, text: str) -> None:
     [(0.004, "0.00 s"), (0.5, "0.50 s"), (12.34, "12.3 s"), (59.99, "1 min 00 s"), (3723, "1 h 02 min 03 s")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert summary.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -47,10 +48,10 @@ def test_durations(seconds: float, text: str) -> None:
     [
         ([], "none"),
         ([3.5], "3.50"),
-        ([2.0, 2.0], "2 ± 0, from 2 to 2"),
-        ([1.0, 2.0, 4.0], "2.33 ± 0.88, from 1 to 4"),
-        ([1000.0, 5000.0], "3,000 ± 2,000, from 1,000 to 5,000"),
-        ([0.001, 0.002], "0.00150 ± 0.00050, from 0.001 to 0.002"),
+        ([2.0, 2.0], "2 ± 0 standard error, from 2 to 2"),
+        ([1.0, 2.0, 4.0], "2.33 ± 0.88 standard error, from 1 to 4"),
+        ([1000.0, 5000.0], "3,000 ± 2,000 standard error, from 1,000 to 5,000"),
+        ([0.001, 0.002], "0.00150 ± 0.00050 standard error, from 0.001 to 0.002"),
         ([1.0, math.inf], "not finite"),
         ([math.nan], "not finite"),
     ],

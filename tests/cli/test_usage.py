@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
+import gymnasium
 import pytest
 from click.testing import CliRunner, Result
 
-from streamsampler.cli.arguments import parse_value, size
+from streamsampler.cli.arguments import Count, parse_value, size
 from streamsampler.cli.commands import cli
 from streamsampler.engines import processes
 from streamsampler.errors import SerializationError
@@ -41,8 +43,19 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", 5, "--num-trajectories", 5], "--num-samples and --num-trajectories exclude each other"),
         (["--num-samples", 5, "--num-trajectories", 5, "--trajectories-per-worker", 5], "exactly one of"),
         (["--num-samples", 0], "'--num-samples': 0 is not in the range"),
-        (["--num-samples", "many"], "'many' is not a valid integer"),
+        (["--num-samples", "many"], "'many' is not a whole number, such as 5000, 5_000, 5e3 or 5k"),
+        (["--num-samples", "1e-3"], "'1e-3' is not a whole number"),
+        (["--num-samples", "1.0005k"], "'1.0005k' is not a whole number"),
+        (["--num-samples", "1e400"], "'1e400' is more than can be counted"),
+        (["--num-samples", "-5k"], "-5000 is not in the range"),
         (["--num-samples", 5, "--workers", -1], "'--workers': -1"),
+        (["--num-samples", 5, "--vec", 0], "'--vec': 0 is not in the range"),
+        (["--num-samples", 5, "--vec", 2, "--on-failure", "drop"], "--vec goes without --on-failure drop"),
+        (["--num-samples", 5, "--vec", 2, "--out", "x", "--shard-size", 5], "--shard-size goes without --vec"),
+        (["--num-samples", 5, "--vec-normalize", "x.pkl"], "--vec-normalize is for a model of Stable-Baselines3"),
+        (["--num-samples", 5, "--agent", "nowhere.zip"], "unknown agent 'nowhere.zip': there is no such file"),
+        (["--num-samples", 5, "--out", "x.csv"], ".csv is not written. What is sampled goes into a .npz file"),
+        (["--num-samples", 5, "--out", "x.H5", "--shard-size", 5], ".H5 is not written"),
         (["--num-samples", 5, "--seed", -1], "'--seed': -1"),
         (["--num-samples", 5, "--max-episode-length", 0], "'--max-episode-length': 0"),
         (["--num-samples", 5, "--order", "random"], "'random' is not one of 'index', 'arrival'"),
@@ -81,10 +94,18 @@ def test_usage_errors(arguments: list[object], words: str) -> None:
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_an_unknown_environment_is_a_usage_error_with_suggestions() -> None:
-    result = invoke("sample", "CartPol-v1", "--num-samples", 5)
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("CartPol-v1", "Did you mean 'CartPole-v1'"),
+        ("ALE/Pong-v5", "The package ale_py registers such: ask for 'ale_py:ALE/Pong-v5'"),
+        ("Qwertyuiop-v0", "ask for 'package:Qwertyuiop-v0'. Or import it with --import."),
+    ],
+)
+def test_an_unknown_environment_is_a_usage_error_with_suggestions(env_id: str, words: str) -> None:
+    result = invoke("sample", env_id, "--num-samples", 5)
     assert result.exit_code == 2
-    assert "Did you mean 'CartPole-v1'" in result.stderr
+    assert words in result.stderr
 
 
 @pytest.mark.usefixtures("no_workers")
@@ -218,3 +239,36 @@ def test_data_that_cannot_be_written_are_found_out_first(
     assert result.exit_code == 1
     assert "observation_space['thing'] holds a builtins.object: only numbers, strings" in result.stderr
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1000", 1000), ("1_000", 1000), ("1,000", 1000), ("1e3", 1000), ("1.5e3", 1500), ("10k", 10_000),
+        ("2M", 2 * 10**6), (".5K", 500), ("1g", 10**9), ("9007199254740993", 2**53 + 1), ("1e6", 10**6),
+        (" 7 ", 7), ("1 k", 1000), (5, 5),
+    ],
+)  # fmt: skip
+def test_counts_as_people_write_them(text: object, number: int) -> None:
+    converted = Count(min=1).convert(text, None, None)
+    assert (converted, type(converted)) == (number, int)
+
+
+@pytest.mark.parametrize("kind", ["ParallelEnv", "AECEnv"])
+def test_an_environment_of_several_agents_is_named_for_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """PettingZoo's, of which its name alone is needed here."""
+    (tmp_path / "pettingzoo.py").write_text(f"class {kind}:\n    pass\n")
+    chess = f"class Chess(pettingzoo.{kind}):\n    pass\ngymnasium.register('Chess-v0', Chess)\n"
+    (tmp_path / "several.py").write_text(f"import gymnasium, pettingzoo\n{chess}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("pettingzoo", "several"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    result = invoke("sample", "several:Chess-v0", "--num-samples", 5)
+    monkeypatch.delitem(sys.modules, "pettingzoo", raising=False)
+    monkeypatch.delitem(sys.modules, "several", raising=False)
+    gymnasium.registry.pop("Chess-v0", None)
+    assert result.exit_code == 1
+    assert "Chess-v0 is an environment of PettingZoo, for several agents" in result.stderr

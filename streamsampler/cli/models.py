@@ -1,0 +1,82 @@
+"""Agents from files: models that Stable-Baselines3 saved."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from streamsampler.agents import load_agent
+from streamsampler.cli.failures import Failure
+from streamsampler.errors import UnknownAgentError, UsageError
+
+__all__ = ["is_model_file", "load_any_agent"]
+
+_NO_STATISTICS = "none"
+_log = logging.getLogger("streamsampler")
+
+Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+
+
+def is_model_file(agent: str) -> bool:
+    """Whether `--agent` names a file, and no object of a module."""
+    return agent.endswith(".zip")
+
+
+def load_any_agent(name: str, vec_normalize: str | None, spaces: Spaces) -> Any:
+    """Return the agent that `--agent` names.
+
+    Args:
+        name: A name as `load_agent` takes it, or a file of Stable-Baselines3.
+        vec_normalize: The file with the statistics of the model's `VecNormalize`, or "none"; None if it is not said.
+        spaces: The environment's observation space and action space.
+
+    Raises:
+        UsageError: There is no such agent, or it is for other spaces.
+        Failure: It cannot be loaded.
+    """
+    if not is_model_file(name):
+        return load_agent(name, *spaces)
+    path = Path(name)
+    if not path.is_file():
+        raise UnknownAgentError(f"unknown agent {name!r}: there is no such file")
+    agent = _load_model(path, vec_normalize)
+    for what, there, here in zip(("observations", "actions"), _spaces_of(agent), spaces, strict=True):
+        if not _fit(there, here):
+            raise UsageError(f"--agent {name} was trained with {what} in {there}, and the environment's are in {here}")
+    return agent
+
+
+def _load_model(path: Path, vec_normalize: str | None) -> Any:
+    from streamsampler.adapters.normalization import find_statistics
+    from streamsampler.adapters.sb3 import SB3Agent
+
+    if vec_normalize is None and (found := find_statistics(path)) is not None:
+        _log.warning(
+            "%s looks like the statistics of the VecNormalize that the model was trained under; without them it acts "
+            "on observations that it never saw: give --vec-normalize %s, or --vec-normalize %s", found, found,
+            _NO_STATISTICS,
+        )  # fmt: skip
+    try:
+        return SB3Agent.load(path, vec_normalize=False if vec_normalize in (None, _NO_STATISTICS) else vec_normalize)
+    except UsageError:
+        raise
+    except ImportError as error:
+        raise Failure(f"--agent {path}: {error}") from None
+    except Exception as error:
+        raise Failure(f"--agent {path} cannot be loaded: {type(error).__name__}: {error}") from None
+
+
+def _spaces_of(agent: Any) -> tuple[Any, Any]:
+    return getattr(agent.policy, "observation_space", None), getattr(agent.policy, "action_space", None)
+
+
+def _fit(there: Any, here: gymnasium.Space[Any]) -> bool:
+    """Whether a policy may be asked about values of a space; of images it takes either order of axes."""
+    if isinstance(there, gymnasium.spaces.Dict) and isinstance(here, gymnasium.spaces.Dict):
+        return there.keys() == here.keys() and all(_fit(there[key], here[key]) for key in there)
+    if isinstance(there, gymnasium.spaces.Box) and isinstance(here, gymnasium.spaces.Box):
+        return sorted(there.shape) == sorted(here.shape)
+    return there is None or there == here

@@ -1,0 +1,45 @@
+"""What objects are that look like environments, and are none of Gymnasium's: for errors."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+__all__ = ["foreign_kind", "foreign_kind_in"]
+
+_KINDS = {
+    "pettingzoo": "an environment of PettingZoo, for several agents: one agent is sampled in a gymnasium.Env, so wrap "
+    "it in one in which the other agents act",
+    "gym": "an environment of the old package gym: make it one of Gymnasium's, by shimmy's GymV26CompatibilityV0 for "
+    "instance",
+    "dm_env": "an environment of dm_env: make it one of Gymnasium's, by shimmy's DmControlCompatibilityV0 for instance",
+}
+"""What an object is, by the package of its class or of one of its bases."""
+
+_CLASS_IN_TEXT = re.compile(r"<class '(?P<name>[\w.]+)'>")
+
+
+def foreign_kind(obj: Any) -> str:
+    """Return what an object is that is no environment of Gymnasium, in words; empty where that is not known.
+
+    Args:
+        obj: The object, or its class.
+    """
+    kind = obj if isinstance(obj, type) else type(obj)
+    packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return next((_KINDS[package] for package in packages if package in _KINDS), "")
+
+
+def foreign_kind_in(text: str) -> str:
+    """Return the same of the class that Gymnasium's error names."""
+    match = _CLASS_IN_TEXT.search(text)
+    if match is None:
+        return ""
+    module, _, name = match["name"].rpartition(".")
+    found: Any = sys.modules.get(module)
+    found = vars(found).get(name) if isinstance(found, ModuleType) else None
+    if isinstance(found, type):
+        return foreign_kind(found)
+    return _KINDS.get(match["name"].partition(".")[0], "")

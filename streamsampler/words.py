@@ -1,0 +1,22 @@
+"""Numbers as people say them."""
+
+from __future__ import annotations
+
+__all__ = ["count", "duration"]
+
+
+def count(amount: float, noun: str) -> str:
+    """Return an amount of something, in the singular or the plural."""
+    text = f"{amount:,.0f}"
+    if text == "1":
+        return f"1 {noun}"
+    return f"{text} {noun[:-1] + 'ies' if noun.endswith('y') else noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time that something took, as people say it."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min {whole:02} s" if hours else f"{minutes} min {whole:02} s"
