@@ -21,6 +21,7 @@ from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
 from streamsampler.statistics import Stats
 from streamsampler.supervision import OnFailure
 from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.vec import VecWorker
 
@@ -156,6 +157,8 @@ class Request:
             SamplerError: As the sampler says.
             UsageError: An option needs worker processes, and there are to be none.
         """
+        worker_class: type[Worker] = DefaultWorker if self.vec is None else VecWorker
+        worker_args = None if self.vec is None else {"n_envs": self.vec}
         if self._in_this_process:
             self._check_no_process_options()
             return LocalSampler(
@@ -163,6 +166,8 @@ class Request:
                 env,
                 seed=seed,
                 max_episode_length=self.max_episode_length,
+                worker_class=worker_class,
+                worker_args=worker_args,
                 order=self.order,
                 on_failure=self.on_failure,
                 worker_threads=self.worker_threads,
@@ -173,8 +178,8 @@ class Request:
             n_workers=self.n_workers,
             seed=seed,
             max_episode_length=self.max_episode_length,
-            worker_class=DefaultWorker if self.vec is None else VecWorker,
-            worker_args=None if self.vec is None else {"n_envs": self.vec},
+            worker_class=worker_class,
+            worker_args=worker_args,
             order=self.order,
             start_method=self.start_method,
             on_failure=self.on_failure,

@@ -92,6 +92,8 @@ def test_the_file_tells_where_it_comes_from(home: Path) -> None:
         "max_episode_length": None,
         "order": "index",
         "on_failure": "raise",
+        "worker_threads": 1,
+        "vec": None,
         "wanted": {"timesteps": 9},
         "interrupted": False,
     }
@@ -169,3 +171,19 @@ def test_it_runs_without_standard_streams(home: Path) -> None:
 def test_version() -> None:
     result = run("--version", cwd=Path.cwd())
     assert result.stdout == f"streamsampler {streamsampler.__version__}\n"
+
+
+def test_environments_side_by_side_are_those_of_the_library(home: Path) -> None:
+    arguments = ("sample", "CartPole-v1", "--num-trajectories", 9, "--seed", 7, "--vec", 3, "--start-method", "fork")
+    for workers in (0, 2):
+        out = f"out{workers}"
+        options = arguments if workers else arguments[:-2]
+        result = run(*options, "--workers", workers, "--out", out, cwd=home)
+        assert result.returncode == 0, result.stderr
+        assert read_header(home / f"{out}.npz")["provenance"]["vec"] == 3
+    batch = streamsampler.load(home / "out0.npz")
+    assert batch == streamsampler.load(home / "out2.npz")
+    agent = streamsampler.RandomAgent(batch.action_space)
+    workers = {"worker_class": streamsampler.VecWorker, "worker_args": {"n_envs": 3}}
+    with streamsampler.LocalSampler(agent, "CartPole-v1", seed=7, **workers) as sampler:
+        assert batch == sampler.obtain_trajectories(9)
