@@ -110,6 +110,8 @@ def apply_agent_update(agent: Agent, update: Any) -> Agent:
     if is_parameters(update) and callable(set_param_values):
         set_param_values(update)
         return agent
+    if is_agent(update) and not callable(getattr(agent, "get_param_converter", None)):
+        return as_agent(update)
     kind, resolved = resolved_update(update, traits_of(agent))
     if kind == "agent":
         return as_agent(resolved)
@@ -160,17 +162,15 @@ def _refused(update: Any, traits: AgentTraits) -> UsageError:
         message = f"agent_update is the class {update.__qualname__} itself: pass an instance of it"
     elif not callable(update):
         message += "an object with get_action(observation) -> (action, agent_info), or a plain function"
-    elif hasattr(update, "state_dict"):
-        message += (
-            f"it is a callable without get_action, which the agent ({traits.name}) does not take; pass its parameters, "
-            "such as {name: value.numpy(force=True) for name, value in module.state_dict().items()}, or an agent, such "
-            "as TorchAgent(module, …)"
-        )
     else:
-        message += (
-            f"it is a callable without get_action, which the agent ({traits.name}) does not take; if it chooses "
-            "actions itself, pass a function that calls it"
-        )
+        message += f"it is a callable without get_action, which the agent ({traits.name}) does not take; pass "
+        if not hasattr(update, "state_dict"):
+            message += "a function that calls it, if it chooses actions itself"
+        elif traits.takes_parameters:
+            message += "its parameters, such as {name: value.numpy(force=True) for name, value in module.state_dict()"
+            message += ".items()}, or an agent, such as TorchAgent(module, action_space)"
+        else:
+            message += "an agent, such as TorchAgent(module, action_space)"
     return UsageError(message)
 
 

@@ -148,7 +148,8 @@ def as_agent(obj: Any) -> Agent:
         if obj in _NAMED_AGENTS:
             return RandomAgent()
         raise UsageError(f"no agent has the name {obj!r}: the one that has a name is 'random'")
-    raise UsageError(f"an agent is {_WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither")
+    hint = "; one for each worker goes into PerWorker([…])" if isinstance(obj, tuple) else ""
+    raise UsageError(f"an agent is {_WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither{hint}")
 
 
 def is_agent(obj: Any) -> bool:
