@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.engines import launch
+from streamsampler.engines import launch, worker_process
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.threads import VARIABLES, ThreadLimit, _loaded_files, set_unset
 
@@ -161,8 +161,11 @@ class Late(Summing):
         torch.get_num_threads, torch.set_num_threads = lambda: torch.number, set_num_threads
         sys.modules["torch"] = torch
 
+    def set_param_values(self, values):
+        self.at_update = sys.modules["torch"].number
+
     def get_action(self, observation):
-        return 0.0, {"torch": sys.modules["torch"].number}
+        return 0.0, {"torch": sys.modules["torch"].number, "at_update": self.at_update}
 
 
 @pytest.mark.parametrize("number", [1, 3, None])
@@ -170,8 +173,8 @@ def test_torch_that_is_loaded_with_the_agent(number, clean):
     clean.delitem(sys.modules, "torch", raising=False)
     for engine in (LocalSampler, MultiprocessingSampler):
         with engine(Late(), Env, n_workers=1, worker_threads=number) as sampler:
-            batch = sampler.obtain_trajectories(2)
-        assert set(batch.agent_infos["torch"].tolist()) == {7 if number is None else number}
+            infos = sampler.obtain_trajectories(2, agent_update=()).agent_infos
+        assert {*infos["torch"].tolist(), *infos["at_update"].tolist()} == {7 if number is None else number}
     assert sys.modules["torch"].number == 7
     clean.delitem(sys.modules, "torch")
 
@@ -222,3 +225,21 @@ def test_samplers_with_other_numbers_side_by_side(threads, clean):
             assert (batch.agent_infos["threads"] == number).all()
             assert (batch.agent_infos["variables"] == number).all()
         assert {1, 2} <= launch._servers.keys()
+
+
+def test_interpreters_are_started_with_the_variables(clean):
+    environs = []
+
+    class Started(Exception):
+        pass
+
+    def start(*_, env, **__):
+        environs.append(env)
+        raise Started
+
+    clean.setattr("subprocess.Popen", start)
+    for method in ("spawn", "forkserver"):
+        with pytest.raises(Started):
+            launch.launch(method, worker_process.main, 0, [], threads=97)
+    assert [[environ[name] for name in VARIABLES] for environ in environs] == 2 * [["97"] * len(VARIABLES)]
+    assert 97 not in launch._servers

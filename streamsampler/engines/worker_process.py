@@ -257,6 +257,7 @@ class _ProcessChannel:
         head, buffers, _ = unpack(memoryview(packed))
         loaded = pickle.loads(head, buffers=buffers)
         self._keeper.apply()  # modules that were imported just now may have set levels of their own
+        self._threads.hold()  # torch may be among them
         return loaded
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
