@@ -80,7 +80,7 @@ def check_seed(seed: Any) -> int:
 
 def _as_index(value: Any) -> int | None:
     """The Python integer that a value stands for, or None for a bool or anything else that is no integer."""
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool_):
         return None
     try:
         return operator.index(value)
