@@ -16,11 +16,31 @@ if TYPE_CHECKING:
     from streamsampler import errors as errors
     from streamsampler.agents import Agent
     from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
+    from streamsampler.errors import (
+        ActionError,
+        ClosedError,
+        ConcurrentCallError,
+        DamagedShardError,
+        DataError,
+        ObservationError,
+        ProtocolError,
+        ResourceLimitError,
+        RolloutError,
+        SamplerError,
+        SerializationError,
+        StorageError,
+        UnknownAgentError,
+        UnknownEnvironmentError,
+        UsageError,
+        WorkerDiedError,
+        WorkerError,
+        WorkerHungError,
+    )
     from streamsampler.factory import WorkerFactory
     from streamsampler.folders import TrajectoryFolder, load
     from streamsampler.per_worker import PerWorker
     from streamsampler.random_agent import RandomAgent
-    from streamsampler.samplers import LocalSampler, MultiprocessingSampler
+    from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
     from streamsampler.trajectories import StepType, TrajectoryBatch
     from streamsampler.worker_loop import run_worker
     from streamsampler.workers.base import Worker
@@ -28,23 +48,43 @@ if TYPE_CHECKING:
     from streamsampler.workers.vec import VecWorker
 
 __all__ = [
+    "ActionError",
     "Agent",
+    "ClosedError",
+    "ConcurrentCallError",
+    "DamagedShardError",
+    "DataError",
     "DefaultWorker",
     "EnvUpdate",
     "ExistingEnvUpdate",
     "LocalSampler",
     "MultiprocessingSampler",
     "NewEnvUpdate",
+    "ObservationError",
     "PerWorker",
+    "ProtocolError",
     "RandomAgent",
+    "ResourceLimitError",
+    "RolloutError",
+    "Sampler",
+    "SamplerError",
+    "SerializationError",
     "SetTaskUpdate",
     "StepType",
+    "StorageError",
     "TrajectoryBatch",
     "TrajectoryFolder",
+    "UnknownAgentError",
+    "UnknownEnvironmentError",
+    "UsageError",
     "VecWorker",
     "Worker",
+    "WorkerDiedError",
+    "WorkerError",
     "WorkerFactory",
+    "WorkerHungError",
     "__version__",
+    "errors",
     "load",
     "run_worker",
 ]
@@ -52,6 +92,24 @@ __all__ = [
 # Where each name is. Only what is used gets imported (PEP 562): a worker process needs less than half of the package,
 # and its start is mostly imports.
 _HOMES = {
+    "ActionError": "errors",
+    "ClosedError": "errors",
+    "ConcurrentCallError": "errors",
+    "DamagedShardError": "errors",
+    "DataError": "errors",
+    "ObservationError": "errors",
+    "ProtocolError": "errors",
+    "ResourceLimitError": "errors",
+    "RolloutError": "errors",
+    "SamplerError": "errors",
+    "SerializationError": "errors",
+    "StorageError": "errors",
+    "UnknownAgentError": "errors",
+    "UnknownEnvironmentError": "errors",
+    "UsageError": "errors",
+    "WorkerDiedError": "errors",
+    "WorkerError": "errors",
+    "WorkerHungError": "errors",
     "Agent": "agents",
     "RandomAgent": "random_agent",
     "EnvUpdate": "environments",
@@ -64,6 +122,7 @@ _HOMES = {
     "PerWorker": "per_worker",
     "LocalSampler": "samplers",
     "MultiprocessingSampler": "samplers",
+    "Sampler": "samplers",
     "StepType": "trajectories",
     "TrajectoryBatch": "trajectories",
     "run_worker": "worker_loop",

@@ -164,6 +164,8 @@ def test_layers_import_downwards_only():
 
 def test_the_public_face():
     assert set(streamsampler.__all__) == {
+        *streamsampler.errors.__all__,
+        "errors",
         "Agent",
         "DefaultWorker",
         "EnvUpdate",
@@ -173,6 +175,7 @@ def test_the_public_face():
         "NewEnvUpdate",
         "PerWorker",
         "RandomAgent",
+        "Sampler",
         "SetTaskUpdate",
         "StepType",
         "TrajectoryBatch",
@@ -186,7 +189,7 @@ def test_the_public_face():
     }
     assert set(streamsampler.__all__) <= set(dir(streamsampler))
     for name in set(streamsampler.__all__) - {"__version__"}:
-        assert getattr(streamsampler, name).__name__ == name
+        assert getattr(streamsampler, name).__name__ == ("streamsampler.errors" if name == "errors" else name)
     with pytest.raises(AttributeError, match="has no attribute 'Agnet'"):
         streamsampler.Agnet  # noqa: B018
 
