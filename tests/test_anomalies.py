@@ -104,7 +104,21 @@ def test_trajectories_that_may_be_wrong_can_be_left_out():
         batch = sampler.obtain_trajectories(12)
         assert not any(seed % 3 == 0 for seed in batch.seeds)
         assert batch.stats.dropped_trajectories > 0
-        assert "holds nan" in batch.stats.dropped[0].error
+        assert "Doubtful: observation['a'] holds nan" in batch.stats.dropped[0].error
+        assert len({dropped.error for dropped in batch.stats.dropped}) == 1
+
+
+def test_leaving_many_out_costs_no_more_than_running_the_others_twice():
+    resets = []
+
+    class Counted(Doubtful):
+        def reset(self, **options):
+            resets.append(1)
+            return super().reset(**options)
+
+    with LocalSampler(Zeros(), Counted, seed=4, check="error", on_failure="drop") as sampler:
+        sampler.obtain_trajectories(300)
+    assert len(resets) < 3 * 450
 
 
 def find(space, values, lengths, rewards=None):

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from streamsampler.anomalies import AnomalyFinder
+from streamsampler.anomalies import Anomaly, AnomalyFinder
 from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
@@ -88,6 +88,13 @@ def tell_where(error: BaseException, env: Any, timestep: int | None) -> None:
     which = "" if env is None else f"{name_of_env(env)}: "
     when = "" if timestep is None else f", at timestep {timestep} of its trajectory"
     error.args = (f"{which}{error}{when}", *error.args[1:])
+
+
+def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:
+    error = DataError(anomaly.what)
+    error.position = anomaly.position  # type: ignore[attr-defined]
+    tell_where(error, env, anomaly.timestep)
+    return error
 
 
 class Worker(ABC):
@@ -197,7 +204,8 @@ class Worker(ABC):
         """Add the trajectories that may be wrong.
 
         Raises:
-            DataError: There is one, and `check` is "error".
+            DataError: There is one, and `check` is "error"; where trajectories are left out, its attribute
+                `others_left_out` has position and summary of the others.
         """
         space = self.spaces[0]
         if self._finder is None or self._finder.space is not space:
@@ -207,9 +215,11 @@ class Worker(ABC):
         if not anomalies:
             return rollouts
         if self.check == "error":
-            error = DataError(anomalies[0].what)
-            error.position, error.timestep = anomalies[0].position, anomalies[0].timestep  # type: ignore[attr-defined]
-            raise error
+            errors = [_anomaly_error(anomaly, env) for anomaly in anomalies]
+            if self.dropping is not None:
+                # All at once, since all others are run again.
+                errors[0].others_left_out = [(it.position, summary_of(it)) for it in errors[1:]]  # type: ignore[attr-defined]
+            raise errors[0]
         name = name_of_env(env)
         return replace(
             rollouts, anomalies=tuple(replace(anomaly, what=f"{name}: {anomaly.what}") for anomaly in anomalies)

@@ -139,15 +139,15 @@ class DefaultWorker(Worker):
         left_out: dict[int, tuple[str, str]] = {}
         assert self._recorder is not None
         self._recorder.clear()
-        todo = list(ticket.indices)
+        todo = kept = list(ticket.indices)
         while True:
             recorder, spaces, finishing = self._recorder, self.spaces, False
             try:
                 abandoned, more = self._run(ticket.version, todo, [seed_of[index] for index in todo], recorder)
                 seconds = _sum(seconds, more)
                 finishing = True
-                dropped = tuple((ticket.indices.index(index), *left_out[index]) for index in sorted(left_out))
                 kept = [index for index in ticket.indices if index not in left_out]
+                dropped = tuple((ticket.indices.index(index), *left_out[index]) for index in sorted(left_out))
                 return self._outcome(recorder, kept, abandoned, seconds, dropped)
             except BaseException as error:
                 if not self.drops(error):
@@ -157,6 +157,7 @@ class DefaultWorker(Worker):
                 failed = self.trajectory
                 assert failed is not None
                 left_out[failed] = str(self.phase), summary_of(error)
+                left_out.update(self._others_of(error, kept))
             self.trajectory = None
             recorder.abandon()
             if not self.row.wanted(ticket.version):
@@ -170,6 +171,11 @@ class DefaultWorker(Worker):
             else:
                 self._recorder = recorder
                 todo = todo[todo.index(failed) + 1 :]
+
+    def _others_of(self, error: BaseException, indices: Sequence[int]) -> dict[int, tuple[str, str]]:
+        """The other trajectories that an error says are to be left out, with phase and summary."""
+        others = getattr(error, "others_left_out", ())
+        return {indices[position]: (str(self.phase), summary) for position, summary in others}
 
     def _timed_rebuild(self) -> _ThreeSeconds:
         """Make agent and environment anew; it is for a reset that it is done, and counted as one."""
