@@ -18,9 +18,6 @@ __all__ = ["Crew", "logger"]
 
 logger = logging.getLogger("streamsampler")
 
-RETIREMENT_SECONDS = 1.0
-"""How long a worker that is to be replaced may take to close its environment."""
-
 _UNSTEADY = {
     *(Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION),
     *(Phase.RECORDING, Phase.SENDING),  # on the board: packing a whole ticket, which takes the longer the more there is
@@ -145,7 +142,7 @@ class Crew:
         """Take note that a worker owes nothing: if it is to be replaced, it goes now."""
         if worker in self._leaving and self._leaving[worker] is None and worker not in self._dead:
             if self._engine.retire(worker):
-                self._leaving[worker] = self._clock() + RETIREMENT_SECONDS
+                self._leaving[worker] = self._clock() + self.policy.close_timeout
             else:
                 del self._leaving[worker]
 
@@ -169,7 +166,7 @@ class Crew:
         # Who was to go and had not been told yet had work still.
         if self._leaving.pop(worker, None) is not None:
             return None
-        what = cause_of_death(event.exitcode)
+        what = event.why or cause_of_death(event.exitcode)
         if hang is not None:
             seen = hang.seen
             what = f"made no progress for {hang.seconds:.3g} s"
@@ -183,6 +180,7 @@ class Crew:
             exitcode=event.exitcode if hang is None else None,
             stack="" if hang is None else hang.stack,
             hung=hang is not None,
+            hopeless=event.hopeless,
         )
 
     def raised(self, worker: int, failure: Failure, exception: object) -> Setback:

@@ -176,7 +176,7 @@ class SamplerLife(ABC):
         if self._pending is None:
             self._pending = old.updates.mapped(old.engine.recall), old.dispatcher.version
         old.cancelled = True
-        old.engine.close(kindly=False)
+        old.engine.close(listen=False)
         self._account_for_the_rest()
         self._finalizer.detach()
         self._start(*self._pending)
@@ -283,7 +283,7 @@ def _end(collector: Collector, lock: Lock) -> list[Answered | Logged]:
         ours = lock.acquire(timeout=_CANCEL_SECONDS)
     collector.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
     try:
-        return collector.engine.close(kindly=not collector.suspect)
+        return collector.engine.close(listen=not collector.suspect)
     finally:
         if ours:
             lock.release()

@@ -33,4 +33,5 @@ class ProcessSamplerOptions(SamplerOptions, total=False):
     step_timeout: float | None
     construction_timeout: float | None
     max_worker_memory: int | None
+    close_timeout: float
     start_method: StartMethod | None

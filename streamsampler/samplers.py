@@ -94,6 +94,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             `step_timeout`.
         max_worker_memory: Bytes of private memory above which a worker is replaced between two tickets; see
             `stats.replaced`. It does not count as a loss. None for no limit.
+        close_timeout: Seconds that all workers together may take to close their environments, at the end and when one
+            is replaced; then they are killed. A worker that does not begin with it within a second is killed, too.
         start_method: "forkserver" (the default; on macOS "spawn"), "spawn" or "fork". None of them runs the main
             script again, so no main guard is needed. "fork" is unsafe beside threads.
 
@@ -125,6 +127,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         step_timeout: float | None = None,
         construction_timeout: float | None = None,
         max_worker_memory: int | None = None,
+        close_timeout: float = 5.0,
         start_method: StartMethod | None = None,
     ) -> None:
         check_processes()
@@ -133,6 +136,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             "step_timeout": step_timeout,
             "construction_timeout": construction_timeout,
             "max_worker_memory": max_worker_memory,
+            "close_timeout": close_timeout,
         }
         super().__init__(
             agents,
@@ -170,6 +174,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             make_worker,
             self._factory.seed,
             self._start_method,
+            close_timeout=self._policy.close_timeout,
             report_memory=self._policy.max_worker_memory is not None,
             threads=self._factory.threads,
         )

@@ -56,6 +56,8 @@ class Policy:
         construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
             send what it recorded; None for 60 or `step_timeout`, whichever is longer, where there is a `step_timeout`.
         max_worker_memory: Bytes of private memory above which a worker is replaced; None for any.
+        close_timeout: Seconds that all workers together may take to close their environments at the end; and one that
+            is replaced.
 
     Raises:
         UsageError: A value cannot work.
@@ -69,6 +71,7 @@ class Policy:
     step_timeout: float | None = None
     construction_timeout: float | None = None
     max_worker_memory: int | None = None
+    close_timeout: float = 5.0
 
     def __post_init__(self) -> None:
         for name in ("max_restarts", "max_lifetime_restarts"):
@@ -78,6 +81,7 @@ class Policy:
         for name in ("restart_window", "step_timeout", "construction_timeout"):
             if getattr(self, name) is not None:
                 positive_seconds(name, getattr(self, name))
+        positive_seconds("close_timeout", self.close_timeout)
         if self.max_worker_memory is not None:
             positive("max_worker_memory", self.max_worker_memory)
         if self.on_failure not in ("raise", "drop"):
@@ -122,6 +126,7 @@ class Incident:
         exitcode: Negative for a signal; None if unknown, and for what is no death.
         stack: The Python stacks of a hung worker, as far as they could be had.
         hung: Whether it was killed because it made no progress.
+        hopeless: Whether a new worker in its place would do the same, so that it is not tried.
     """
 
     worker: int
@@ -133,6 +138,7 @@ class Incident:
     exitcode: int | None = None
     stack: str = ""
     hung: bool = False
+    hopeless: bool = False
 
     def __str__(self) -> str:
         where = "" if self.trajectory is None else f" in trajectory {self.trajectory}"
@@ -166,6 +172,8 @@ class Losses:
         """
         self.incidents.append(incident)
         self._n += 1
+        if incident.hopeless:
+            return self._spent("a new worker would do the same")
         policy, window = self.policy, self.policy.restart_window
         if window is not None:
             # What counts now may have happened earlier than what was counted last.

@@ -272,6 +272,7 @@ class Life:
     def _shut_down(self) -> None:
         if self._worker is None:
             return
+        self._row.phase(Phase.CLOSE)  # the sampler has more patience then
         if self._spoiled:
             self._discard(self._worker)
             return

@@ -140,7 +140,9 @@ def test_a_wrong_keyword_names_the_sampler(cls):
         cls.from_worker_factory(WorkerFactory(), Agent(), Env, step_timeuot=3)
 
 
-@pytest.mark.parametrize("name", ["step_timeout", "construction_timeout", "max_worker_memory", "start_method"])
+@pytest.mark.parametrize(
+    "name", ["step_timeout", "construction_timeout", "max_worker_memory", "close_timeout", "start_method"]
+)
 def test_local_sampler_does_not_ignore_what_it_cannot_do(name):
     with pytest.raises(TypeError, match=f"LocalSampler.*'{name}'"):
         LocalSampler(Agent(), Env, **{name: 5})

@@ -139,6 +139,10 @@ def cli() -> None:
     help="Replace a process that has more memory of its own than this, such as 500M or 2G.",
 )  # fmt: skip
 @grouped_option(
+    "When something fails", "--close-timeout", callback=arguments.seconds, default="5.0", show_default=True,
+    metavar="SECONDS", help="How long all processes together may take to close their environments at the end.",
+)  # fmt: skip
+@grouped_option(
     "Output", "--out", callback=_out_file, metavar="FILE",
     help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it gets "
     "those that are finished. With --shard-size, a folder of such files.",

@@ -95,6 +95,7 @@ class Request:
     max_restarts: int | None = 10
     max_worker_memory: int | None = None
     worker_threads: int | None = 1
+    close_timeout: float = 5.0
     shard_size: int | None = None
     resume: bool = False
     repair: bool = False
@@ -188,6 +189,7 @@ class Request:
             max_restarts=self.max_restarts,
             max_lifetime_restarts=None if self.max_restarts is None else _IN_ALL * self.max_restarts,
             max_worker_memory=self.max_worker_memory,
+            close_timeout=self.close_timeout,
         )
 
     def _check_no_process_options(self) -> None:

@@ -148,6 +148,8 @@ def _sample(request: Request, sampler: Sampler, interrupts: Interrupts, bar: Out
 def _close(sampler: Sampler, interrupted: bool, written: Path | None) -> None:
     try:
         sampler.close()
+    except Interrupted:
+        return  # a second signal: no environment is waited for any more, and what was written stays
     except SamplerError as error:
         if interrupted:
             return  # what a worker that was cut short says of its environment is beside the point

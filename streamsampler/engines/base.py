@@ -43,10 +43,14 @@ class Died:
     Attributes:
         worker: Its number.
         exitcode: Negative for a signal; None if unknown.
+        why: What it did that it was killed for, as the end of a sentence; empty if it ended by itself.
+        hopeless: Whether a new worker in its place would do the same.
     """
 
     worker: int
     exitcode: int | None
+    why: str = ""
+    hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +151,14 @@ class Engine(ABC):
         """End all workers at once, from any thread: `wait`, in another one, returns."""
 
     @abstractmethod
-    def close(self, *, kindly: bool = True) -> list[Answered | Logged]:
-        """End all workers, within a fixed time. Nothing but `want` may be called afterwards.
+    def close(self, *, listen: bool = True) -> list[Answered | Logged]:
+        """Let all workers close their environments and end, within a fixed time.
+
+        Nothing but `want` may be called afterwards.
 
         Args:
-            kindly: Whether workers may close their environments. False also where an interrupt may have left a
-                message half read: then nothing is listened to any more.
+            listen: Whether what the workers still say is read. False where an interrupt may have left a message half
+                read.
 
         Returns:
             What the workers still said, without contents: reports of what they abandoned, failures to close

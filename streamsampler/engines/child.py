@@ -1,27 +1,92 @@
-"""What all worker processes do first, whoever started them."""
+"""What all processes of a worker do first, whatever started them."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import signal
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["STATUS", "Main", "ignore_interrupts", "run_as_child"]
+__all__ = [
+    "PARENT_FD",
+    "STATUS",
+    "Main",
+    "close_all_but",
+    "end_with_parent",
+    "ignore_terminal",
+    "kill_at_end_of",
+    "own_group",
+    "run_as_child",
+]
 
 Main = Callable[[int, Sequence[int]], None]
 """What a worker process runs: a function of a module, called with the worker number and descriptors."""
 
 STATUS = struct.Struct("<q")
-"""How the fork server is told worker numbers, and tells process ids and wait statuses."""
+"""How the fork server is told worker numbers, and how a watchdog tells a process id and an exit code."""
+
+PARENT_FD = 2
+"""The place, among a worker's descriptors, of the pipe whose other end only the sampler's process holds."""
 
 
-def ignore_interrupts() -> None:
-    """Ignore SIGINT, in a child: the parent decides what Ctrl-C means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def ignore_terminal() -> None:
+    """Ignore what the terminal sends, in a child: the sampler's process decides what Ctrl-C means.
+
+    A process outside the terminal's foreground group would be stopped by SIGTTOU or SIGTTIN when it uses the terminal.
+    """
+    for number in (signal.SIGINT, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def own_group(pid: int = 0) -> None:
+    """Make a process, this one or a child, the leader of a process group."""
+    with contextlib.suppress(OSError):  # a child that was quicker, or has ended, or leads a session
+        os.setpgid(pid, pid)
+
+
+def kill_at_end_of(fd: int, pid: int) -> bool:
+    """Let the kernel kill process `pid` when the last writing end of a pipe closes, whatever the process is doing then.
+
+    A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG speaks of the process
+    that forked, and of its thread. Nothing is ever written to such a pipe, so that its only event is its end.
+
+    Args:
+        fd: The pipe's reading end, of which a copy stays open in any process.
+        pid: The process.
+
+    Returns:
+        Whether the system can do that: Linux can.
+    """
+    if not hasattr(fcntl, "F_SETSIG"):
+        return False
+    fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    return True
+
+
+def end_with_parent(fd: int) -> None:
+    """Let this process end with the sampler's process: at once if that one is gone already."""
+    kill_at_end_of(fd, os.getpid())
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    if poller.poll(0):
+        os._exit(1)
+
+
+def close_all_but(kept: Iterable[int]) -> None:
+    """Close all descriptors of this process from 3 on, except `kept`."""
+    first = 3
+    for fd in sorted(fd for fd in kept if fd >= first):
+        os.closerange(first, fd)
+        first = fd + 1
+    with contextlib.suppress(OSError):
+        os.closerange(first, 1 + max(map(int, os.listdir("/dev/fd"))))
 
 
 def run_as_child(main: Callable[[], None]) -> None:

@@ -1,76 +1,121 @@
-"""The fork server: a process with the package imported, which forks a worker for every request.
+"""The fork server: a process that forks a watchdog, and through it a worker, for every request.
 
 It has one thread and no state of the user's, so that forking it is safe and cheap. It talks to its parent over an
 unnamed socket pair: nothing of it is ever in a file system. When the parent's end closes, it ends.
+
+There are two of them. With the start method "forkserver" the package is imported in it, and a worker is a copy of it.
+With "spawn" it has imported next to nothing, and a worker is a fresh interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
+import marshal
 import os
 import selectors
 import signal
 import socket
+from collections.abc import Sequence
 
-from streamsampler.engines.child import STATUS, Main, ignore_interrupts, run_as_child
+from streamsampler.engines.child import PARENT_FD, STATUS, Main, ignore_terminal, own_group, run_as_child
 from streamsampler.engines.descriptor_limits import allow_all, lower_limit
+from streamsampler.engines.watchdog import prepare_watchdogs, watch_over
 
-__all__ = ["serve"]
+__all__ = ["run_command", "serve", "serve_commands"]
 
 _MAX_FDS = 16
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that an environment runs inherit nothing
 
 
-def serve(main: Main, socket_fd: int) -> None:
-    """Serve until the parent is gone.
+def serve(module: str, name: str, socket_fd: int) -> None:
+    """Serve until the parent is gone; workers are copies of this process.
 
     Args:
-        main: What workers run.
+        module: The module of the function that workers run.
+        name: The function.
         socket_fd: This end of the socket pair. A request is a worker number and the worker's descriptors, the last of
-            which is where its process id and, later, its wait status are written.
+            which is where its watchdog tells its process id and, later, its exit code.
     """
-    ignore_interrupts()  # workers inherit this
+    _begin()
     _preload()
-    with socket.socket(fileno=socket_fd) as connection:
-        _Server(main, connection).serve()
+    main: Main = getattr(importlib.import_module(module), name)
+    _freeze("streamsampler: fork server")
+    _serve(main, socket_fd)
+
+
+def serve_commands(socket_fd: int) -> None:
+    """Serve until the parent is gone; workers are fresh interpreters.
+
+    Args:
+        socket_fd: As in `serve`, but the last descriptor but one of a request is a file with the command to run.
+    """
+    _begin()
+    _freeze("streamsampler: spawn server")
+    _serve(run_command, socket_fd)
+
+
+def _begin() -> None:
+    ignore_terminal()  # workers inherit this
+    own_group()  # neither Ctrl-Z nor a terminal that closes ends or stops it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    prepare_watchdogs()
 
 
 def _preload() -> None:
-    import setproctitle
-
     import streamsampler.workers.default  # numpy and gymnasium with it
     import streamsampler.workers.vec  # noqa: F401
 
-    setproctitle.setproctitle("streamsampler: fork server")
+
+def _freeze(title: str) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle(title)
     # What is imported now stays shared between all workers: a collection in one of them must not touch it.
     gc.collect()
     gc.freeze()
+
+
+def run_command(number: int, fds: Sequence[int]) -> None:
+    """Become a fresh interpreter: its command and its environment variables are in the file of the last descriptor."""
+    *worker_fds, command_fd = fds
+    data = os.pread(command_fd, os.fstat(command_fd).st_size, 0)
+    command, environ = marshal.loads(data)  # noqa: S302 - our own parent wrote it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for fd in worker_fds:
+        os.set_inheritable(fd, True)
+    os.execve(command[0], [*command, str(number), *map(str, worker_fds)], environ)  # noqa: S606
+
+
+def _serve(main: Main, socket_fd: int) -> None:
+    with socket.socket(fileno=socket_fd) as connection:
+        _Server(main, connection).serve()
 
 
 class _Server:
     def __init__(self, main: Main, connection: socket.socket) -> None:
         self._main = main
         self._connection = connection
-        self._status_fds: dict[int, int] = {}  # by process id
+        self._status_fds: dict[int, int] = {}  # by the watchdog's process id
         self._limit = allow_all()  # there is one for each worker
         # Never blocking, or a burst of children's ends could fill the pipe and hang the server in its own handler.
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._wake_fds = os.pipe()
+        for fd in self._wake_fds:
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_fds[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ, self._request)
-            selector.register(self._wake_read, selectors.EVENT_READ, self._reap)
+            selector.register(self._wake_fds[0], selectors.EVENT_READ, self._reap)
             going = True
             while going:
                 going = all(key.data() for key, _ in selector.select())
 
     def _request(self) -> bool:
-        """Fork a worker. False means that the parent is gone."""
+        """Fork a watchdog. False means that the parent is gone."""
         try:
             message, fds, _, _ = socket.recv_fds(self._connection, STATUS.size, _MAX_FDS, _CLOSE_ON_EXEC)
         except ConnectionError:
@@ -79,37 +124,43 @@ class _Server:
             return False
         (number,) = STATUS.unpack(message)
         *worker_fds, status_fd = fds
-        pid = os.fork()
-        if pid == 0:
-            run_as_child(lambda: self._become_worker(number, worker_fds, status_fd))
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _tell(status_fd, -(error.errno or 1))
+            os.close(status_fd)
+        else:
+            if pid == 0:
+                run_as_child(lambda: self._become_watchdog(number, worker_fds, status_fd))
+            # Closed when the watchdog is gone: this is how the parent sees that nothing is left.
+            self._status_fds[pid] = status_fd
         for fd in worker_fds:
             os.close(fd)
-        self._status_fds[pid] = status_fd
-        self._tell(status_fd, pid)
         return True
 
-    def _become_worker(self, number: int, fds: list[int], status_fd: int) -> None:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    def _become_watchdog(self, number: int, fds: list[int], status_fd: int) -> None:
         self._connection.close()
-        for fd in (self._wake_read, self._wake_write, status_fd, *self._status_fds.values()):
+        for fd in (*self._wake_fds, *self._status_fds.values()):
             os.close(fd)
-        lower_limit(self._limit)
-        self._main(number, fds)
+
+        def run() -> None:
+            lower_limit(self._limit)
+            self._main(number, fds)
+
+        watch_over(number, run, fds[PARENT_FD], status_fd)
 
     def _reap(self) -> bool:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
+            os.read(self._wake_fds[0], 4096)
         while self._status_fds:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
-            status_fd = self._status_fds.pop(pid)
-            self._tell(status_fd, status)
-            os.close(status_fd)
+            if pid in self._status_fds:
+                os.close(self._status_fds.pop(pid))
         return True
 
-    @staticmethod
-    def _tell(status_fd: int, number: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
-            os.write(status_fd, STATUS.pack(number))
+
+def _tell(status_fd: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the sampler's process is gone
+        os.write(status_fd, STATUS.pack(number))

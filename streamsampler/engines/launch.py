@@ -6,11 +6,13 @@ parent is killed, and a daemonic process may not have children at all. What is n
 descriptors, notice the end, and learn the exit code.
 
 Here a child gets a worker number and descriptors; everything else it reads from one of them (see `worker_process`).
+Each has a parent of its own, which ends what it leaves (see `watchdog`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import signal
 import socket
@@ -18,49 +20,52 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from streamsampler.engines.child import STATUS, Main, run_as_child
-from streamsampler.engines.children import END_SECONDS, Child, DirectChild, bury_strays, end_of_life_pipe
-from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
-from streamsampler.engines.fork_server import serve
+from streamsampler.engines.child import PARENT_FD, STATUS, Main, ignore_terminal, kill_at_end_of, run_as_child
+from streamsampler.engines.children import END_SECONDS, ServerProcess, bury_strays, end_of_life_pipe, forget_or_reap
+from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between
+from streamsampler.engines.fork_server import serve, serve_commands
 from streamsampler.engines.import_path import import_path
+from streamsampler.engines.shared_memory import ArenaWriter, anonymous_file
 from streamsampler.engines.start_methods import StartMethod
-from streamsampler.errors import SamplerError
+from streamsampler.engines.watchdog import prepare_watchdogs, watch_over
+from streamsampler.engines.worker_child import WatchdogLostError, WorkerChild
 from streamsampler.threads import set_unset
 
-__all__ = ["ForkServerLostError", "launch"]
+__all__ = ["launch"]
 
-_CLOSE_SECONDS = 1.0  # for the fork server to notice that nobody needs it any more
-_TOLD_SECONDS = 2.0  # from a worker's end until the fork server tells of it
-_TOLD_AGAIN_SECONDS = 0.05  # after it did not
-_ANSWER_SECONDS = 120.0  # for a fork server's answer to its first request, too: after its imports
+_CLOSE_SECONDS = 1.0  # for a server to notice that it is no longer needed
 
 
-def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> Child:
+def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> WorkerChild:
     """Start a worker process.
 
     Args:
         method: How.
         main: What it runs: a function of a module, called with the number and the descriptors.
         number: The worker number.
-        fds: Descriptors that it gets, in this order; the caller may close them afterwards.
+        fds: Descriptors that it gets, in this order; the caller may close them afterwards. That at `PARENT_FD` is the
+            reading end of a pipe whose other end only this process holds.
         threads: How many threads the libraries are to compute on that are loaded in a fresh interpreter; see
             `streamsampler.threads`.
 
     Raises:
         OSError: There are no processes or descriptors left.
-        ForkServerLostError: There is no knowing whether the fork server started the worker. Another one is there for
-            the next attempt, which must not hand over the same descriptors: they may be somebody's already.
+        WatchdogLostError: There is no knowing whether the worker was started. The next attempt has another server, and
+            must not hand over the same descriptors: they may be somebody's already.
     """
     bury_strays()
     match method:
         case "fork":
             return _fork(main, number, fds)
         case "spawn":
-            return _spawn(main, number, fds, threads)
+            with contextlib.ExitStack() as command:
+                fd = _command_file(main, threads)
+                command.callback(os.close, fd)
+                return _server("spawn", main, None).launch(number, [*fds, fd])
         case "forkserver":
-            return _fork_server(main, threads).launch(number, fds)
+            return _server("forkserver", main, threads).launch(number, fds)
 
 
 @contextlib.contextmanager
@@ -76,25 +81,40 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _fork(main: Main, number: int, fds: Sequence[int]) -> Child:
+# ---------------------------------------------------------------------- by fork
+
+
+def _fork(main: Main, number: int, fds: Sequence[int]) -> WorkerChild:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()  # or the child would print what is buffered once more
+    prepare_watchdogs()
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as childs:
-        end_of_life, held_by_child = end_of_life_pipe()
-        ours.callback(close_fd, end_of_life)
-        childs.callback(os.close, held_by_child)
+        status = pipe_between(childs, ours, ours_is=0)
         # Copies, because the child closes what belongs to this process.
         copies = []
-        for fd in fds:
+        for fd in (*fds, status[1]):
             copies.append(os.dup(fd))
             childs.callback(os.close, copies[-1])
         with _interrupts_held_back():
-            pid = os.fork()
-            if pid == 0:
-                run_as_child(lambda: main(number, copies))
+            watchdog = os.fork()
+            if watchdog == 0:
+                os.close(status[1])
+                run_as_child(lambda: _watch_over_copy(main, number, copies))
+        ours.callback(forget_or_reap, watchdog, ended=False)
+        childs.close()  # or the end of the watchdog would not be seen
+        child = WorkerChild(status[0], watchdog)
         ours.pop_all()
-    return DirectChild(pid, end_of_life)
+        return child
+
+
+def _watch_over_copy(main: Main, number: int, fds: Sequence[int]) -> None:
+    ignore_terminal()
+    *worker_fds, status_fd = fds
+    watch_over(number, lambda: main(number, worker_fds), fds[PARENT_FD], status_fd)
+
+
+# ---------------------------------------------------------------------- through a server
 
 
 def _python(code: str, main: Main) -> list[str]:
@@ -105,139 +125,112 @@ def _python(code: str, main: Main) -> list[str]:
     return [sys.executable, *flags, "-P", "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
 
 
-def _import(function: Callable[..., None]) -> str:
-    return f"from {function.__module__} import {function.__name__}"
+def _command_file(main: Main, threads: int | None) -> int:
+    """Return an anonymous file with the command of a spawned worker, and the environment variables of now."""
+    code = (
+        f"number, *fds = map(int, sys.argv[1:]); del sys.argv[1:]; "
+        f"from {main.__module__} import {main.__name__}; {main.__name__}(number, fds)"
+    )
+    environ = dict(os.environ)
+    set_unset(environ, threads)
+    data = marshal.dumps((_python(code, main), environ))
+    fd = anonymous_file("streamsampler-command")
+    try:
+        ArenaWriter(fd).write([memoryview(data)])
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
-def _spawn(main: Main, number: int, fds: Sequence[int], threads: int | None) -> Child:
-    return _start(f"{_import(main)}; {main.__name__}({number}, {list(fds)})", fds, main, threads)
+class _Server:
+    """A fork server of this process: started with the first worker, gone when this process is.
+
+    Args:
+        method: "forkserver", whose workers are copies of it, or "spawn", whose workers are fresh interpreters.
+        main: What its workers run.
+        threads: How many threads the libraries compute on that it has loaded.
+    """
+
+    def __init__(self, method: StartMethod, main: Main, threads: int | None) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        with ours, theirs, contextlib.ExitStack() as kept, contextlib.ExitStack() as handed_over:
+            fd = theirs.fileno()
+            spawned = f"from {serve_commands.__module__} import serve_commands; serve_commands({fd})"
+            forked = f"from {serve.__module__} import serve; serve({main.__module__!r}, {main.__name__!r}, {fd})"
+            alive = pipe_between(handed_over, kept, ours_is=1)
+            self._process = _start(_python(spawned if method == "spawn" else forked, main), [fd, alive[0]], threads)
+            # From its first instant, while it imports, too. It holds this end of the pipe, and does nothing with it.
+            kill_at_end_of(alive[0], self._process.pid)
+            self._fds = own_fd(ours.detach()), alive[1]
+            kept.pop_all()
+        # Finalizers run in reverse order: at exit, the samplers that were made later are closed before.
+        weakref.finalize(self, _close_server, self._fds, self._process, self._owner)
+
+    def alive(self) -> bool:
+        return self._owner == os.getpid() and not self._process.ended(0)
+
+    def launch(self, number: int, fds: Sequence[int]) -> WorkerChild:
+        status_read, status_write = os.pipe()
+        own_fd(status_read)
+        try:
+            try:
+                with self._lock, socket.socket(fileno=os.dup(self._fds[0])) as connection:
+                    socket.send_fds(connection, [STATUS.pack(number)], [*fds, status_write])
+            finally:
+                os.close(status_write)
+            return WorkerChild(status_read)
+        except BaseException as error:
+            close_fd(status_read)
+            if isinstance(error, (ConnectionError, WatchdogLostError)):
+                _forget(self)
+                raise WatchdogLostError(f"the fork server was lost: {error}") from error
+            raise
 
 
-def _start(code: str, fds: Sequence[int], main: Main, threads: int | None) -> Child:
-    """Start a fresh interpreter that runs `code`, with these descriptors, and finds `main`."""
+def _start(command: Sequence[str], fds: Sequence[int], threads: int | None) -> ServerProcess:
     environ = dict(os.environ)
     set_unset(environ, threads)
     end_of_life, held_by_child = end_of_life_pipe()
     try:
         with _interrupts_held_back():
-            process = subprocess.Popen(
-                _python(code, main), stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child], env=environ
-            )
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child], env=environ)
     except BaseException:
         close_fd(end_of_life)
         raise
     finally:
         os.close(held_by_child)
-    return DirectChild(process.pid, end_of_life, process)
+    return ServerProcess(process, end_of_life)
 
 
-class ForkServerLostError(SamplerError):
-    """The fork server was killed, or stopped."""
+def _close_server(fds: Sequence[int], process: ServerProcess, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    # At the end of the program a second Ctrl-C would be printed as an exception that nothing catches.
+    with _interrupts_held_back():
+        for fd in fds:
+            close_fd(fd)
+        process.ended(_CLOSE_SECONDS)
+        process.discard(END_SECONDS)  # killed, if it is stopped or hangs
 
 
-class _ServedChild(Child):
-    """A child of the fork server.
-
-    Args:
-        status_fd: Tells its process id, which is waited for, and at the end its exit code. Owned by the child from here
-            on, unless this raises.
-        silent: Set while the server does not tell of its children's ends: one of them waits long for that, not each.
-
-    Raises:
-        ForkServerLostError: The server does not tell.
-    """
-
-    def __init__(self, status_fd: int, silent: threading.Event) -> None:
-        self._silent = silent
-        answered = readable_within(status_fd, _ANSWER_SECONDS)
-        pid = os.read(status_fd, STATUS.size) if answered else b""
-        if len(pid) < STATUS.size:
-            raise ForkServerLostError("it ended" if answered else f"it did not answer within {_ANSWER_SECONDS:g} s")
-        super().__init__(STATUS.unpack(pid)[0], status_fd)
-        # It may be gone already, and its number somebody else's: the server has said so then.
-        if self._pidfd is not None and readable_within(status_fd, 0):
-            close_fd(self._pidfd)
-            self._pidfd = None
-
-    def _end(self, timeout: float) -> tuple[int | None, bool]:
-        ended = self.ended(timeout)
-        patience = 0.0 if not ended else _TOLD_AGAIN_SECONDS if self._silent.is_set() else _TOLD_SECONDS
-        if not readable_within(self._fd, min(timeout, patience)):
-            if ended:
-                self._silent.set()  # the server is stopped: the end is known, and the exit code is not
-            return None, ended
-        self._silent.clear()
-        status = os.read(self._fd, STATUS.size)
-        if len(status) < STATUS.size:
-            return None, ended and self._pidfd is not None  # the server's end, which is not the process's
-        return os.waitstatus_to_exitcode(STATUS.unpack(status)[0]), True
+_servers: dict[tuple[StartMethod, int | None], _Server] = {}  # with their number of threads: hardly ever more than one
+_servers_lock = threading.Lock()
 
 
-class _ForkServer:
-    """A fork server of this process: started with the first worker, gone when this process is.
-
-    Args:
-        main: What its workers run.
-        threads: How many threads the libraries compute on that it has loaded.
-    """
-
-    def __init__(self, main: Main, threads: int | None) -> None:
-        self._silent = threading.Event()
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            code = f"{_import(main)}; {_import(serve)}; {serve.__name__}({main.__name__}, {theirs.fileno()})"
-            self._process = _start(code, [theirs.fileno()], main, threads)
-            self._fd = own_fd(ours.detach())
-        # Finalizers run in reverse order: at exit, the samplers that were made later are closed before.
-        weakref.finalize(self, _close_server, self._fd, self._process, self._owner)
-
-    def alive(self) -> bool:
-        return self._owner == os.getpid() and not self._process.ended(0)
-
-    def launch(self, number: int, fds: Sequence[int]) -> Child:
-        status_read, status_write = os.pipe()
-        own_fd(status_read)
-        try:
-            try:
-                with self._lock, socket.socket(fileno=os.dup(self._fd)) as connection:
-                    socket.send_fds(connection, [STATUS.pack(number)], [*fds, status_write])
-            finally:
-                os.close(status_write)
-            return _ServedChild(status_read, self._silent)
-        except BaseException as error:
-            close_fd(status_read)
-            if isinstance(error, (ConnectionError, ForkServerLostError)):
-                _forget(self)
-                raise ForkServerLostError(f"the fork server was lost: {error}") from error
-            raise
-
-
-def _close_server(fd: int, process: Child, owner: int) -> None:
-    if os.getpid() == owner:
-        close_fd(fd)
-        if not process.ended(_CLOSE_SECONDS):
-            process.kill()  # stopped, or hung
-        process.wait(END_SECONDS)
-        process.close()
-
-
-_servers: dict[int | None, _ForkServer] = {}  # by their number of threads: hardly ever more than one
-_server_lock = threading.Lock()
-
-
-def _fork_server(main: Main, threads: int | None) -> _ForkServer:
-    with _server_lock:
-        server = _servers.get(threads)
+def _server(method: StartMethod, main: Main, threads: int | None) -> _Server:
+    with _servers_lock:
+        server = _servers.get((method, threads))
         if server is None or not server.alive():
-            server = _servers[threads] = _ForkServer(main, threads)
+            server = _servers[method, threads] = _Server(method, main, threads)
         return server
 
 
-def _forget(server: _ForkServer) -> None:
-    """Let the next worker be started by another fork server than this one."""
-    with _server_lock:
-        for threads, known in list(_servers.items()):
+def _forget(server: _Server) -> None:
+    """Let the next worker be started by another server than this one."""
+    with _servers_lock:
+        for key, known in list(_servers.items()):
             if known is server:
-                del _servers[threads]
+                del _servers[key]

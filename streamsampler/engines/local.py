@@ -157,9 +157,9 @@ class LocalEngine(Engine):
         """Let the rollout in hand be abandoned."""
         self._board.want_nothing()
 
-    def close(self, *, kindly: bool = True) -> list[Answered | Logged]:
-        """Close all environments, also unkindly: nothing else would."""
-        del kindly
+    def close(self, *, listen: bool = True) -> list[Answered | Logged]:
+        """Close all environments."""
+        del listen
         self._board.want_nothing()
         with self._threads.held():
             for channel, life in zip(self._channels, self._lives, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamsampler.engines.shared_memory import Region
-from streamsampler.protocol import Answer, Continue, Message, Report, Ticket
+from streamsampler.protocol import Answer, Continue, Failure, Message, Report, Ticket
 
 __all__ = ["decode_answer", "decode_command", "encode_answer", "encode_command", "split_records", "with_records"]
 
@@ -38,6 +38,8 @@ def decode_answer(data: memoryview) -> Answer:
     """Return what `encode_answer` wrote."""
     if data[:1] == _PICKLED:
         answer: Answer = pickle.loads(data[1:])
+        if not isinstance(answer, Failure | Report):
+            raise TypeError(f"{type(answer).__name__} is no answer")
         return answer
     values: Any = marshal.loads(data[1:])  # noqa: S302 - our own worker wrote it
     ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, n_cut, n_lost), seconds, dropped = values

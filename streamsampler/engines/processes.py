@@ -19,55 +19,35 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pickle
+import select
 import selectors
-import signal
 import time
-from dataclasses import dataclass, field
-from functools import partial
 from mmap import mmap
-from typing import Any
 
 from streamsampler.board import Board, Progress, board_bytes
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
-from streamsampler.engines.children import END_SECONDS, Child
+from streamsampler.engines.children import END_SECONDS
 from streamsampler.engines.descriptor_limits import make_room
 from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between, readable_within
-from streamsampler.engines.launch import ForkServerLostError, launch
-from streamsampler.engines.messages import decode_answer, encode_command, split_records
-from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
+from streamsampler.engines.launch import launch
+from streamsampler.engines.links import CAME_BACK, KnownSpaces, Link, await_ends, never_block, terminate
+from streamsampler.engines.messages import encode_command
+from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, anonymous_file
 from streamsampler.engines.stacks import stacks_of
 from streamsampler.engines.start_methods import StartMethod
-from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, Stored, pack, send, unframe, unpack
+from streamsampler.engines.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
+from streamsampler.engines.worker_child import WatchdogLostError
 from streamsampler.engines.worker_process import main, setup_file
-from streamsampler.failures import unreadable
-from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Start
+from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload
 
 __all__ = ["ProcessEngine"]
 
-CLOSE_SECONDS = 1.0
-"""How long all workers together may take to close their environments, before they are killed."""
+STUCK_SECONDS = 1.0
+"""How long a worker that is not closing its environment may take to begin with it, before it is killed."""
 
 _GRACE_SECONDS = 1.0  # between a worker's last word and its end
 _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a few regions, and every ticket a message
-
-
-@dataclass
-class _Link:
-    """The sampler's ends of what it shares with one worker."""
-
-    child: Child
-    commands_fd: int
-    answers_fd: int
-    alive_fd: int
-    arena_fd: int
-    arena: ArenaReader
-    answers: MessageReader
-    released: list[Region] = field(default_factory=list)
-    spaces: bytes = b""
-    ended: bool = False
-    unlinked: bool = False
 
 
 class ProcessEngine(Engine):
@@ -78,6 +58,7 @@ class ProcessEngine(Engine):
         make_worker: A pickled callable that makes a worker from its row of the board and its number.
         seed: The sampler's seed.
         start_method: How processes are started.
+        close_timeout: Seconds that all workers together may take to close their environments at the end.
         report_memory: Whether workers tell how much memory they have.
 
     Raises:
@@ -94,18 +75,22 @@ class ProcessEngine(Engine):
         seed: int,
         start_method: StartMethod,
         *,
+        close_timeout: float,
         report_memory: bool = False,
         threads: int | None = None,
     ) -> None:
         self.n_workers = n_workers
+        self._close_timeout = close_timeout
+        # Bytes of the longest message of a worker: what has more lies in its arena.
+        self._longest = max(select.PIPE_BUF, 2 * INLINE_LIMIT)
         self._owner = os.getpid()
         self._start_method = start_method
         self._threads = threads
-        self._links: list[_Link] = []
+        self._links: list[Link] = []
         self._wanted = 0
         self._ran: list[int] = []  # at the end
         self._restarting = self._closing = self._closed = False
-        self._spaces: tuple[bytes, Any] = b"", None  # those told last, and what they are
+        self._spaces = KnownSpaces()
         self._doomed: dict[int, float] = {}  # until when who was killed may take to be gone
         self._shared = contextlib.ExitStack()  # gives back what all workers share
         make_room(n_workers)
@@ -142,15 +127,15 @@ class ProcessEngine(Engine):
 
     # ------------------------------------------------------------------ starting
 
-    def _link(self, number: int) -> _Link:
+    def _link(self, number: int) -> Link:
         try:
             return self._new_link(number)
-        except ForkServerLostError:
+        except WatchdogLostError:
             # Once more, with everything new. Should the lost server have started a worker all the same, it ends with
             # the pipes of the first attempt.
             return self._new_link(number)
 
-    def _new_link(self, number: int) -> _Link:
+    def _new_link(self, number: int) -> Link:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             commands_read, commands_write = pipe_between(theirs, ours, ours_is=1)
             answers_read, answers_write = pipe_between(theirs, ours, ours_is=0)
@@ -159,19 +144,19 @@ class ProcessEngine(Engine):
             ours.callback(close_fd, arena_fd)
             shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd, self._stacks_fds[1]]
             fds = [commands_read, answers_write, alive_read, *shared]
+            never_block(commands_write, answers_read)
             child = launch(self._start_method, main, number, fds, self._threads)
             ours.callback(child.discard, END_SECONDS)
-            link = _Link(
+            link = Link(
                 child,
                 commands_write,
                 answers_read,
                 alive_write,
                 arena_fd,
                 ArenaReader(arena_fd),
-                MessageReader(answers_read),
+                MessageReader(answers_read, self._longest),
             )
-            self._selector.register(answers_read, selectors.EVENT_READ, (number, False))
-            self._selector.register(child.fileno(), selectors.EVENT_READ, (number, True))
+            link.register(self._selector, number)
             ours.pop_all()
             return link
 
@@ -193,19 +178,12 @@ class ProcessEngine(Engine):
             if self._closed:
                 self._shared.close()
 
-    def _unlink(self, link: _Link, timeout: float) -> None:
+    def _unlink(self, link: Link, timeout: float) -> None:
         """Kill a worker if need be and close everything of it; may be repeated after an interrupt."""
-        if link.unlinked:
-            return
-        link.ended = True
-        for fd in (link.answers_fd, link.child.fileno()):
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(fd)
-        link.child.discard(timeout)
-        link.arena.close()
-        for fd in (link.commands_fd, link.answers_fd, link.alive_fd, link.arena_fd):
-            close_fd(fd)
-        link.unlinked = True
+        if not link.unlinked:
+            link.ended = True
+            link.unregister(self._selector)
+            link.close(timeout)
 
     # ------------------------------------------------------------------ talking
 
@@ -242,8 +220,12 @@ class ProcessEngine(Engine):
             self._board.heed(worker)
         released = link.released[:_RELEASES_PER_MESSAGE]
         del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
-        with contextlib.suppress(BrokenPipeError):  # its death is seen in `wait`
+        try:
             send(link.commands_fd, encode_command(message, released))
+        except BrokenPipeError:
+            pass  # its death is seen in `wait`
+        except BlockingIOError:  # what is under way has room: something else fills its pipe
+            link.child.kill()
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Sleep until a worker answers or dies, or is given up."""
@@ -254,11 +236,15 @@ class ProcessEngine(Engine):
             worker, ended = key.data
             if self._links[worker].ended:
                 continue
-            # No message means that the worker closed its end: it is about to be gone.
-            if ended or not (answered := self._read(worker)):
+            if ended:
                 events += self._bury(worker)
-            else:
-                events += answered
+                continue
+            try:
+                # None means that the worker closed its end: it is about to be gone.
+                answered = self._hear(worker)
+                events += self._bury(worker) if answered is None else answered
+            except GarbageError as error:
+                events.append(self._execute(worker, str(error)))
         for worker, left in self._patience().items():
             if left <= 0:
                 events += self._bury(worker)
@@ -268,46 +254,8 @@ class ProcessEngine(Engine):
         """Return for how many seconds more who was killed is waited for."""
         return {worker: max(0.0, until - time.monotonic()) for worker, until in self._doomed.items()}
 
-    def _read(self, worker: int) -> list[Event]:
-        events: list[Event] = []
-        for message in self._links[worker].answers.read():
-            head, buffers, regions = unframe(message, self._links[worker].arena.view)
-            records, head = split_records(head)
-            if records:
-                events.append(Logged(worker, records))
-            if head:
-                events.append(self._understood(worker, head, buffers, regions))
-            else:
-                self._links[worker].released.extend(regions)
-        return events
-
-    def _understood(self, worker: int, head: memoryview, buffers: list[memoryview], regions: list[Region]) -> Answered:
-        link = self._links[worker]
-        answer = decode_answer(head)
-        contents: Any = None
-        # What nobody wants any more is not even looked at.
-        if buffers and answer.ticket is not None and answer.ticket.version >= self._wanted:
-            try:
-                rollouts, spaces = pickle.loads(buffers[0], buffers=buffers[1:])
-                contents = rollouts, self._new_spaces(link, spaces)
-            except Exception as error:
-                answer = unreadable(answer, error)
-        if not regions:
-            return Answered(worker, answer, contents)
-        if contents is None:
-            link.released.extend(regions)
-            return Answered(worker, answer)
-        return Answered(worker, answer, contents, partial(link.released.extend, regions))
-
-    def _new_spaces(self, link: _Link, pickled: bytes | None) -> Any:
-        """Return the spaces that a worker tells of; None if it told of the same ones last."""
-        if pickled is None or pickled == link.spaces:
-            return None
-        # Equal ones are one object for all workers: whether two are equal is a question to Gymnasium that takes long.
-        if pickled != self._spaces[0]:
-            self._spaces = pickled, pickle.loads(pickled)
-        link.spaces, spaces = self._spaces
-        return spaces
+    def _hear(self, worker: int) -> list[Event] | None:
+        return self._links[worker].hear(worker, self._wanted, self._spaces)
 
     def _bury(self, worker: int) -> list[Event]:
         """Return what a worker had said before it died, then its death.
@@ -315,16 +263,32 @@ class ProcessEngine(Engine):
         What it sent is complete: a message is written whole or not at all.
         """
         link = self._links[worker]
-        link.ended = True
         overdue = self._doomed.pop(worker, math.inf) <= time.monotonic()
+        if not overdue and link.child.unwatched() and not link.child.ended(0):
+            return [self._execute(worker, "lost its watchdog process, and was killed,")]
+        link.ended = True
         if not overdue and not link.child.ended(_GRACE_SECONDS):
-            link.child.kill()  # it closed its end and goes on: nobody will ever hear of it again
+            link.child.kill()  # it closed its end and goes on: nothing will ever be heard of it again
         last_words: list[Event] = []
-        while readable_within(link.answers_fd, 0) and (answered := self._read(worker)):
+        while readable_within(link.answers_fd, 0):
+            try:
+                answered = self._hear(worker)
+            except GarbageError as error:
+                return [*last_words, self._execute(worker, str(error))]
+            if not answered:
+                break
             last_words += answered
-        self._selector.unregister(link.answers_fd)
-        self._selector.unregister(link.child.fileno())
+        link.unregister(self._selector)
         return [*last_words, Died(worker, link.child.wait(0 if overdue else END_SECONDS))]
+
+    def _execute(self, worker: int, why: str) -> Died:
+        """Kill a worker of which nothing that it says can be trusted any more."""
+        link = self._links[worker]
+        link.ended = True
+        self._doomed.pop(worker, None)
+        link.child.kill_all()
+        link.unregister(self._selector)
+        return Died(worker, link.child.wait(END_SECONDS), why, hopeless=why == CAME_BACK)
 
     def progress(self, worker: int) -> Progress:
         """Return what a worker was last seen doing."""
@@ -347,7 +311,7 @@ class ProcessEngine(Engine):
 
     def stacks(self, worker: int) -> str:
         """Return the Python stacks."""
-        return stacks_of(self._links[worker].child.pid, self._stacks_fds[0])
+        return stacks_of(self._links[worker].child, self._stacks_fds[0])
 
     def kill_worker(self, worker: int) -> None:
         """Kill a worker; if it hangs in the kernel, it is given up after `END_SECONDS`, and counts as dead."""
@@ -380,8 +344,8 @@ class ProcessEngine(Engine):
         """
         return os.getpid() == self._owner
 
-    def close(self, *, kindly: bool = True) -> list[Answered | Logged]:
-        """Ask all workers to end; after `CLOSE_SECONDS` terminate and then kill those that have not.
+    def close(self, *, listen: bool = True) -> list[Answered | Logged]:
+        """Let all workers close their environments and end; terminate and then kill those that take too long.
 
         May be repeated when an interrupt broke it off.
         """
@@ -392,11 +356,9 @@ class ProcessEngine(Engine):
         try:
             if self._links:
                 self.want(NEVER_AGAIN)
-            if kindly:
-                for worker in range(len(self._links)):
-                    self.send(worker, Exit())
-                last_words = self._last_words(time.monotonic() + CLOSE_SECONDS)
-                self._terminate()
+            for worker in range(len(self._links)):
+                self.send(worker, Exit())
+            last_words = self._await_ends(listen=listen)
         finally:
             for link in self._links:
                 link.child.kill()
@@ -409,7 +371,24 @@ class ProcessEngine(Engine):
             self._shared.close()
         return last_words
 
-    def _last_words(self, deadline: float) -> list[Answered | Logged]:
+    def _await_ends(self, *, listen: bool) -> list[Answered | Logged]:
+        """Wait for the workers' ends; return what they still said."""
+        last_words: list[Answered | Logged] = []
+        begin = time.monotonic()
+        for limit in sorted({STUCK_SECONDS, self._close_timeout}):
+            if listen:
+                last_words += self._listen(begin + limit)
+            else:
+                await_ends(self._links, begin + limit)
+            terminate([link for number, link in enumerate(self._links) if self._patience_with(number) <= limit])
+        return last_words
+
+    def _patience_with(self, worker: int) -> float:
+        """Return how many seconds a worker has, from the beginning of the end."""
+        closing = self._board.progress(worker).phase is Phase.CLOSE
+        return self._close_timeout if closing else STUCK_SECONDS
+
+    def _listen(self, deadline: float) -> list[Answered | Logged]:
         """Wait for the workers' ends, until the deadline, and return what they still said."""
         last_words: list[Answered | Logged] = []
         while any(not link.ended for link in self._links):
@@ -422,11 +401,3 @@ class ProcessEngine(Engine):
                 elif isinstance(event, Answered):
                     last_words.append(Answered(event.worker, event.answer))
         return last_words
-
-    def _terminate(self) -> None:
-        late = [link for link in self._links if not link.ended]
-        for link in late:
-            link.child.kill(signal.SIGTERM)
-        deadline = time.monotonic() + CLOSE_SECONDS / 4
-        for link in late:
-            link.child.ended(deadline - time.monotonic())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import sys
 import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ def anonymous_file(name: str, size: int = 0) -> int:
     `name` is for debugging only. Where there is no memfd_create (macOS), it is a temporary file that is unlinked at
     once.
     """
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
     else:
         fd, path = tempfile.mkstemp(prefix=name)
@@ -217,13 +216,21 @@ class ArenaReader:
         self._pool = Pool()
 
     def view(self, region: Region) -> memoryview:
-        """Return the bytes of `region` where they are: valid until the region is given back."""
+        """Return the bytes of `region` where they are: valid until the region is given back.
+
+        Raises:
+            ValueError: There is no such region.
+        """
+        if region.offset < 0 or region.size < 0:
+            raise ValueError(f"{region} lies outside of the arena")
         end = region.offset + region.size
         if not end:
             return memoryview(b"")
         if self._map is None or len(self._map) < end:
             # An outgrown mapping lives on while arrays look into it.
             self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+            if len(self._map) < end:
+                raise ValueError(f"{region} lies outside of the arena")
         return memoryview(self._map)[region.offset : end]
 
     def close(self) -> None:

@@ -12,8 +12,9 @@ import os
 import select
 import signal
 from time import monotonic
+from typing import Protocol
 
-__all__ = ["answer_with_stacks", "stacks_of"]
+__all__ = ["Signalled", "answer_with_stacks", "stacks_of"]
 
 _FIRST_SECONDS = 1.0
 _SILENCE_SECONDS = 0.1  # handlers write without a pause, and do not say when they are done
@@ -27,21 +28,32 @@ def answer_with_stacks(fd: int) -> None:
     faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True, chain=False)
 
 
-def stacks_of(pid: int, fd: int) -> str:
+class Signalled(Protocol):
+    """A process that can be signalled without being taken for another one."""
+
+    pid: int
+
+    def ended(self, timeout: float) -> bool:
+        """Whether it ends within `timeout` seconds."""
+
+    def kill(self, signal_number: int) -> None:
+        """Send it a signal, if it is there."""
+
+
+def stacks_of(process: Signalled, fd: int) -> str:
     """Return the stacks of a worker, which may not survive it; the reason why there are none, in parentheses.
 
     Args:
-        pid: Its process id.
+        process: The worker's process.
         fd: Where it writes them; never blocking.
     """
     _read(fd)  # whatever somebody else's signal has left there
-    state = _state(pid)
+    state = _state(process.pid)
     if state in ("T", "t"):
         return "(it is stopped, by SIGSTOP or by a debugger)"
-    try:
-        os.kill(pid, signal.SIGUSR1)
-    except ProcessLookupError:
+    if process.ended(0):
         return "(it is gone)"
+    process.kill(signal.SIGUSR1)
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     written = bytearray()

@@ -17,7 +17,19 @@ from typing import Any
 from streamsampler.compact import by_position
 from streamsampler.engines.shared_memory import Region
 
-__all__ = ["INLINE_LIMIT", "MessageReader", "Stored", "frame", "pack", "send", "unframe", "unpack"]
+__all__ = [
+    "INLINE_LIMIT",
+    "GarbageError",
+    "MessageReader",
+    "Stored",
+    "frame",
+    "from_copy",
+    "is_from_copy",
+    "pack",
+    "send",
+    "unframe",
+    "unpack",
+]
 
 INLINE_LIMIT = 1536
 """Bytes up to which a payload travels in the message itself: a frame, with what else is in it, stays below PIPE_BUF
@@ -30,6 +42,8 @@ _LENGTH = struct.Struct("<i")
 _COUNT = struct.Struct("<q")
 _LOCATION = struct.Struct("<qq")
 _HERE = -1  # instead of an offset
+_COPY = b"a forked copy of the worker"
+_ANY = (1 << 31) - 1
 _ZEROS = memoryview(bytes(_ALIGNMENT))
 
 
@@ -53,28 +67,41 @@ def send(fd: int, message: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
+class GarbageError(Exception):
+    """What came through a pipe is no message; says so as the end of a sentence about the writer."""
+
+
 class MessageReader:
     """The reading end of a pipe of messages.
 
     Args:
         fd: The pipe's descriptor; owned by the caller.
+        longest: Bytes of the longest message that can be; None for any.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, longest: int | None = None) -> None:
         self._fd = fd
+        self._longest = _ANY if longest is None else longest
         self._data = b""
 
-    def read(self) -> list[bytes]:
-        """Wait for data, and return the messages that are there: at least one, or none if the writer is gone.
+    def read(self) -> list[bytes] | None:
+        """Return the messages that are there; None if the writer is gone.
 
-        A message that the writer did not live to finish is none.
+        If there is none it waits for one, unless the descriptor does not block. A message that the writer did not live
+        to finish is none.
+
+        Raises:
+            GarbageError: There is something that is no message.
         """
         messages: list[bytes] = []
         while not messages or self._data:
-            data = os.read(self._fd, _MOST_AT_ONCE)
+            try:
+                data = os.read(self._fd, _MOST_AT_ONCE)
+            except BlockingIOError:
+                return messages
             if not data:
                 self._data = b""
-                break
+                return messages or None
             self._data = self._data + data if self._data else data
             self._cut(messages)
         return messages
@@ -83,12 +110,24 @@ class MessageReader:
         position, length = 0, len(self._data)
         while length - position >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._data, position)
+            if not 0 <= size <= self._longest:
+                raise GarbageError(f"wrote something that is no message (of {size} bytes) where its answers go")
             if length - position < _LENGTH.size + size:
                 break
             position += _LENGTH.size
             messages.append(self._data[position : position + size])
             position += size
         self._data = self._data[position:]
+
+
+def from_copy() -> bytes:
+    """Return the message by which a forked copy of a worker says that it is one."""
+    return _COPY
+
+
+def is_from_copy(message: bytes) -> bool:
+    """Whether a message is `from_copy`'s."""
+    return message == _COPY
 
 
 def pack(head: bytes, parts: Sequence[Any]) -> list[memoryview]:

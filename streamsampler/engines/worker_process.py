@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import pickle
@@ -11,7 +10,6 @@ import resource
 import select
 import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,13 +21,13 @@ import setproctitle
 
 from streamsampler.board import Board, WorkerRow
 from streamsampler.buffers import Allocate
-from streamsampler.engines.child import ignore_interrupts
+from streamsampler.engines.child import ignore_terminal
 from streamsampler.engines.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.fail_points import armed
 from streamsampler.engines.messages import decode_command, encode_answer, with_records
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.stacks import answer_with_stacks
-from streamsampler.engines.wire import MessageReader, Stored, frame, pack, send, unpack
+from streamsampler.engines.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
 from streamsampler.threads import ThreadLimit, set_unset
@@ -112,14 +110,13 @@ def main(number: int, fds: Sequence[int]) -> None:
 
     Args:
         number: The worker number.
-        fds: Descriptors of: commands, answers, the pipe whose end is the parent's, the setup, the board, the worker's
-            own arena, the arena of updates, the pipe for stacks.
+        fds: Descriptors of: commands, answers, the pipe at whose end the kernel kills this process, the setup, the
+            board, the worker's own arena, the arena of updates, the pipe for stacks.
     """
-    ignore_interrupts()
+    ignore_terminal()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by fork, a handler of the user's program would have come along
-    commands_fd, answers_fd, parent_fd, setup_fd, board_fd, arena_fd, updates_fd, stacks_fd = fds
+    commands_fd, answers_fd, _, setup_fd, board_fd, arena_fd, updates_fd, stacks_fd = fds
     answer_with_stacks(stacks_fd)
-    _die_with_parent(parent_fd)
     setup: _Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
     # Before the environment variables change: the title is written over their first place in memory.
     setproctitle.setproctitle("worker:" + setup.title)
@@ -130,6 +127,8 @@ def main(number: int, fds: Sequence[int]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
+    for fd in (setup_fd, board_fd):
+        os.close(fd)  # native code that writes to descriptors that are not its own cannot reach these any more
     keeper = RecordKeeper(number)
     keeper.install()
     threads = ThreadLimit(setup.threads, setup.environ)
@@ -174,32 +173,8 @@ def _make_worker(payload: Payload, row: Any, number: int, allocate: Allocate) ->
     return worker
 
 
-def _die_with_parent(parent_fd: int) -> None:
-    """Let the kernel kill this process when the parent's end of a pipe closes, whatever this process is doing then.
-
-    A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG speaks of the fork
-    server, and of the thread that forked. Nothing is ever written to this pipe, so its only event is its end.
-    """
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(parent_fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(parent_fd, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(parent_fd, fcntl.F_SETFL, fcntl.fcntl(parent_fd, fcntl.F_GETFL) | os.O_ASYNC)
-        # It may have closed before that.
-        poller = select.poll()
-        poller.register(parent_fd, 0)
-        if poller.poll(0):
-            os._exit(1)
-    else:
-        threading.Thread(target=_watch_parent, args=(parent_fd,), daemon=True).start()
-
-
 def _nothing() -> None:
     """Do nothing."""
-
-
-def _watch_parent(parent_fd: int) -> None:
-    os.read(parent_fd, 1)
-    os._exit(1)
 
 
 class _ProcessChannel:
@@ -227,18 +202,20 @@ class _ProcessChannel:
         self._inline_limit = inline_limit
         self._keeper = keeper
         self._threads = threads
+        self._pid = os.getpid()
         self.send: Callable[[int, bytes], None] = send
         self.before_answer: Callable[[], None] = _nothing
         # Rows recorded in the arena need no copy to get there.
         self.allocate: Allocate = self._arena.allocate if inline_limit < _LARGE else np.empty
 
     def receive(self, *, wait: bool) -> Message | None:
+        self._stop_copies()
         self._threads.hold()
         while not self._heard:
             if not self._poller.poll(None if wait else 0):
                 return None
             messages = self._commands.read()
-            if not messages:
+            if messages is None:
                 return Exit()
             self._heard.extend(messages)
         message, released = decode_command(self._heard.popleft())
@@ -260,7 +237,15 @@ class _ProcessChannel:
         self._threads.hold()  # torch may be among them
         return loaded
 
+    def _stop_copies(self) -> None:
+        """End this process if it is a forked copy of the worker: there would be two that read and answer."""
+        if os.getpid() != self._pid:
+            with contextlib.suppress(OSError):
+                send(self._answers_fd, from_copy())
+            os._exit(1)
+
     def answer(self, answer: Answer, contents: Any = None) -> None:
+        self._stop_copies()
         if isinstance(contents, BaseException):
             contents = None  # the answer has it in words, and pickled
         # The answer by itself: it is understood even where its contents are not.

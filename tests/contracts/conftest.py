@@ -131,9 +131,9 @@ def never_hangs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fork_server() -> None:
-    """The fork server belongs to this process and stays: it is started before anything is counted."""
-    with MultiprocessingSampler(always_zero, Steps, n_workers=1, start_method="forkserver") as sampler:
-        sampler.obtain_trajectories(1)
+    """The servers that fork belong to this process and stay: they are started before anything is counted."""
+    for method in ("forkserver", "spawn"):
+        MultiprocessingSampler(always_zero, Steps, n_workers=1, start_method=method).close()
 
 
 @pytest.fixture(params=ENGINES)

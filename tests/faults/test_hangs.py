@@ -2,6 +2,7 @@
 
 import functools
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -51,13 +52,19 @@ def test_a_hang_is_made_good_with_every_start_method(tmp_path, method):
 @pytest.mark.parametrize("kind", ["hang", "hang_gil"])
 def test_a_hang_in_close_does_not_hold_up_the_end(tmp_path, kind):
     faults = Faults(tmp_path, Fault(kind, "close", times=None))
-    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, seed=SEED) as sampler:
+    options = {"n_workers": 2, "seed": SEED, "close_timeout": 1.0}
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
         assert calls(sampler) == undisturbed()
         pids = sampler.worker_pids()
         begin = time.monotonic()
     assert time.monotonic() - begin < 2
     assert faults.fired() >= 1
     assert gone_within(pids, 0)
+
+
+def state_of(pid):
+    """The kernel's letter for what a process is doing."""
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_worker_that_was_stopped_and_goes_on(tmp_path):
@@ -67,11 +74,11 @@ def test_a_worker_that_was_stopped_and_goes_on(tmp_path):
     def go_on():
         faults.wait()
         (pid,) = faults.pids()
-        os.waitpid(pid, os.WUNTRACED)  # it says so before it does so
+        while state_of(pid) != "T":  # it says so before it does so, and its parent alone is told when it has
+            os.sched_yield()
         os.kill(pid, signal.SIGCONT)
 
-    options = {"n_workers": 2, "seed": SEED, "start_method": "fork"}  # its children are ours to wait for
-    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, seed=SEED) as sampler:
         helper = threading.Thread(target=go_on)
         helper.start()
         assert calls(sampler) == undisturbed()

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.engines import processes
+from streamsampler.engines import links, processes
 from streamsampler.testing import Fault, Faults
 from tests.faults.scripted import Agent, Env
 from tests.faults.test_ends import gone_within
@@ -47,7 +47,7 @@ def raise_once(monkeypatch, owner, name, error):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
 @pytest.mark.parametrize(
-    ("owner", "place"), [(processes.MessageReader, "read"), (processes, "send"), (processes, "unframe")]
+    ("owner", "place"), [(processes.MessageReader, "read"), (processes, "send"), (links, "unframe")]
 )
 @pytest.mark.parametrize("call", ["obtain", "stream"])
 def test_a_break_inside_a_call(sampler, monkeypatch, error, owner, place, call):
@@ -84,7 +84,7 @@ def test_a_break_inside_close(monkeypatch, tmp_path):
     with MultiprocessingSampler(Agent(), faults.env(Env), n_workers=2) as sampler:
         sampler.obtain_trajectories(2)
         pids = sampler.worker_pids()
-        raise_once(monkeypatch, sampler._collector.engine, "_last_words", KeyboardInterrupt)
+        raise_once(monkeypatch, sampler._collector.engine, "_listen", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.close()
         assert gone_within(pids, 2)
@@ -127,7 +127,7 @@ def test_real_interrupts_at_random_times(sampler):
 def test_the_fork_server_is_killed(sampler):
     from streamsampler.engines import launch
 
-    os.kill(launch._servers[1]._process.pid, signal.SIGKILL)
+    os.kill(launch._servers["forkserver", 1]._process.pid, signal.SIGKILL)
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)
     assert gone_within(sampler.worker_pids(), 5)
@@ -176,13 +176,10 @@ def test_a_death_is_seen_although_a_grandchild_lives_on(tmp_path, method):
     pid_file = tmp_path / "pids"
     faults = Faults(tmp_path, Fault("kill", step=2))
     envs = faults.env(functools.partial(Forking, str(pid_file)))
-    try:
-        with MultiprocessingSampler(Agent(), envs, n_workers=1, seed=5, start_method=method) as sampler:
-            assert is_right_again(sampler)
-        assert faults.fired() == 1
-    finally:
-        for pid in pid_file.read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
+    with MultiprocessingSampler(Agent(), envs, n_workers=1, seed=5, start_method=method) as sampler:
+        assert is_right_again(sampler)
+    assert faults.fired() == 1
+    assert gone_within(map(int, pid_file.read_text().split()), 0)
 
 
 def test_a_death_in_an_update_takes_the_update_back(sampler):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import children, launch, processes
+from streamsampler.engines import children, launch, processes, worker_child
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within
@@ -27,7 +28,7 @@ def impatient(monkeypatch):
 @pytest.fixture
 def deaf(monkeypatch):
     """Signals reach nobody, as in a system call that does not return."""
-    monkeypatch.setattr(children.Child, "kill", lambda self, signal_number=signal.SIGKILL: None)
+    monkeypatch.setattr(worker_child.WorkerChild, "kill", lambda self, signal_number=signal.SIGKILL: None)
 
 
 @pytest.mark.usefixtures("impatient", "deaf")
@@ -49,24 +50,26 @@ def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
 @pytest.mark.usefixtures("impatient", "deaf")
 def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path):
     faults = Faults(tmp_path, Fault("hang_gil", "close", times=None))
-    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=4, seed=SEED) as sampler:
+    with MultiprocessingSampler(
+        ScriptedAgent(), faults.env(ScriptedEnv), n_workers=4, seed=SEED, close_timeout=1.0
+    ) as sampler:
         assert calls(sampler) == undisturbed()
         pids = sampler.worker_pids()
         begin = time.monotonic()
     # One deadline for the kind part, and one for the rest: not one for each worker.
-    assert time.monotonic() - begin < 1.25 * processes.CLOSE_SECONDS + 2 * processes.END_SECONDS
+    assert time.monotonic() - begin < processes.STUCK_SECONDS + 0.25 + 2 * processes.END_SECONDS
     assert gone_within(pids, 2)
 
 
 @pytest.fixture
 def give_up(monkeypatch):
     """A function that lets the fork server's next answer be taken for late; those of its successor are waited for."""
-    real, left = launch.readable_within, []
+    real, left = worker_child.readable_within, []
 
     def readable_within(fd, timeout):
-        return left.pop() if left and timeout == launch._ANSWER_SECONDS else real(fd, timeout)
+        return left.pop() if left and timeout == worker_child._ANSWER_SECONDS else real(fd, timeout)
 
-    monkeypatch.setattr(launch, "readable_within", readable_within)
+    monkeypatch.setattr(worker_child, "readable_within", readable_within)
     return lambda: left.append(False)
 
 
@@ -74,7 +77,7 @@ def give_up(monkeypatch):
 def test_a_stopped_fork_server_is_replaced(give_up):
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
-        server = launch._servers[1]._process.pid
+        server = launch._servers["forkserver", 1]._process.pid
         os.kill(server, signal.SIGSTOP)
         for pid in sampler.worker_pids():
             os.kill(pid, signal.SIGKILL)
@@ -82,16 +85,16 @@ def test_a_stopped_fork_server_is_replaced(give_up):
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert 1 <= sampler.stats.restarts <= 2  # as many as there was work for
         assert gone_within([server], 2)
-        assert launch._servers[1]._process.pid != server
+        assert launch._servers["forkserver", 1]._process.pid != server
 
 
 def test_a_worker_that_the_fork_server_tells_of_too_late_is_nobody(give_up):
     """It must not read what is meant for the one that was started in its place."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1):
-        server = launch._servers[1]._process.pid
+        server = launch._servers["forkserver", 1]._process.pid
         give_up()
         with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
-            assert launch._servers[1]._process.pid != server
+            assert launch._servers["forkserver", 1]._process.pid != server
             assert calls(sampler, 3) == undisturbed(3)
     assert gone_within([server], 2)
 
@@ -100,8 +103,8 @@ def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
         pids = sampler.worker_pids()
-        os.kill(launch._servers[1]._process.pid, signal.SIGKILL)
-        assert gone_within([launch._servers[1]._process.pid], 2)
+        os.kill(launch._servers["forkserver", 1]._process.pid, signal.SIGKILL)
+        assert gone_within([launch._servers["forkserver", 1]._process.pid], 2)
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert sampler.worker_pids() == pids
         assert sampler.stats.restarts == 0
@@ -116,8 +119,8 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
 sampler.obtain_trajectories(2)
-print(launch._servers[1]._process.pid, *sampler.worker_pids())
-os.kill(launch._servers[1]._process.pid, signal.SIGSTOP)
+print(launch._servers["forkserver", 1]._process.pid, *sampler.worker_pids())
+os.kill(launch._servers["forkserver", 1]._process.pid, signal.SIGSTOP)
 """
 
 
@@ -167,24 +170,40 @@ def test_the_end_of_a_program_without_descriptors_of_processes(method):
     assert gone_within(list(map(int, done.stdout.split())), 0)
 
 
-def test_what_is_left_of_a_worker_while_a_debugger_holds_it(monkeypatch):
-    """Its end is told, and `waitpid` would wait for the debugger."""
-    held, real = [], os.waitpid
+def parent_of(pid):
+    """A worker's watchdog."""
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
-    def waitpid(pid, options):
-        if pid in held:
-            assert options == os.WNOHANG
-            return 0, 0
-        return real(pid, options)
 
-    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED, start_method="fork") as sampler:
+@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
+def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch, method):
+    """It may be the child of this process: then it is reaped when it goes on and ends."""
+    monkeypatch.setattr(worker_child, "_TOLD_SECONDS", 0.1)
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED, start_method=method) as sampler:
         assert calls(sampler) == undisturbed()
-        held += sampler.worker_pids()
-        monkeypatch.setattr(os, "waitpid", waitpid)
-    assert len(children._strays) == 2
-    held.clear()
+        watchdogs = [parent_of(pid) for pid in sampler.worker_pids()]
+        for pid in watchdogs:
+            os.kill(pid, signal.SIGSTOP)
+    assert len(children._strays) == (2 if method == "fork" else 0)
+    for pid in watchdogs:
+        os.kill(pid, signal.SIGCONT)
+    assert gone_within(watchdogs, 2)
     children.bury_strays()
     assert children._strays == []
+
+
+@pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
+def test_a_worker_whose_watchdog_is_killed_is_a_loss(method):
+    """What its environment starts would not be ended with it."""
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED, start_method=method) as sampler:
+        first = calls(sampler)
+        worker = sampler.worker_pids()[0]
+        os.kill(parent_of(worker), signal.SIGKILL)
+        assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
+        assert gone_within([worker], 2)
+        assert sampler.stats.restarts == 1
+        (incident,) = sampler._collector.crew.losses.incidents
+        assert incident.what == "lost its watchdog process, and was killed,"
 
 
 class WithChild(ScriptedEnv):
@@ -223,7 +242,7 @@ def test_children_of_workers_do_not_hold_up_the_end(method):
     with MultiprocessingSampler(ScriptedAgent(), WithChild, **options) as sampler:
         sampler.obtain_trajectories(2)
         begin = time.monotonic()
-    assert time.monotonic() - begin < processes.CLOSE_SECONDS + children.END_SECONDS / 2
+    assert time.monotonic() - begin < processes.STUCK_SECONDS + children.END_SECONDS / 2
 
 
 @pytest.mark.slow
@@ -239,11 +258,10 @@ def test_a_worker_without_descriptors_is_no_worker(method):
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_goes_on_is_listened_to_again(monkeypatch):
-    monkeypatch.setattr(launch, "_TOLD_SECONDS", 0.1)
-    monkeypatch.setattr(launch, "_TOLD_AGAIN_SECONDS", 5.0)
+def test_a_stopped_fork_server_tells_of_ends_all_the_same():
+    """The watchdogs do."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
-        engine, server, causes = sampler._collector.engine, launch._servers[1]._process, []
+        engine, server, causes = sampler._collector.engine, launch._servers["forkserver", 1]._process, []
         for stopped in (True, False, False):
             if stopped:
                 server.kill(signal.SIGSTOP)
@@ -252,7 +270,7 @@ def test_a_fork_server_that_goes_on_is_listened_to_again(monkeypatch):
             causes.append(died.exitcode)
             server.kill(signal.SIGCONT)
             engine.restart(0)
-    assert causes == [None, -signal.SIGKILL, -signal.SIGKILL]
+    assert causes == [-signal.SIGKILL] * 3
 
 
 FORKS_IN_ITS_LOOP = """

@@ -1,0 +1,169 @@
+"""What is left of a worker that has ended: the processes that its environment started, found and ended.
+
+A watchdog calls this (see `watchdog`), after its worker has ended and before it has reaped it: the worker's process id
+is then the number of the worker's process group and of nothing else.
+
+On Linux a watchdog adopts all that its worker has started as soon as the processes in between are gone, so that
+whatever is left is a descendant of it, in the worker's group or not. Elsewhere only the group can be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+__all__ = ["END_SECONDS", "TERM_SECONDS", "can_find_descendants", "end_descendants", "end_group"]
+
+TERM_SECONDS = 1.0
+"""How long what a worker leaves may take to end after SIGTERM, before it is killed."""
+
+END_SECONDS = 5.0
+"""How long a killed process may take to be gone. One that hangs in the kernel, by a file system perhaps that does not
+answer, is deaf even to SIGKILL until it comes back; nothing waits for it any longer than this."""
+
+_PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
+_LOOKS = 3  # without finding anything, where nothing tells whether there are children
+_FIRST_LOOK, _LONGEST_LOOK = 0.005, 0.1  # seconds, where nothing tells of the end of a group
+
+Wait = Callable[[float], None]
+"""Sleeps until a child of this process ends, for so many seconds at most."""
+
+
+def can_find_descendants() -> bool:
+    """Whether /proc is there, and that of this process's own namespace."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+def end_descendants(worker: int, wait: Wait) -> None:
+    """End all descendants of this process but a worker that has ended and was not reaped: SIGTERM, later SIGKILL.
+
+    Args:
+        worker: The worker, a child of this process. Its group is signalled too.
+        wait: Sleeps until a child of this process ends.
+    """
+    for number, seconds in _PHASES:
+        deadline = time.monotonic() + seconds
+        signalled: set[int] = set()
+        found_none = 0
+        while _has_other_children(worker) and found_none < _LOOKS:
+            rest = _descendants(worker)
+            if not rest:  # its parent has just ended, and it is found at the next look; or it was a dead one
+                found_none += 1
+                continue
+            if not signalled:
+                _signal_group(worker, number)
+            for pid, (_, group) in rest.items():
+                if pid not in signalled and (signalled or group != worker):
+                    _signal(pid, number, rest)
+            signalled |= rest.keys()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            wait(left)
+        else:
+            return
+
+
+def end_group(worker: int) -> None:
+    """End a group of processes by its number alone: SIGTERM, later SIGKILL.
+
+    Args:
+        worker: The worker that led it, reaped just now. As long as there is a process in the group, its number is not
+            given to another one.
+    """
+    for number, seconds in _PHASES:
+        deadline, look = time.monotonic() + seconds, _FIRST_LOOK
+        if not _signal_group(worker, number):
+            return
+        while _signal_group(worker, 0):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(look)  # these processes are not this one's children: nothing tells of their end
+            look = min(2 * look, _LONGEST_LOOK)
+        else:
+            return
+
+
+def _signal_group(leader: int, number: int) -> bool:
+    """Signal a process group; return whether there is one."""
+    if leader <= 1 or leader == os.getpgrp():  # never all processes, nor this one's own group
+        return False
+    try:
+        os.killpg(leader, number)
+        if number == signal.SIGTERM:
+            os.killpg(leader, signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
+    except OSError:  # none there; on macOS: none but zombies
+        return False
+    return True
+
+
+def _signal(pid: int, number: int, known: dict[int, tuple[int, int]]) -> None:
+    """Signal one process, unless its number is another one's by now."""
+    with contextlib.suppress(OSError):
+        if known[pid][0] == os.getpid() or not hasattr(os, "pidfd_open"):
+            os.kill(pid, number)  # a child of this process keeps its number until it is reaped
+            if number == signal.SIGTERM:
+                os.kill(pid, signal.SIGCONT)
+            return
+        fd = os.pidfd_open(pid)
+        try:
+            state = _stat(pid)
+            if state is not None and (state[1] in known or state[1] == os.getpid()):
+                signal.pidfd_send_signal(fd, number)
+                if number == signal.SIGTERM:
+                    signal.pidfd_send_signal(fd, signal.SIGCONT)
+        finally:
+            os.close(fd)
+
+
+def _has_other_children(worker: int) -> bool:
+    """Whether this process has other children than the worker, or nothing tells; reads one small file."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/{me}/task/{me}/children", "rb") as file:
+            return file.read().split() not in ([], [b"%d" % worker])
+    except OSError:
+        return True
+
+
+def _descendants(worker: int) -> dict[int, tuple[int, int]]:
+    """Return the living descendants of this process but the worker, each with its parent and its group.
+
+    Dead children of this process are reaped.
+    """
+    me = os.getpid()
+    children: dict[int, list[tuple[int, str, int]]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (stat := _stat(int(name))) is not None:
+            state, parent, group = stat
+            children.setdefault(parent, []).append((int(name), state, group))
+    found: dict[int, tuple[int, int]] = {}
+    parents = [me]
+    while parents:
+        parent = parents.pop()
+        for pid, state, group in children.get(parent, ()):
+            if pid == worker:
+                continue
+            if state not in ("Z", "X"):
+                found[pid] = parent, group
+                parents.append(pid)
+            elif parent == me:
+                with contextlib.suppress(OSError):
+                    os.waitpid(pid, os.WNOHANG)
+    return found
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """Return the kernel's letter for what a process is doing, its parent and its group; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0].decode(), int(fields[1]), int(fields[2])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,188 @@
+"""The sampler's ends of what it shares with one worker process, and what it hears through them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from streamsampler.engines.base import Answered, Event, Logged
+from streamsampler.engines.descriptors import close_fd
+from streamsampler.engines.messages import decode_answer, split_records
+from streamsampler.engines.shared_memory import ArenaReader, Region
+from streamsampler.engines.wire import GarbageError, MessageReader, is_from_copy, unframe
+from streamsampler.engines.worker_child import WorkerChild
+from streamsampler.failures import unreadable
+from streamsampler.protocol import Answer
+
+__all__ = ["CAME_BACK", "KnownSpaces", "Link", "await_ends", "never_block", "terminate"]
+
+_TERM_SECONDS = 0.25  # from SIGTERM to SIGKILL
+
+CAME_BACK = (
+    "called os.fork(), and the copy came back into the worker's own code: what is forked in an environment or an agent "
+    "must end by os._exit(), and was stopped"
+)
+
+
+class KnownSpaces:
+    """The spaces that workers told last: equal ones are one object for all workers.
+
+    Whether two are equal is a question to Gymnasium that takes long.
+    """
+
+    def __init__(self) -> None:
+        self._pickled = b""
+        self._spaces: Any = None
+
+    def new(self, link: Link, pickled: bytes | None) -> Any:
+        """Return the spaces that a worker tells of; None if it told of the same ones last."""
+        if pickled is None or pickled == link.spaces:
+            return None
+        if pickled != self._pickled:
+            self._spaces = pickle.loads(pickled)
+            self._pickled = pickled
+        link.spaces = self._pickled
+        return self._spaces
+
+
+@dataclass
+class Link:
+    """The sampler's ends of what it shares with one worker.
+
+    Attributes:
+        child: The process.
+        commands_fd: Where messages to it are written.
+        answers_fd: Where its answers are read; never blocking.
+        alive_fd: The worker ends when this closes.
+        arena_fd: The arena that it writes.
+        arena: The reading end of it.
+        answers: Reads messages.
+        released: Regions of the arena that are free again, which it is still to be told.
+        spaces: The spaces that it told last, pickled.
+        ended: Whether it is dead, or as good as that: nothing is sent to it or heard of it.
+        unlinked: Whether everything of it is closed.
+    """
+
+    child: WorkerChild
+    commands_fd: int
+    answers_fd: int
+    alive_fd: int
+    arena_fd: int
+    arena: ArenaReader
+    answers: MessageReader
+    released: list[Region] = field(default_factory=list)
+    spaces: bytes = b""
+    ended: bool = False
+    unlinked: bool = False
+
+    def register(self, selector: selectors.BaseSelector, worker: int) -> None:
+        """Let a selector tell of answers, as `(worker, False)`, and of the end, as `(worker, True)`."""
+        selector.register(self.answers_fd, selectors.EVENT_READ, (worker, False))
+        for fd in self.child.filenos():
+            selector.register(fd, selectors.EVENT_READ, (worker, True))
+
+    def unregister(self, selector: selectors.BaseSelector) -> None:
+        """Undo what `register` did, if it was."""
+        for fd in (self.answers_fd, *self.child.filenos()):
+            if fd in selector.get_map():
+                selector.unregister(fd)
+
+    def hear(self, worker: int, wanted: int, known_spaces: KnownSpaces) -> list[Event] | None:
+        """Return what the worker said; None if it closed its end.
+
+        Args:
+            worker: Its number.
+            wanted: The oldest agent version whose contents are looked at.
+            known_spaces: Those of all workers.
+
+        Raises:
+            GarbageError: What came is no answer, and nothing that comes later can be trusted.
+        """
+        messages = self.answers.read()
+        if messages is None:
+            return None
+        events: list[Event] = []
+        for message in messages:
+            records, answer, buffers, regions = self._decoded(message)
+            if records:
+                events.append(Logged(worker, records))
+            if answer is None:
+                self.released.extend(regions)
+            else:
+                events.append(self._answered(worker, answer, buffers, regions, wanted, known_spaces))
+        return events
+
+    def _decoded(self, message: bytes) -> tuple[bytes, Answer | None, list[memoryview], list[Region]]:
+        if is_from_copy(message):
+            raise GarbageError(CAME_BACK)
+        try:
+            head, buffers, regions = unframe(message, self.arena.view)
+            records, head = split_records(head)
+            return records, decode_answer(head) if head else None, buffers, regions
+        except (OSError, MemoryError):  # this process lacks something
+            raise
+        except Exception as error:
+            raise GarbageError(f"sent what is no answer ({type(error).__name__}: {error})") from error
+
+    def _answered(
+        self,
+        worker: int,
+        answer: Answer,
+        buffers: list[memoryview],
+        regions: list[Region],
+        wanted: int,
+        known_spaces: KnownSpaces,
+    ) -> Answered:
+        contents: Any = None
+        # What no call wants any more is not even looked at.
+        if buffers and answer.ticket is not None and answer.ticket.version >= wanted:
+            try:
+                rollouts, spaces = pickle.loads(buffers[0], buffers=buffers[1:])
+                contents = rollouts, known_spaces.new(self, spaces)
+            except Exception as error:
+                answer = unreadable(answer, error)
+        if not regions:
+            return Answered(worker, answer, contents)
+        if contents is None:
+            self.released.extend(regions)
+            return Answered(worker, answer)
+        return Answered(worker, answer, contents, partial(self.released.extend, regions))
+
+    def close(self, timeout: float) -> None:
+        """Kill the worker if need be and close everything of it; may be repeated after an interrupt."""
+        self.child.discard(timeout)
+        self.arena.close()
+        for fd in (self.commands_fd, self.answers_fd, self.alive_fd, self.arena_fd):
+            close_fd(fd)
+        self.unlinked = True
+
+
+def never_block(*fds: int) -> None:
+    """Let reads and writes at these descriptors raise `BlockingIOError` instead of waiting."""
+    for fd in fds:
+        os.set_blocking(fd, False)
+
+
+def await_ends(links: Iterable[Link], deadline: float) -> None:
+    """Wait for workers' ends without reading what they say. The protocol leaves room for what they send until then."""
+    for link in links:
+        if not link.ended and link.child.ended(deadline - time.monotonic()):
+            link.ended = True
+
+
+def terminate(links: Iterable[Link]) -> None:
+    """Send SIGTERM to the workers that have not ended, and soon SIGKILL."""
+    late = [link for link in links if not link.ended]
+    for link in late:
+        link.child.kill(signal.SIGTERM)
+    deadline = time.monotonic() + _TERM_SECONDS
+    for link in late:
+        link.child.ended(deadline - time.monotonic())
+        link.child.kill()

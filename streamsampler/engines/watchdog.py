@@ -1,0 +1,185 @@
+"""The watchdog of a worker: a small process that is its parent, and ends what the worker leaves.
+
+::
+
+    sampler's process ─── fork server ─┬─ watchdog ─── worker 0 ─── what its environment started
+            ▲                          └─ watchdog ─── worker 1 ─── …
+            └── one pipe a worker: its process id, and its exit code when nothing of it is left
+
+An environment may start processes: a simulator, a browser. They are to end with their worker, whatever ended that. So
+each worker leads a process group, and its parent does nothing but wait for it. When the worker has ended, the watchdog
+sends SIGTERM to whatever is left of the group, a second later SIGKILL, then tells the sampler, and ends. It does so
+before it reaps the worker, so that the group's number cannot be another one's.
+
+On Linux the watchdog is a child subreaper: a process of the worker's that left the group, or became a daemon, is
+adopted by it, and ended as well. Because of that there is one watchdog for each worker, and not one for all: nothing
+would tell whose an adopted process is, and one of a worker that lives must not be ended.
+
+When the sampler's process is gone, the kernel kills the worker, or, where it cannot, the watchdog does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+from streamsampler.engines.child import (
+    STATUS,
+    close_all_but,
+    end_with_parent,
+    own_group,
+    run_as_child,
+)
+from streamsampler.engines.leftovers import can_find_descendants, end_descendants, end_group
+
+__all__ = ["prepare_watchdogs", "watch_over"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+_IGNORED = {
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+}
+"""A watchdog outlives its worker, and nothing else: whoever ends the whole job by these ends the worker, too."""
+
+
+def prepare_watchdogs() -> None:
+    """Import what a watchdog needs, in the process that is going to fork it."""
+    if sys.platform == "linux":
+        import ctypes  # noqa: F401
+
+
+def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: int) -> None:
+    """Fork worker `number`, and return when nothing of it is left; in a process that does nothing else.
+
+    Args:
+        number: The worker number.
+        run: What the worker does.
+        parent_fd: The pipe whose other end only the sampler's process holds.
+        status_fd: Where the worker's process id and its exit code are written.
+    """
+    own_group()
+    adopts = _become_subreaper() and can_find_descendants() and hasattr(os, "waitid")
+    wake_read, wake_write = os.pipe()
+    for fd in (wake_read, wake_write):
+        os.set_blocking(fd, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    try:
+        worker = os.fork()
+    except OSError as error:
+        _tell(status_fd, -(error.errno or 1))
+        return
+    if worker == 0:
+
+        def begin() -> None:
+            own_group()
+            end_with_parent(parent_fd)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (wake_read, wake_write, status_fd):
+                os.close(fd)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            run()
+
+        run_as_child(begin)
+    own_group(worker)
+    _Watchdog(worker, parent_fd, status_fd, wake_read, adopts=adopts).begin(number, blocked, wake_write)
+
+
+class _Watchdog:
+    def __init__(self, worker: int, parent_fd: int, status_fd: int, wake_fd: int, *, adopts: bool) -> None:
+        self._worker = worker
+        self._parent_fd = parent_fd
+        self._status_fd = status_fd
+        self._wake_fd = wake_fd
+        self._adopts = adopts
+        self._poller = select.poll()
+        self._poller.register(parent_fd, select.POLLIN)  # nothing is ever written there
+        self._poller.register(wake_fd, select.POLLIN)
+
+    def begin(self, number: int, blocked: set[int], wake_write: int) -> None:
+        for ignored in _IGNORED:
+            signal.signal(ignored, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked - _IGNORED)
+        _tell(self._status_fd, self._worker)
+        _hold_nothing({self._parent_fd, self._status_fd, self._wake_fd, wake_write})
+        _call_it(f"streamsampler: watchdog of worker {number}")
+        exitcode = self._await_end()
+        if self._adopts:
+            end_descendants(self._worker, self._wait)
+            _tell(self._status_fd, exitcode)
+            os.waitpid(self._worker, 0)
+        else:
+            end_group(self._worker)
+            _tell(self._status_fd, exitcode)
+
+    def _await_end(self) -> int:
+        while (exitcode := self._exitcode()) is None:
+            for fd, _ in self._poller.poll():
+                if fd == self._wake_fd:
+                    self._drain()
+                else:  # the sampler's process is gone
+                    self._poller.unregister(fd)
+                    os.kill(self._worker, signal.SIGKILL)
+        return exitcode
+
+    def _exitcode(self) -> int | None:
+        """Return the worker's exit code, None while it lives; where something may be adopted, it is not reaped."""
+        if not self._adopts:
+            ended, status = os.waitpid(self._worker, os.WNOHANG)
+            return os.waitstatus_to_exitcode(status) if ended else None
+        while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if end.si_pid == self._worker:
+                return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            os.waitpid(end.si_pid, os.WNOHANG)  # a daemon of the worker's, which was adopted
+        return None
+
+    def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(KeyError):
+            self._poller.unregister(self._parent_fd)
+        if self._poller.poll(1000 * seconds):
+            self._drain()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_fd, 4096):
+                pass
+
+
+def _become_subreaper() -> bool:
+    """Let orphans among this process's descendants become its children; return whether the system can do that."""
+    if sys.platform != "linux":
+        return False
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return False
+    return bool(prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def _hold_nothing(kept: set[int]) -> None:
+    """Close all descriptors but `kept`: a pipe that this process held open would have no end for its reader."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    close_all_but(kept)
+
+
+def _call_it(title: str) -> None:
+    if sys.platform == "linux":  # elsewhere that may call libraries which do not survive a fork
+        import setproctitle
+
+        setproctitle.setproctitle(title)
+
+
+def _tell(fd: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the sampler's process is gone
+        os.write(fd, STATUS.pack(number))

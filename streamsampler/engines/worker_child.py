@@ -1,0 +1,141 @@
+"""A worker process as the sampler's process sees it: a child of its watchdog."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+
+from streamsampler.engines.child import STATUS
+from streamsampler.engines.children import forget_or_reap, open_pidfd
+from streamsampler.engines.descriptors import close_fd, readable_within
+from streamsampler.errors import SamplerError
+
+__all__ = ["WatchdogLostError", "WorkerChild"]
+
+_ANSWER_SECONDS = 120.0  # for a fork server's answer to its first request, too: after its imports
+_TOLD_SECONDS = 2.0  # from a worker's end until its watchdog tells of it: it has ended what was left of the worker then
+_GONE_SECONDS = 0.25  # from then until the watchdog is gone and reaped
+_SIGNAL_GROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
+
+
+class WatchdogLostError(SamplerError):
+    """A worker's watchdog, or the server that was to start it, was killed or stopped."""
+
+
+class WorkerChild:
+    """A running worker process.
+
+    Its end is told by the kernel where that is possible, else by its watchdog.
+
+    Args:
+        status_fd: Tells its process id, which is waited for, and at the end its exit code. Owned by the child from here
+            on, unless this raises.
+        watchdog: The watchdog's process id, if it is a child of this process.
+
+    Attributes:
+        pid: Its process id.
+
+    Raises:
+        OSError: It could not be started.
+        WatchdogLostError: There is no knowing whether it was.
+    """
+
+    def __init__(self, status_fd: int, watchdog: int | None = None) -> None:
+        answered = readable_within(status_fd, _ANSWER_SECONDS)
+        said = os.read(status_fd, STATUS.size) if answered else b""
+        if len(said) < STATUS.size:
+            raise WatchdogLostError("it ended" if answered else f"it did not answer within {_ANSWER_SECONDS:g} s")
+        (self.pid,) = STATUS.unpack(said)
+        if self.pid < 0:
+            raise OSError(-self.pid, os.strerror(-self.pid))
+        self._fd = status_fd
+        self._watchdog = watchdog
+        self._pidfd = open_pidfd(self.pid)
+        # It may be gone already, and its number somebody else's: the watchdog has said so then.
+        if self._pidfd is not None and readable_within(status_fd, 0):
+            close_fd(self._pidfd)
+            self._pidfd = None
+        self._exitcode: int | None = None
+        self._waited = self._given_up = self._closed = False
+
+    def filenos(self) -> set[int]:
+        """Return the descriptors of which one becomes readable when the process ends, or its watchdog does."""
+        return {self._fd} if self._pidfd is None else {self._fd, self._pidfd}
+
+    def ended(self, timeout: float) -> bool:
+        """Whether the process ends within `timeout` seconds."""
+        return readable_within(self._fd if self._pidfd is None else self._pidfd, timeout)
+
+    def unwatched(self) -> bool:
+        """Whether the watchdog is gone, or has told of the end."""
+        return readable_within(self._fd, 0)
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the end, and return the exit code: negative for a signal, None if nothing tells.
+
+        Args:
+            timeout: Seconds. A process that has not ended by then is given up, and not waited for again.
+        """
+        if not self._waited and not self._given_up:
+            self._exitcode, self._waited = self._end(timeout)
+            self._given_up = not self._waited
+        return self._exitcode
+
+    def _end(self, timeout: float) -> tuple[int | None, bool]:
+        """Wait for the end; return the exit code, and whether the process is known to have ended."""
+        deadline = time.monotonic() + timeout
+        ended = self.ended(timeout)
+        patience = min(_TOLD_SECONDS, max(0.0, deadline - time.monotonic())) if ended else 0.0
+        if not readable_within(self._fd, patience):
+            return None, ended  # the watchdog is stopped
+        told = os.read(self._fd, STATUS.size)
+        if len(told) < STATUS.size:
+            return None, ended and self._pidfd is not None  # the watchdog's end, which is not the worker's
+        # What follows is the end of the pipe, when the watchdog is gone.
+        if readable_within(self._fd, _GONE_SECONDS) and self._watchdog is not None:
+            forget_or_reap(self._watchdog, ended=True)
+            self._watchdog = None
+        return STATUS.unpack(told)[0], True
+
+    def kill(self, signal_number: int = signal.SIGKILL) -> None:
+        """Send a signal; nothing happens if the process is gone, or was waited for or given up and closed."""
+        # Once waited for, the number may be somebody else's; once closed, the descriptor may.
+        if self._waited or self._closed:
+            return
+        try:
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal_number)
+            elif not self.unwatched():  # or its number may be somebody else's
+                os.kill(self.pid, signal_number)
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.EBADF):  # gone, or closed by another thread just now
+                raise
+
+    def kill_all(self) -> None:
+        """Kill the worker; its process group, too, if no watchdog does that, as far as the system can.
+
+        The group by the descriptor alone: its number may be another one's when nothing holds it.
+        """
+        if self._pidfd is not None and not self._waited and self.unwatched():
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL, None, _SIGNAL_GROUP)
+        self.kill()
+
+    def discard(self, timeout: float) -> None:
+        """Let nothing be left of it; if it hangs in the kernel, nothing but that. May be repeated."""
+        self.kill()
+        self.wait(timeout)
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors; a watchdog that has not ended yet is remembered, see `bury_strays`."""
+        self._closed = True
+        if self._watchdog is not None:
+            forget_or_reap(self._watchdog, ended=False)
+            self._watchdog = None
+        close_fd(self._fd)
+        if self._pidfd is not None:
+            close_fd(self._pidfd)

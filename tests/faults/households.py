@@ -1,0 +1,220 @@
+"""Environments that start processes of their own, and programs with them that end in every way there is.
+
+A module of its own, with next to no imports, because each new worker imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from streamsampler.testing import ScriptedEnv
+
+_FOREVER = ("sleep", "1000")
+_DEAF = ("sh", "-c", 'trap "" TERM; exec sleep 1000')
+_DAEMON = ("sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 & echo $!")
+
+
+def in_group() -> int:
+    """Start a process in the worker's own group."""
+    return subprocess.Popen(_FOREVER).pid
+
+
+def in_session() -> int:
+    """Start a process in a session of its own, as simulators and browsers are."""
+    return subprocess.Popen(_FOREVER, start_new_session=True).pid
+
+
+def deaf() -> int:
+    """Start a process that ignores SIGTERM."""
+    return subprocess.Popen(_DEAF, start_new_session=True).pid
+
+
+def stopped() -> int:
+    """Start a process and stop it."""
+    pid = in_group()
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def daemon() -> int:
+    """Start a daemon: in a session of its own, and its parent is gone."""
+    return int(subprocess.run(_DAEMON, capture_output=True, check=True).stdout)
+
+
+def forked() -> int:
+    """Fork a process, without running a program."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        signal.pause()
+        os._exit(0)
+    return pid
+
+
+KINDS: dict[str, Callable[[], int]] = {
+    function.__name__: function for function in (in_group, in_session, deaf, stopped, daemon, forked)
+}
+
+
+class Household(ScriptedEnv):
+    """An environment that starts processes, and does not end them.
+
+    Args:
+        folder: Each environment has a file in it, named by its process: the processes that it started, and what became
+            of it. The latter is written to the pipe `bell`, too.
+        kinds: Which kinds of processes.
+        length: Timesteps of a trajectory.
+        closing: Seconds that `close` takes.
+        hangs: Whether the first environment of all hangs in its second timestep.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        kinds: str = ",".join(KINDS),
+        length: int = 5,
+        closing: float = 0.0,
+        hangs: bool = False,
+        seconds: float = 0.0,
+    ) -> None:
+        super().__init__(length, seconds=seconds)
+        self._file = Path(folder, str(os.getpid()))
+        self._closing, self._hangs, self._first = closing, hangs, False
+        if hangs:
+            try:
+                Path(folder, "first").touch(exist_ok=False)
+                self._first = True
+            except FileExistsError:
+                pass
+        self._steps = 0
+        self._note(*(KINDS[kind]() for kind in kinds.split(",") if kind))
+        self._ring("made")
+
+    def _note(self, *words: object) -> None:
+        with self._file.open("a") as file:
+            file.write("".join(f"{word}\n" for word in words))
+
+    def _ring(self, word: str) -> None:
+        self._note(word)
+        with self._file.with_name("bell").open("w") as bell:
+            bell.write(f"{word}\n")
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._first and self._steps == 2:
+            time.sleep(1000)
+        return super().step(action)
+
+    def close(self) -> None:
+        self._ring("closing")
+        time.sleep(self._closing)
+        self._ring("closed")
+        super().close()
+
+
+gymnasium.register("Household-v0", Household)
+
+
+def notes(folder: Path) -> dict[int, list[str]]:
+    """Return what the environments of each process wrote."""
+    return {int(path.name): path.read_text().split() for path in folder.iterdir() if path.name.isdigit()}
+
+
+def processes(folder: Path) -> list[int]:
+    """Return the processes that environments started."""
+    return [int(word) for words in notes(folder).values() for word in words if word.isdigit()]
+
+
+def n_closed(folder: Path) -> int:
+    """Return how many environments were closed, to the end."""
+    return sum(words.count("closed") for words in notes(folder).values())
+
+
+# ---------------------------------------------------------------------- a user's program
+
+
+def program(folder: str, method: str, end: str, closing: float) -> None:
+    """Sample, and end as `end` says; for ends from outside, sample until they come."""
+    from functools import partial
+
+    from streamsampler import MultiprocessingSampler
+    from streamsampler.testing import ScriptedAgent
+
+    outside = end not in ("return", "exception", "worker", "hang")
+    length, seconds = (10**9, 0.001) if outside else (5, 0.0)
+    envs = partial(Household, folder, length=length, seconds=seconds, closing=closing, hangs=end == "hang")
+    # One worker: of two, the other one might not wait for the one that is lost.
+    n_workers, timeout = (1 if end in ("worker", "hang") else 2), (0.5 if end == "hang" else None)
+    options: Any = {"n_workers": n_workers, "seed": 1, "start_method": method, "step_timeout": timeout}
+    with MultiprocessingSampler(ScriptedAgent(), envs, **options) as sampler:
+        if end == "worker":
+            sampler.obtain_trajectories(8)
+            os.kill(sampler.worker_pids()[0], signal.SIGKILL)
+        sampler.obtain_trajectories(8)
+        if end in ("worker", "hang"):
+            assert sampler.stats.restarts == 1
+        if end == "exception":
+            raise ValueError("the user's own")
+
+
+class Run:
+    """A program with environments that start processes, in a process of its own.
+
+    Args:
+        folder: An empty folder.
+        command: What runs, with `{folder}` in its place.
+    """
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self.folder = folder
+        os.mkfifo(folder / "bell")
+        self._bell = open(os.open(folder / "bell", os.O_RDWR))  # noqa: SIM115 - read by lines, until `close`
+        self.process = subprocess.Popen(
+            [word.replace("{folder}", str(folder)) for word in command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+
+    @classmethod
+    def of_library(cls, folder: Path, method: str, end: str, closing: float) -> Run:
+        """Run `program`."""
+        code = f"from tests.faults.households import program; program({str(folder)!r}, {method!r}, {end!r}, {closing})"
+        return cls(folder, [sys.executable, "-c", code])
+
+    @classmethod
+    def of_command(cls, folder: Path, method: str, closing: float) -> Run:
+        """Run the command line, for ever."""
+        options = ["--import", "tests.faults.households", "--num-trajectories", "8", "--workers", "2", "--quiet"]
+        kwargs = {"folder": "{folder}", "length": 10**9, "seconds": 0.001, "closing": closing}
+        options += [word for key, value in kwargs.items() for word in ("--env-kwarg", f"{key}={value}")]
+        start = [sys.executable, "-m", "streamsampler", "sample", "Household-v0", "--start-method", method]
+        return cls(folder, [*start, *options])
+
+    def hear(self, word: str, times: int) -> None:
+        """Wait until environments have said a word so many times."""
+        while times:
+            times -= self._bell.readline() == f"{word}\n"
+
+    def wait(self) -> int:
+        """Wait for the program's end; return its exit code."""
+        return self.process.wait(60)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._bell.close()
