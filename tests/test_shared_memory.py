@@ -167,8 +167,8 @@ def test_messages_through_a_pipe():
     send(write_end, b"z")
     assert reader.read() == [b"z"]
     os.close(write_end)
-    assert reader.read() == []
-    assert reader.read() == []
+    assert reader.read() is None
+    assert reader.read() is None
     os.close(read_end)
 
 
@@ -198,7 +198,7 @@ def test_a_message_cut_short_by_its_writers_end_is_no_message():
     os.close(write_end)
     reader = MessageReader(read_end)
     assert reader.read() == [b"whole"]
-    assert reader.read() == []
+    assert reader.read() is None
     os.close(read_end)
 
 
