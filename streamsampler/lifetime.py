@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -290,7 +291,10 @@ def _end(collector: Collector, lock: Lock) -> list[Answered | Logged]:
 
 
 def _end_quietly(collector: Collector, lock: Lock, owner: int) -> None:
-    if os.getpid() == owner:
+    if os.getpid() != owner:
+        return
+    # A second Ctrl-C has killed the workers then; at the end of the program nothing would catch it.
+    with contextlib.suppress(KeyboardInterrupt):
         for said in _end(collector, lock):
             if isinstance(said, Logged):
                 handle_records(said.worker, said.records)

@@ -224,7 +224,7 @@ def test_samplers_with_other_numbers_side_by_side(threads, clean):
             batch = stack.enter_context(sampler).obtain_trajectories(1)
             assert (batch.agent_infos["threads"] == number).all()
             assert (batch.agent_infos["variables"] == number).all()
-        assert {1, 2} <= launch._servers.keys()
+        assert {("forkserver", 1), ("forkserver", 2)} <= launch._servers.keys()
 
 
 def test_interpreters_are_started_with_the_variables(clean):
@@ -242,4 +242,4 @@ def test_interpreters_are_started_with_the_variables(clean):
         with pytest.raises(Started):
             launch.launch(method, worker_process.main, 0, [], threads=97)
     assert [[environ[name] for name in VARIABLES] for environ in environs] == 2 * [["97"] * len(VARIABLES)]
-    assert 97 not in launch._servers
+    assert not {("forkserver", 97), ("spawn", 97)} & launch._servers.keys()

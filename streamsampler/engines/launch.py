@@ -63,7 +63,7 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], thr
             with contextlib.ExitStack() as command:
                 fd = _command_file(main, threads)
                 command.callback(os.close, fd)
-                return _server("spawn", main, None).launch(number, [*fds, fd])
+                return _server("spawn", main, threads).launch(number, [*fds, fd])
         case "forkserver":
             return _server("forkserver", main, threads).launch(number, fds)
 
