@@ -7,6 +7,8 @@
     request.py      what was asked for, and what came of it
     sampling.py     one run: from the one to the other
     sharding.py     a run that writes shards, and can be gone on with
+    inspection.py   what a file or a folder holds
+    models.py       agents from files
     arguments.py    kinds of option values
     outfile.py      the file or folder to write, checked before anything is sampled
     tally.py        returns and lengths, added up

@@ -20,7 +20,7 @@ from streamsampler.cli.streams import write_errors_told
 from streamsampler.engines.start_methods import START_METHODS
 from streamsampler.version import __version__
 
-__all__ = ["cli", "main", "sample"]
+__all__ = ["cli", "info", "main", "sample"]
 
 _AMOUNTS = {
     "num_samples": "--num-samples",
@@ -179,6 +179,25 @@ def sample(
     from streamsampler.cli.execution import execute
 
     execute(ctx, kind, number, imports, {"env_id": env_id, **options}, as_json=as_json, quiet=quiet)
+
+
+@cli.command(short_help="Say what is in a file or a folder.")
+@click.argument("path", metavar="FILE|FOLDER")
+@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@click.option("--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
+@click.pass_context
+def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
+    """Say what is in a file or a folder that was sampled.
+
+    That is its environment, agent, trajectories, timesteps, returns, spaces, seed and version, and of a folder which
+    shards are damaged or missing. Exit code 1 if anything is.
+    """
+    found = next((candidate for candidate in (Path(path), Path(f"{path}.npz")) if candidate.exists()), None)
+    if found is None:
+        raise click.BadParameter(f"there is no file or folder {path!r}", param_hint="FILE|FOLDER")
+    from streamsampler.cli.inspection import inspect
+
+    ctx.exit(inspect(found, as_json=as_json, quick=quick))
 
 
 def _amount(options: dict[str, Any]) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import click
 from gymnasium.envs import registration
 
 from streamsampler.cli.streams import tell
-from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, UsageError
+from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, StorageError, UsageError
 
 __all__ = ["Failure", "UsageFailure", "traceback_of", "translated", "without_own_frames"]
 
@@ -90,7 +90,9 @@ def translated() -> Iterator[None]:
     except ProtocolError:
         raise  # a bug in this package: its traceback is wanted
     except SamplerError as error:
-        failure = Failure(_as_options(str(error)), details=traceback_of(error.__cause__))
+        # A damaged file is no code of the user's: where reading it failed tells nothing.
+        details = "" if isinstance(error, StorageError) else traceback_of(error.__cause__)
+        failure = Failure(_as_options(str(error)), details=details)
         for note in getattr(error, "__notes__", ()):
             failure.add_note(note)
         raise failure from None

@@ -9,7 +9,7 @@ from streamsampler.cli.request import Outcome, Request
 from streamsampler.version import __version__
 from streamsampler.words import count, duration
 
-__all__ = ["as_json", "as_line", "as_text"]
+__all__ = ["as_json", "as_line", "as_text", "spread_text"]
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
 _REPLACEMENTS = ("restarts", "hangs", "replaced")
@@ -63,8 +63,8 @@ def as_text(request: Request, outcome: Outcome) -> str:
         "agent": request.agent,
         "trajectories": f"{facts['trajectories']:,}",
         "timesteps": f"{facts['timesteps']:,}",
-        "return": _spread_text(facts["return"], facts["trajectories"]),
-        "length": _spread_text(facts["length"], facts["trajectories"]),
+        "return": spread_text(facts["return"], facts["trajectories"]),
+        "length": spread_text(facts["length"], facts["trajectories"]),
         "wall time": _wall_time(outcome),
         "workers": f"{outcome.n_workers:,}",
         "seed": str(outcome.seed),
@@ -127,7 +127,8 @@ def _written(request: Request, outcome: Outcome) -> str:
     return "nothing: no trajectory was finished" if request.out is not None else ""
 
 
-def _spread_text(spread: dict[str, float | None], n_values: int) -> str:
+def spread_text(spread: dict[str, float | None], n_values: int) -> str:
+    """Return a mean with its standard error, the least and the greatest, as people read them."""
     mean, error = spread["mean"], spread.get("standard_error")
     if n_values == 0:
         return "none"

@@ -1,0 +1,276 @@
+"""What a file or a folder holds, and what of it is damaged: `streamsampler info`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamsampler import storage
+from streamsampler.cli.failures import translated
+from streamsampler.cli.streams import print_result, tell
+from streamsampler.cli.summary import spread_text
+from streamsampler.cli.tally import Tally
+from streamsampler.errors import DamagedShardError, StorageError
+from streamsampler.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name
+from streamsampler.shard_files import read_shard, unlisted_shard, verify_shard
+from streamsampler.space_encoding import decode_space
+from streamsampler.words import count
+
+__all__ = ["inspect"]
+
+_ARRAYS = ("lengths", "indices", "rewards", "terminated", "truncated", "agent_versions")
+_SHOWN_SEEDS = 3
+_SHOWN_DAMAGE = 10
+_TOLD_BY_THEMSELVES = ("environment", "agent", "library")
+
+
+def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
+    """Print what is in a file or a folder.
+
+    Args:
+        path: The file or the folder.
+        as_json: Print it as one JSON object.
+        quick: Look at sizes, lengths, rewards and headers only, and not at every byte.
+
+    Returns:
+        The exit code: 1 if a shard is damaged.
+
+    Raises:
+        Failure: The file, or the folder's manifest, is damaged, or is none.
+    """
+    with translated():
+        contents = _of_folder(path, quick=quick) if path.is_dir() else _of_file(path, quick=quick)
+    print_result(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text())
+    if contents.damaged:
+        tell(f"Error: {count(len(contents.damaged), 'shard')} of {path} cannot be read; --repair samples them again")
+    return 1 if contents.damaged else 0
+
+
+@dataclass
+class _Contents:
+    """What was found.
+
+    Attributes:
+        path: Where.
+        header: Of the file, or of the first shard that can be read; without spaces where there is none.
+        manifest: The folder's; None of a file.
+        n_shards: How many shards there are, or should be.
+        tally: Of all trajectories that can be read.
+        terminated: How many trajectories were terminated.
+        truncated: How many were truncated.
+        indices: The first and the last index.
+        agent_versions: The first and the last version.
+        n_bytes: The files' sizes together.
+        damaged: Shards that cannot be read, and why.
+    """
+
+    path: Path
+    header: dict[str, Any]
+    manifest: Manifest | None = None
+    n_shards: int = 0
+    tally: Tally = field(default_factory=Tally)
+    terminated: int = 0
+    truncated: int = 0
+    indices: list[int] = field(default_factory=list)
+    agent_versions: list[int] = field(default_factory=list)
+    n_bytes: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+
+    def add(self, arrays: Mapping[str, Any]) -> None:
+        """Add the trajectories of a file.
+
+        Raises:
+            StorageError: The arrays do not fit each other.
+        """
+        lengths, rewards = arrays["lengths"], arrays["rewards"]
+        if (
+            lengths.ndim != 1
+            or lengths.dtype != np.int64
+            or lengths.min(initial=1) < 1
+            or lengths.sum() != len(rewards)
+        ):
+            raise StorageError(f"{self.path} is damaged: its lengths and its rewards do not fit together")
+        returns = np.add.reduceat(rewards, np.cumsum(lengths) - lengths) if len(lengths) else np.zeros(0)
+        self.tally += Tally.of(lengths, returns)
+        self.terminated += int(arrays["terminated"].sum())
+        self.truncated += int(arrays["truncated"].sum())
+        for name in ("indices", "agent_versions"):
+            if len(values := arrays[name]):
+                known = getattr(self, name)
+                setattr(self, name, [min([*known, int(values.min())]), max([*known, int(values.max())])])
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for programs; what is unknown is None."""
+        manifest, header = self.manifest, self.header
+        of_folder: dict[str, Any] = {}
+        if manifest is not None:
+            of_folder = {
+                "complete": manifest.complete,
+                "wanted": dict(manifest.wanted),
+                "shard_size": manifest.shard_size,
+                "shards": self.n_shards,
+                "damaged": [{"shard": name, "error": reason} for name, reason in self.damaged.items()],
+            }
+        return {
+            "path": str(self.path),
+            "kind": "file" if manifest is None else "folder",
+            **of_folder,
+            "trajectories": self.tally.trajectories,
+            "timesteps": self.tally.timesteps,
+            "return": {**self.tally.returns.facts(), "standard_error": self.tally.returns.standard_error},
+            "length": self.tally.lengths.facts(),
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "observation_space": self._space("observation_space"),
+            "action_space": self._space("action_space"),
+            "seed": header["seed"],
+            "first_seeds": header.get("seeds", [])[:_SHOWN_SEEDS],
+            "indices": self.indices or None,
+            "agent_versions": self.agent_versions or None,
+            "provenance": _finite(header["provenance"]),
+            "package_version": header["package_version"],
+            "format_version": header["format_version"],
+            "bytes": self.n_bytes,
+        }
+
+    def _space(self, name: str) -> str | None:
+        spaces = self.header.get("spaces")
+        return None if spaces is None else " ".join(str(decode_space(spaces[name])).split())
+
+    def text(self) -> str:
+        """Return it for people."""
+        facts, provenance = self.facts(), self.header["provenance"]
+        options = {name: value for name, value in provenance.items() if name not in _TOLD_BY_THEMSELVES}
+        rows = {
+            facts["kind"]: f"{self.path} ({self.n_bytes:,} bytes)",
+            **self._folder_rows(),
+            "environment": str(provenance.get("environment") or ""),
+            "agent": str(provenance.get("agent") or ""),
+            "trajectories": f"{self.tally.trajectories:,}" + _range(self.indices, ", index {}", ", indices {} to {}"),
+            "timesteps": f"{self.tally.timesteps:,}",
+            "return": spread_text(facts["return"], self.tally.trajectories),
+            "length": spread_text(facts["length"], self.tally.trajectories),
+            "ended": f"{self.terminated:,} terminated, {self.truncated:,} truncated",
+            "observations": facts["observation_space"] or "",
+            "actions": facts["action_space"] or "",
+            "seed": "none" if facts["seed"] is None else str(facts["seed"]),
+            "reset by": self._seeds(facts["first_seeds"]),
+            "agent version": _range(self.agent_versions, "{}", "{} to {}"),
+            "options": ", ".join(f"{name}={value!r:.60}" for name, value in options.items()),
+            "written by": f"streamsampler {facts['package_version']}, format {facts['format_version']}",
+            **self._damage_rows(),
+        }
+        width = max(len(name) for name, value in rows.items() if value)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
+
+    def _seeds(self, first: list[int]) -> str:
+        return ", ".join([*map(str, first), *(["…"] if self.tally.trajectories > len(first) else [])])
+
+    def _folder_rows(self) -> dict[str, str]:
+        if self.manifest is None:
+            return {}
+        wanted = " ".join(f"{number:,} {unit}" for unit, number in self.manifest.wanted.items())
+        state = "complete" if self.manifest.complete else "incomplete"
+        return {"shards": f"{self.n_shards:,}, {state}: {wanted} were wanted"}
+
+    def _damage_rows(self) -> dict[str, str]:
+        if self.manifest is None:
+            return {}
+        lines = list(self.damaged.values())[:_SHOWN_DAMAGE]
+        more = [f"and {len(self.damaged) - len(lines):,} more"] if len(self.damaged) > len(lines) else []
+        return {"damaged": "\n               ".join([*lines, *more]) or "no shard"}
+
+
+def _of_file(path: Path, *, quick: bool) -> _Contents:
+    if not quick:
+        storage.verify(path)
+    arrays, header = storage.read_some(path, _ARRAYS)
+    contents = _Contents(path, header, n_bytes=path.stat().st_size)
+    with _damage_told(path, StorageError):
+        contents.add(arrays)
+        contents.text()
+    return contents
+
+
+def _of_folder(path: Path, *, quick: bool) -> _Contents:
+    try:
+        manifest = read_manifest(path)
+    except FileNotFoundError:
+        raise StorageError(f"{path} is no folder of trajectories: it has no {MANIFEST}") from None
+    names = ("seed", "provenance", "package_version")
+    contents = _Contents(path, {name: getattr(manifest, name) for name in names} | {"format_version": 1}, manifest)
+    shards = list(manifest.shards)
+    for number in _numbers(path, manifest):
+        name = shard_name(number)
+        contents.n_shards += 1
+        try:
+            shard = shards[number] if number < len(shards) else unlisted_shard(path, manifest, shards)
+            _add_shard(contents, path, number, shard, manifest, quick=quick)
+        except DamagedShardError as error:
+            contents.damaged[name] = str(error)
+            if number >= len(shards):
+                break  # what follows it cannot be placed
+        else:
+            shards[number:] = [shard, *shards[number + 1 :]]
+    return contents
+
+
+def _numbers(path: Path, manifest: Manifest) -> Iterator[int]:
+    """The numbers of the shards that the manifest lists, and of those that were written since."""
+    yield from range(len(manifest.shards))
+    number = len(manifest.shards)
+    while not manifest.complete and (path / shard_name(number)).exists():
+        yield number
+        number += 1
+
+
+def _add_shard(
+    contents: _Contents, folder: Path, number: int, shard: Shard, manifest: Manifest, *, quick: bool
+) -> None:
+    path = folder / shard_name(number)
+    if not quick:
+        verify_shard(folder, number, shard, manifest)
+    arrays = read_shard(folder, number, shard, manifest, *_ARRAYS)
+    with _damage_told(path, DamagedShardError):
+        contents.add(arrays)
+        contents.n_bytes += path.stat().st_size
+        if "spaces" not in contents.header:
+            header, contents.header = contents.header, storage.read_header(path)
+            try:
+                contents.text()
+            except Exception:
+                contents.header = header
+                raise
+
+
+@contextlib.contextmanager
+def _damage_told(path: Path, error: type[StorageError]) -> Iterator[None]:
+    """Raise `error` for whatever is wrong with what a file holds."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as reason:  # a file that somebody changed can be wrong in every way
+        raise error(f"{path} is damaged: {type(reason).__name__}: {reason}") from None
+
+
+def _range(values: list[int], one: str, several: str) -> str:
+    if not values:
+        return ""
+    return one.format(values[0]) if values[0] == values[1] else several.format(*values)
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON without NaN and infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
