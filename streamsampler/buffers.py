@@ -140,10 +140,20 @@ def _small_recorder(leaf: Leaf) -> Recorder:
         kept = rows[start:stop]
         if others.numbers and (all_cast := others.cast(leaf, kept, start)) is not None:
             return all_cast
-        # A bytearray, because arrays over bytes cannot be written to.
-        return np.ndarray((len(kept), *shape), dtype, bytearray().join(kept))
+        return _joined(leaf, kept, start)
 
     return Recorder(record, truncate, view, rows.__len__, encoded=rows, dtype=dtype, shape=shape)
+
+
+def _joined(leaf: Leaf, rows: list[bytes], start: int) -> Array:
+    """Make an array of encoded rows, of which the first is row number `start`."""
+    # A bytearray, because arrays over bytes cannot be written to.
+    joined = bytearray().join(rows)
+    if len(joined) != len(rows) * leaf.row_bytes:  # a loop appended what it may not
+        for number, row in enumerate(rows, start):
+            if len(row) != leaf.row_bytes:
+                _convert_row(leaf, number, np.frombuffer(row, leaf.dtype))
+    return np.ndarray((len(rows), *leaf.shape), leaf.dtype, joined)
 
 
 class _OtherDtypes:

@@ -209,3 +209,38 @@ def test_what_is_no_data_is_an_error_in_a_vector_environment(name, value, words,
     args = {"n_envs": 3, "block_size": 6}
     sampler = LocalSampler(Agent(), lambda: OddVector(name, value), seed=5, worker_class=VecWorker, worker_args=args)
     assert assert_refused(sampler, words, timestep, "OddVector").trajectory == trajectory
+
+
+class GoesWild(VectorEnv):
+    """Has numbers that no float32 holds, and rewards that no float64 does, where a slot runs on with nothing to do."""
+
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
+    num_envs = 3
+    single_observation_space, single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(2)
+    wanted = np.array([2, 1, 1])  # how many trajectories of a block of four each slot runs
+
+    def reset(self, *, seed=None, options=None):
+        mask = np.ones(3, bool) if options is None else options["reset_mask"]
+        if options is None:
+            self.t, self.resets = np.zeros(3, int), np.zeros(3, int)
+        self.t[mask] = 0
+        self.resets[mask] += 1
+        return self._observations(), {}
+
+    def _observations(self):
+        return np.where(self.resets > self.wanted, 1e300, self.t)[:, None].astype(np.float64)
+
+    def step(self, actions):
+        self.t += 1
+        rewards = np.where(self.resets > self.wanted, 2**53 + 1, 1)
+        return self._observations(), rewards, self.t == np.arange(2, 5), np.zeros(3, bool), {}
+
+
+def test_what_a_slot_says_that_runs_nothing_does_not_matter():
+    args = {"n_envs": 3, "block_size": 4}
+    with LocalSampler(zero, GoesWild, seed=5, worker_class=VecWorker, worker_args=args) as sampler:
+        batch = sampler.obtain_trajectories(8)
+    assert batch.lengths.tolist() == [2, 3, 4, 2] * 2
+    assert batch.observations[:, 0].tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1] * 2
+    assert batch.last_observations[:, 0].tolist() == [2, 3, 4, 2] * 2
+    assert set(batch.rewards.tolist()) == {1.0}

@@ -165,7 +165,7 @@ class _Run:
         observations, infos = begin_of(result)
         self._worker.phase = Phase.RECORDING
         _check_infos("episode_infos", infos)
-        self._observations = self._checked(observations)
+        self._observations = self._checked(observations, np.arange(min(self._n_slots, n_seeds)))
         for slot in range(min(self._n_slots, len(seeds))):
             self._begin(slot, infos)
         worker.row.words[worker.row.phase_word] = _STEP_NUMBER
@@ -190,7 +190,7 @@ class _Run:
         observations, infos = begin_of(self._env.reset(seed=given, options={"reset_mask": mask}))
         self._worker.phase = Phase.RECORDING
         _check_infos("episode_infos", infos)
-        _filled(self._observations, take(self._checked(observations), ended), ended)
+        _filled(self._observations, take(self._checked(observations, refilled), ended), ended)
         for slot in refilled.tolist():
             self._begin(slot, infos)
         elapsed = perf_counter() - began
@@ -234,10 +234,8 @@ class _Run:
         worker.phase = Phase.RECORDING
         self._step += 1
         _check_infos("env_infos", infos)
-        self._observations = self._checked(observations)
-        rewards = _column(rewards, self._n_slots, "rewards", "biuf")
-        check_rewards(rewards)
-        self._recorder.rewards.extend(rewards[live].astype(np.float64).tolist())
+        self._observations = self._checked(observations, np.flatnonzero(self._positions != _SILENT))
+        self._recorder.rewards.extend(self._checked_rewards(rewards, live))
         self._recorder.positions.extend(positions.tolist())
         flags = [
             _column(values, self._n_slots, name, "b")
@@ -281,8 +279,34 @@ class _Run:
         assert self._filler is not None
         return _for_env(self._filler)
 
-    def _checked(self, observations: Any) -> Tree:
-        return self._reader.checked(observations, self._n_slots)
+    def _checked(self, observations: Any, wanted: NDArray[np.int64]) -> Tree:
+        """A copy of observations, of the space's dtypes.
+
+        Slots that are not wanted go on with any actions, and nobody looks: what their observations hold is no error.
+        """
+        try:
+            return self._reader.checked(observations, self._n_slots)
+        except DataError as error:
+            is_array = all(isinstance(leaf, np.ndarray) for _, leaf in leaves(observations))
+            if getattr(error, "row", None) is None or not is_array:
+                raise
+        try:
+            rows = self._reader.checked(take(observations, wanted), len(wanted))
+        except DataError as error:
+            error.row = int(wanted[getattr(error, "row", 0)])  # type: ignore[attr-defined]
+            raise
+        whole = map_tree(lambda leaf: np.zeros((self._n_slots, *leaf.shape[1:]), leaf.dtype), rows)
+        return _filled(whole, rows, wanted)
+
+    def _checked_rewards(self, rewards: Any, live: NDArray[np.int64]) -> list[float]:
+        found = _column(rewards, self._n_slots, "rewards", "biuf")[live]
+        try:
+            check_rewards(found)
+        except DataError as error:
+            error.row = int(live[getattr(error, "row", 0)])  # type: ignore[attr-defined]
+            raise
+        numbers: list[float] = found.astype(np.float64).tolist()
+        return numbers
 
     def _end(self, slot: int, terminated: bool, truncated: bool, infos: Any) -> None:
         last = row_of(self._observations, slot)
