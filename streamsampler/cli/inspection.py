@@ -194,6 +194,7 @@ def _of_file(path: Path, *, quick: bool) -> _Contents:
     arrays, header = storage.read_some(path, _ARRAYS)
     contents = _Contents(path, header, n_bytes=path.stat().st_size)
     with _damage_told(path, StorageError):
+        _check_header(header)
         contents.add(arrays)
         contents.text()
     return contents
@@ -244,10 +245,18 @@ def _add_shard(
         if "spaces" not in contents.header:
             header, contents.header = contents.header, storage.read_header(path)
             try:
+                _check_header(contents.header)
                 contents.text()
             except Exception:
                 contents.header = header
                 raise
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    seeds = header["seeds"]
+    fit = isinstance(seeds, list) and set(map(type, seeds)) <= {int} and type(header["seed"]) in (int, type(None))
+    if not (fit and isinstance(header["provenance"], dict) and isinstance(header["package_version"], str)):
+        raise ValueError("its seeds, its provenance or its version are something else")
 
 
 @contextlib.contextmanager
