@@ -87,7 +87,7 @@ class ShardWriter:
         next_trajectory: The index behind those of their trajectories.
         n_timesteps: How many timesteps they have.
         damaged: Which of the shards are to be written again, and why.
-        removed: The names of the files that were removed, and why.
+        removed: The names of the files that `begin` removes, and why.
 
     Raises:
         UsageError: See `check_folder`.
@@ -127,10 +127,8 @@ class ShardWriter:
         if not (self._path / MANIFEST).exists():
             return None
         manifest = read_manifest(self._path)
-        if repair:
-            self._find_damage(manifest)
-        self._shards = all_shards(self._path, manifest)
-        there = _shard_names(self._path)
+        self._shards = self._find_damage(manifest) if repair else all_shards(self._path, manifest)
+        there = _shard_names(self._path) - set(self.removed)
         expected = [shard_name(number) for number in range(len(self._shards))]
         gaps = [name for number, name in enumerate(expected) if name not in there and number not in self.damaged]
         if gaps:
@@ -139,8 +137,8 @@ class ShardWriter:
             raise DamagedShardError(f"{self._path / min(behind)} does not follow on {len(expected)} shards")
         return manifest
 
-    def _find_damage(self, manifest: Manifest) -> None:
-        """Fill `damaged`, and remove the shards that are not listed from the first damaged one on."""
+    def _find_damage(self, manifest: Manifest) -> list[Shard]:
+        """Fill `damaged` and `removed`, and return the shards that stay."""
         for number, shard in enumerate(manifest.shards):
             try:
                 verify_shard(self._path, number, shard, manifest)
@@ -153,7 +151,7 @@ class ShardWriter:
             reason = reason or self._misfit(number, name, shards, manifest)
             if reason:
                 self.removed[name] = reason
-                (self._path / name).unlink()
+        return shards
 
     def _misfit(self, number: int, name: str, shards: list[Shard], manifest: Manifest) -> str:
         """Return why a file is not the shard `number` that follows `shards`; if it is, add it to them."""
@@ -186,6 +184,8 @@ class ShardWriter:
         ]
         if differences:
             raise UsageError(f"{str(self._path)!r} was begun with other arguments: {'; '.join(differences)}")
+        for name in self.removed:
+            (self._path / name).unlink()
 
     @property
     def n_shards(self) -> int:

@@ -19,7 +19,7 @@ from streamsampler.storage import load, read_header, save, verify
 from streamsampler.trajectories import TrajectoryBatch
 from tests.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
 from tests.test_recording import batch_of, tickets
-from tests.test_shards import LENGTHS, SHARDS, write_all
+from tests.test_shards import LENGTHS, SHARDS, WANTED, write_all
 
 SPACE = S.Dict({"a": S.Box(-1, 1, (2,), np.float32), "b": S.Text(4), "c": S.Tuple([S.Discrete(3), S.MultiBinary(2)])})
 SEEDS = st.integers(0, 10**9)
@@ -183,6 +183,7 @@ def test_folders_that_change_are_repaired(folder, tmp_path_factory, seed):
     spoil(path, expected, random.Random(seed))
     batch = batch_of(tickets(LENGTHS, []))
     with ShardWriter(path, repair=True) as writer:
+        writer.begin(WANTED)
         for number in list(writer.damaged):
             writer.replace(number, batch[slice(*SHARDS[number])])
         for bounds in SHARDS[writer.n_shards :]:

@@ -208,12 +208,12 @@ def write_shards(request: Request, agent: Any, env: Any, interrupts: Interrupts,
     with _writing(request.out, but=StorageError), _repairable(request):
         writer = ShardWriter(request.out, resume=request.resume, repair=request.repair)
     with writer, _repairable(request):
+        run = ShardedRun(request, writer, interrupts, bar)
+        seed = run.begin()
         for name, reason in writer.removed.items():
             _log.warning("%s was removed, and is sampled again where it is wanted: %s", name, reason)
         for reason in writer.damaged.values():
             _log.warning("sampled again: %s", reason)
-        run = ShardedRun(request, writer, interrupts, bar)
-        seed = run.begin()
         try:
             run.sample(agent, env, seed)
         except DamagedShardError:

@@ -23,7 +23,7 @@ from streamsampler.trajectories import TrajectoryBatch
 from tests.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
 from tests.test_damage import assert_same_folder, spoil
 from tests.test_recording import batch_of, tickets
-from tests.test_shards import LENGTHS, SHARDS, write_all
+from tests.test_shards import LENGTHS, SHARDS, WANTED, write_all
 
 SECONDS = {"short": 30.0, "long": 900.0}
 SPACE = S.Dict(
@@ -110,6 +110,7 @@ def _repair_a_folder(folder: Path, chance: random.Random, counts: Counter[str]) 
             (path / file).write_bytes(data)
         spoil(path, expected, chance)
         with ShardWriter(path, repair=True) as writer:
+            writer.begin(WANTED)
             for number in list(writer.damaged):
                 writer.replace(number, batch[slice(*SHARDS[number])])
             for bounds in SHARDS[writer.n_shards :]:
