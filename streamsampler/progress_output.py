@@ -70,9 +70,16 @@ def output_on(stream: TextIO | None, *, hidden: bool = False, last_line: bool = 
         return Bar(stream, hidden=True)
     if _in_notebook():
         return NotebookBar()
-    if stream.isatty() and os.environ.get("TERM") != "dumb" and not _in_ci():
+    if _is_terminal(stream) and os.environ.get("TERM") != "dumb" and not _in_ci():
         return Bar(stream)
     return Lines(stream, last_line=last_line)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # a stream of somebody's own, or a closed one
+        return False
 
 
 def _in_notebook() -> bool:

@@ -19,7 +19,7 @@ from streamsampler.progress_output import Lines, NotebookBar, output_on
 
 class Tty(io.StringIO):
     def isatty(self) -> bool:
-        return True
+        return not self.closed or super().isatty()
 
 
 class Call:
@@ -191,6 +191,13 @@ def test_which_output_is_chosen(
     assert type(output_on(stream())) is kind
     assert not output_on(stream(), hidden=True).visible
     assert not output_on(None).visible
+
+
+def test_a_stream_that_is_closed_or_somebodys_own_is_no_terminal() -> None:
+    closed = Tty()
+    closed.close()
+    own: Any = types.SimpleNamespace(write=lambda text: None, flush=lambda: None)
+    assert type(output_on(closed)) is type(output_on(own)) is Lines
 
 
 def test_nothing_that_is_hidden_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

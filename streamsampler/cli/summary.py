@@ -39,6 +39,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
             }
             for name in _LEFT_OVER
         },
+        "lost": {"timesteps": stats.lost_timesteps},
         **{name: getattr(stats, name) for name in _REPLACEMENTS},
         "dropped": {
             "trajectories": stats.dropped_trajectories,
@@ -68,7 +69,7 @@ def as_text(request: Request, outcome: Outcome) -> str:
         "wall time": _wall_time(outcome),
         "workers": f"{outcome.n_workers:,}",
         "seed": str(outcome.seed),
-        "left over": ", ".join(_left_over(name, facts[name]) for name in _LEFT_OVER),
+        "left over": ", ".join([*(_left_over(name, facts[name]) for name in _LEFT_OVER), *_lost(facts)]),
         "restarts": _restarts(facts),
         "dropped": _dropped(facts["dropped"], width=len("trajectories")),
         "written to": _written(request, outcome),
@@ -148,8 +149,13 @@ def spread_text(spread: dict[str, float | None], n_values: int) -> str:
 
 def _left_over(name: str, amount: dict[str, int]) -> str:
     if not amount["trajectories"]:
-        return f"0 {name}"
+        # Of what was cut short at the end only the timesteps are known.
+        return f"{count(amount['timesteps'], 'timestep')} {name}" if amount["timesteps"] else f"0 {name}"
     return f"{amount['trajectories']:,} {name} ({count(amount['timesteps'], 'timestep')})"
+
+
+def _lost(facts: dict[str, Any]) -> list[str]:
+    return [f"{count(n, 'timestep')} lost"] if (n := facts["lost"]["timesteps"]) else []
 
 
 def _restarts(facts: dict[str, Any]) -> str:

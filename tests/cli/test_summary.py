@@ -118,3 +118,15 @@ def test_a_remote_traceback_begins_with_the_users_code() -> None:
         "KeyError: 'gone'\n"
         "two lines"
     )
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        ({"trajectories": 0, "timesteps": 0}, "0 abandoned"),
+        ({"trajectories": 2, "timesteps": 1_500}, "2 abandoned (1,500 timesteps)"),
+        ({"trajectories": 0, "timesteps": 57}, "57 timesteps abandoned"),
+    ],
+)
+def test_what_is_left_over(amount: dict[str, int], text: str) -> None:
+    assert summary._left_over("abandoned", amount) == text
