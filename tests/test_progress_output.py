@@ -59,14 +59,14 @@ def test_a_log_gets_a_line_every_thirty_seconds_and_one_at_the_end() -> None:
         "sampling: 30%  300/1,000 timesteps  1:10 left  10/s",
         "sampling: 60%  605/1,000 timesteps  0:40 left  10/s",
         "sampling: 90%  905/1,000 timesteps  0:10 left  10/s",
-        "sampling: 100%  1,000/1,000 timesteps  in 1:40  10/s",
+        "sampling: 100%  1,000/1,000 timesteps  in 1 min 40 s  10/s",
     ]
 
 
 def test_a_short_call_is_one_line_in_a_log_or_none_where_its_end_is_told_otherwise() -> None:
     stream = io.StringIO()
     follow(Lines(stream), [0.1, 100.0])
-    assert stream.getvalue() == "sampling: 100%  1,000/1,000 timesteps  in 1:40  10/s\n"
+    assert stream.getvalue() == "sampling: 100%  1,000/1,000 timesteps  in 1 min 40 s  10/s\n"
     stream = io.StringIO()
     follow(Lines(stream, last_line=False), [0.1, 30.0, 100.0])
     assert stream.getvalue() == "sampling: 30%  300/1,000 timesteps  1:10 left  10/s\n"
@@ -140,7 +140,7 @@ def test_a_notebook_gets_one_line_that_is_updated(notebook: Shown, capsys: pytes
     follow(output, [0.1, 0.2, 0.3, 50.0, 100.0])
     assert [text.split("]")[0].count("#") for text in notebook.texts] == [0, 0, 15, 30]
     assert notebook.texts[0].endswith("]    0%  0/1,000 timesteps  starting")
-    assert notebook.texts[-1].endswith("]  100%  1,000/1,000 timesteps  in 1:40    10/s")
+    assert notebook.texts[-1].endswith("]  100%  1,000/1,000 timesteps  in 1 min 40 s  10/s")
     assert capsys.readouterr().err == ""
 
 
@@ -154,7 +154,7 @@ def test_a_notebook_with_tqdm_gets_its_bar(notebook: Shown, monkeypatch: pytest.
     (bar,) = made
     assert bar.options["total"] == 1_000
     assert [n for n, _ in bar.seen] == [0, 500, 1_000]
-    assert bar.seen[-1][1] == "100%  1,000/1,000 timesteps  in 1:40    10/s"
+    assert bar.seen[-1][1] == "100%  1,000/1,000 timesteps  in 1 min 40 s  10/s"
     assert bar.closed
     assert notebook.texts == []
 

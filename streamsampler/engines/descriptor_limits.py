@@ -22,6 +22,7 @@ its end, told by the kernel and by the fork server."""
 _SHARED = 40  # those that all workers share, those that a worker is being started with, and some for everybody else
 
 _original: int | None = None  # the limit before it was raised here
+_raised: int | None = None  # what it was raised to
 
 
 def make_room(n_workers: int) -> None:
@@ -41,8 +42,9 @@ def make_room(n_workers: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     except (OSError, ValueError):  # macOS has a limit of its own below that
         raise _too_few(n_workers, needed, soft, n_open) from None
-    global _original
-    _original = soft if _original is None else _original
+    global _original, _raised
+    # Somebody else may have changed it since it was last raised here.
+    _original, _raised = _original if soft == _raised else soft, needed
 
 
 def _n_open() -> int:
@@ -63,8 +65,8 @@ def _too_few(n_workers: int, needed: int, limit: int, n_open: int) -> ResourceLi
 
 
 def original_limit() -> int | None:
-    """Return the limit that this process had before `make_room` raised it; None if it did not."""
-    return _original
+    """Return the limit that this process had before `make_room` raised it; None if it did not, or others changed it."""
+    return _original if resource.getrlimit(resource.RLIMIT_NOFILE)[0] == _raised else None
 
 
 def lower_limit(limit: int | None) -> None:

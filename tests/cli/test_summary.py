@@ -58,7 +58,7 @@ def test_durations(seconds: float, text: str) -> None:
 )
 def test_spreads(values: list[float], text: str) -> None:
     spread = Spread.of(values)
-    assert summary._spread_text({**spread.facts(), "standard_error": spread.standard_error}, len(values)) == text
+    assert summary.spread_text({**spread.facts(), "standard_error": spread.standard_error}, len(values)) == text
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=5), max_size=5))

@@ -181,7 +181,8 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
 with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1) as sampler:
-    for pid in (launch._server._process.pid, *sampler.worker_pids()):
+    (server,) = launch._servers.values()
+    for pid in (server._process.pid, *sampler.worker_pids()):
         print(resource.prlimit(pid, resource.RLIMIT_NOFILE)[0])
 """
 
