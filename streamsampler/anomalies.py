@@ -105,7 +105,8 @@ def _told(name: str, leaf: AnySpace, rows: Array, row: int) -> str:
     value = rows[row]
     if value.dtype.kind == "f" and np.isnan(value).any():
         return f"{name} holds nan: {short(value)}"
-    return f"{name} is outside its space: {short(value)} is not in {short(leaf)}"
+    space = " ".join(str(leaf).split())
+    return f"{name} is outside its space: {short(value)} is not in {space if len(space) < 100 else space[:96] + '...'}"
 
 
 def _by_trajectory(doubts: list[_Doubt], lengths: NDArray[np.int64]) -> tuple[Anomaly, ...]:

@@ -41,6 +41,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
         },
         "lost": {"timesteps": stats.lost_timesteps},
         **{name: getattr(stats, name) for name in _REPLACEMENTS},
+        "anomalies": stats.anomalies,
         "dropped": {
             "trajectories": stats.dropped_trajectories,
             "errors": [
@@ -71,6 +72,7 @@ def as_text(request: Request, outcome: Outcome) -> str:
         "seed": str(outcome.seed),
         "left over": ", ".join([*(_left_over(name, facts[name]) for name in _LEFT_OVER), *_lost(facts)]),
         "restarts": _restarts(facts),
+        "anomalies": f"{facts['anomalies']:,}: NaN, or outside of its space" if facts["anomalies"] else "",
         "dropped": _dropped(facts["dropped"], width=len("trajectories")),
         "written to": _written(request, outcome),
         "to go on": facts.get("to_go_on") or "",

@@ -271,3 +271,29 @@ def test_a_shard_with_other_gaps_is_damaged(shard: Shard, indices: list[int]) ->
     lengths = np.array([9 - 2 * (len(indices) - 1), *[2] * (len(indices) - 1)])
     with pytest.raises(StorageError, match="x should hold trajectories 2 to"):
         check_shard(Path("x"), shard, np.array(indices), lengths)
+
+
+DOUBTFUL = """
+import gymnasium, numpy
+
+class Doubtful(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(1, numpy.float32), {}
+
+    def step(self, action):
+        return numpy.full(1, numpy.nan, numpy.float32), 1.0, True, False, {}
+
+gymnasium.register("Doubtful-v0", Doubtful)
+"""
+
+
+def test_data_that_may_be_wrong_are_told(home: Path, users_modules: None) -> None:
+    (home / "faulty.py").write_text(DOUBTFUL)
+    arguments = ("sample", "Doubtful-v0", "--import", "faulty", "--num-trajectories", 3, "--start-method", "fork")
+    assert summary_of(invoke(*arguments, "--json"))["anomalies"] == 3
+    result = invoke(*arguments)
+    assert re.search(r"^anomalies +3: NaN, or outside of its space$", result.stdout, re.MULTILINE)
+    assert result.stderr.count("Warning: Doubtful-v0: final observation holds nan: ") == 1
