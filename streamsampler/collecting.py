@@ -11,6 +11,7 @@ from typing import Any
 from streamsampler.anomaly_accounts import AnomalyAccounts
 from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.call_accounts import add_returned, add_unseen
+from streamsampler.checking import take_verdict
 from streamsampler.collector import Collector, Part, Spaces
 from streamsampler.crew import logger
 from streamsampler.deciding import Decisions
@@ -69,6 +70,8 @@ class Call:
         # The word first: whatever an older rollout still does now, nobody wants it.
         self._engine.want(self.version)
         self._dispatcher.begin(self.version)
+        if collector.verdicts.exclusive:
+            collector.pace.forget(0)  # only that worker has work before its verdict: it is not left out for being slow
         self._feed()
 
     # ------------------------------------------------------------------ the loop
@@ -117,7 +120,7 @@ class Call:
             if ahead and not self.gathering.has_plenty:
                 return
             for worker in sorted(self._hungry):
-                if ahead == bool(self._dispatcher.owes(worker)):
+                if ahead == bool(self._dispatcher.owes(worker)) and self._collector.verdicts.may_work(worker):
                     self._hand(worker, ahead=ahead)
 
     def _hand(self, worker: int, *, ahead: bool) -> None:
@@ -138,7 +141,8 @@ class Call:
         if isinstance(message, Start):
             lacking = self._collector.updates.lacking(worker)
             self._collector.reading[worker] = list(lacking.values())
-            message = Start(message.version, message.tickets, **lacking)
+            order = self._collector.verdicts.order_for(worker)
+            message = Start(message.version, message.tickets, **lacking, check=order)
         self._engine.send(worker, message)
 
     def _take_in(self, event: Event) -> None:
@@ -147,10 +151,12 @@ class Call:
             return
         self._hungry.add(event.worker)
         crew = self._collector.crew
+        if isinstance(event, Died):
+            self._take_in_death(event)
+            return
+        if event.answer.checked is not None:
+            self._decisions.refuse(take_verdict(event, event.answer.checked, self._collector, self.stats))
         match event:
-            case Died():
-                self._take_in_death(event)
-                return
             case Answered(answer=Report() as report):
                 self._take_in_report(event, report)
             case Answered(answer=Failure() as failure):
@@ -250,9 +256,7 @@ class Call:
         seen = self._engine.progress(worker)
         held = self._dispatcher.lost(worker)
         self.stats.lost_timesteps += collector.lost_with(worker)
-        collector.updates.forget(worker)
-        collector.pace.forget(worker)
-        collector.reading[worker] = []
+        collector.forget(worker)
         begun = seen.version == self.version
         incident = collector.crew.buried(event, seen, self.version if begun else None)
         setback = None if incident is None else Setback(worker, incident=incident)

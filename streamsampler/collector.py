@@ -22,6 +22,7 @@ from streamsampler.recording import Rollouts
 from streamsampler.serialization import dumps
 from streamsampler.supervision import Policy
 from streamsampler.updates import Updates
+from streamsampler.verdicts import Verdicts
 from streamsampler.worker_logs import Levels, levels_here
 
 __all__ = ["Collector", "Part", "Spaces"]
@@ -67,6 +68,7 @@ class Collector:
         capacity: How many unanswered tickets a worker may have.
         blocks: Which trajectories workers run together; see `Worker.blocks`.
         policy: What is done about losses; None for what is done by default.
+        verdicts: What became of checking the environment; None to check nothing.
         clock: Seconds, from any beginning.
     """
 
@@ -81,6 +83,7 @@ class Collector:
         capacity: int = CAPACITY,
         blocks: Blocks | None = None,
         policy: Policy | None = None,
+        verdicts: Verdicts | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.engine = engine
@@ -95,6 +98,7 @@ class Collector:
         self.pool = Pool()
         self.spaces: list[Spaces | None] = [None] * engine.n_workers
         self.crew = Crew(engine, policy or Policy(), clock)
+        self.verdicts = verdicts or Verdicts(None)
         self.cancelled = False
         self.suspect = False  # whether an interrupt may have hit between two steps of the bookkeeping
         self.told_of_anomalies = False
@@ -109,6 +113,13 @@ class Collector:
         """Let the call that is under way in another thread fail at once; nothing is to be called afterwards."""
         self.cancelled = True
         self.engine.kill()
+
+    def forget(self, worker: int) -> None:
+        """Forget what is known of a worker that has ended: the one in its place knows nothing."""
+        self.updates.forget(worker)
+        self.pace.forget(worker)
+        self.verdicts.lost(worker)
+        self.reading[worker] = []
 
     def publish(self, payload: Any) -> Any:
         """Publish a payload, and keep account of it."""

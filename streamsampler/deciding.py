@@ -44,6 +44,7 @@ class Decisions:
         self._version = version
         self._is_stream = isinstance(gathering.plan, Endless)
         self._outside: list[Setback] = []
+        self._refusal: WorkerError | None = None
 
     def add(self, setback: Setback, *, needed: bool = True) -> None:
         """Add what happened outside of this call's trajectories.
@@ -57,12 +58,19 @@ class Decisions:
         else:
             logger.warning(_NOT_NEEDED, setback)
 
+    def refuse(self, error: WorkerError | None) -> None:
+        """End the call with `error`, if there is one, because its environment or agent cannot be used."""
+        self._refusal = self._refusal or error
+
     def decide(self) -> None:
         """Decide about everything whose turn it is, in an order that does not depend on who came first.
 
         Raises:
             WorkerError: The call ends.
         """
+        if self._refusal is not None:
+            self._collector.updates.restore(self._snapshot)
+            raise self._refusal
         if self._outside:
             self._decide_outside()
         gathering = self._gathering

@@ -16,12 +16,13 @@ from typing import Any, TypeAlias, cast
 
 import cloudpickle
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
 from streamsampler.env_ids import find_spec
 from streamsampler.env_kinds import foreign_kind, foreign_kind_in
 from streamsampler.errors import SamplerError, UsageError
+from streamsampler.worker_numbers import with_worker_number
 
 __all__ = [
     "AnyEnv",
@@ -74,6 +75,10 @@ class EnvUpdate(abc.ABC):
 class NewEnvUpdate(EnvUpdate):
     """Closes the old environment, then makes a new one.
 
+    A factory with a parameter `worker_number` is given the number of the worker, 0 to n_workers-1, unless `env_kwargs`
+    has one: for ports, file names and devices. With VecWorker all environments of a worker have its number. What a
+    trajectory is must not depend on it: any worker may run any trajectory.
+
     Attributes:
         factory: A class or another callable that makes an environment.
         env_kwargs: What to call it with.
@@ -88,7 +93,7 @@ class NewEnvUpdate(EnvUpdate):
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Closes and makes, in this order: an environment may hold what there is only one of, such as a port."""
         _close(old_env)
-        return _checked(self.factory(**self.env_kwargs), describe(self))
+        return _checked(self.factory(**with_worker_number(self.factory, self.env_kwargs)), describe(self))
 
 
 class ExistingEnvUpdate(EnvUpdate):
@@ -113,6 +118,8 @@ class ExistingEnvUpdate(EnvUpdate):
 class SpecEnvUpdate(EnvUpdate):
     """Closes the old environment, then makes one from its spec, without Gymnasium's environment checker.
 
+    An entry point with a parameter `worker_number` is given it, as `NewEnvUpdate` does.
+
     The spec brings everything along, so that the worker needs no registration. What it names by ``__main__:…`` is taken
     along, too: in a worker, ``__main__`` is another module.
 
@@ -133,8 +140,12 @@ class SpecEnvUpdate(EnvUpdate):
         """Closes and makes."""
         _close(old_env)
         with _lent_to_main(self._main_objects):
+            entry = self.spec.entry_point
+            creator = load_env_creator(entry) if isinstance(entry, str) else entry
+            assert creator is not None
+            kwargs = with_worker_number(creator, self.spec.kwargs)
             try:
-                return gymnasium.make(self.spec)
+                return gymnasium.make(dataclasses.replace(self.spec, kwargs=kwargs))
             except TypeError as error:
                 if kind := foreign_kind_in(str(error)):
                     raise UsageError(f"{self.spec.id} is {kind}") from error

@@ -17,6 +17,7 @@
     ├── ConcurrentCallError            a call while another is under way
     ├── WorkerError                    what a worker was asked to do failed
     │   ├── RolloutError               user code raised in a worker; its traceback is the cause
+    │   ├── NotReproducibleError       a trajectory depends on more than its seed; see `check` of the samplers
     │   ├── WorkerDiedError            a worker process ended without being asked to
     │   └── WorkerHungError            a worker made no progress, and was killed
     └── ProtocolError                  a message that the state machine does not allow: a bug in this package
@@ -32,6 +33,7 @@ __all__ = [
     "ConcurrentCallError",
     "DamagedShardError",
     "DataError",
+    "NotReproducibleError",
     "ObservationError",
     "ProtocolError",
     "ResourceLimitError",
@@ -174,6 +176,10 @@ class RolloutError(WorkerError):
     ) -> None:
         super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory, incidents=incidents)
         self.original = original
+
+
+class NotReproducibleError(WorkerError):
+    """A trajectory depends on more than its seed: batches would differ with the number of workers and with timing."""
 
 
 class WorkerDiedError(WorkerError):

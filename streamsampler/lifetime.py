@@ -24,6 +24,7 @@ from streamsampler.statistics import Stats
 from streamsampler.supervision import Policy
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
+from streamsampler.verdicts import Verdicts
 from streamsampler.worker_logs import handle_records
 
 __all__ = ["SamplerLife"]
@@ -52,6 +53,7 @@ class SamplerLife(ABC):
         self.n_workers = self._factory.n_workers
         self.stats = Stats.of(self.n_workers)
         self._lock = threading.RLock()
+        self._verdicts = Verdicts(self._factory.check)
         self._salvaged: TrajectoryBatch[Any, Any] | None = None
         self._closed = False
         self._ran_before = 0  # timesteps, by the workers of earlier engines
@@ -71,6 +73,7 @@ class SamplerLife(ABC):
                 version=version,
                 blocks=self._factory.blocks,
                 policy=self._policy,
+                verdicts=self._verdicts,
             )
         except BaseException:
             engine.close()

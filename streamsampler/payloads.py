@@ -8,13 +8,13 @@ from typing import Any
 
 from streamsampler.agent_updates import AgentTraits, UpdateKind, resolved_update, traits_of
 from streamsampler.agents import as_agent, is_agent
-from streamsampler.environments import as_env_update
+from streamsampler.environments import SetTaskUpdate, as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.per_worker import check_length, items_by_worker
 from streamsampler.serialization import Payload, dumps
 from streamsampler.updates import Kind, Updates
 
-__all__ = ["pickled", "pickled_updates", "put_agents"]
+__all__ = ["makes_environment", "pickled", "pickled_updates", "put_agents"]
 
 _KINDS: tuple[UpdateKind, UpdateKind] = ("agent", "parameters")
 
@@ -113,6 +113,17 @@ def _check_agents(items: list[Any]) -> None:
         f"agent_update is a list that may be one set of parameters ({why}): pass tuple(…) of it if it is that, or "
         "PerWorker([…]) if it has one item for each worker"
     )
+
+
+def makes_environment(env_update: Any) -> bool:
+    """Whether an `env_update` may make another environment for worker 0, and not only set the task of the one it has.
+
+    Args:
+        env_update: See `Sampler.obtain_samples`.
+    """
+    items = items_by_worker(env_update)
+    update = env_update if items is None else items[0]
+    return update is not None and not isinstance(update, SetTaskUpdate)
 
 
 def pickled(

@@ -42,6 +42,8 @@ from streamsampler.errors import ProtocolError
 __all__ = [
     "NEVER_AGAIN",
     "Answer",
+    "CheckOrder",
+    "Checked",
     "Continue",
     "Exit",
     "Failure",
@@ -75,6 +77,7 @@ class Phase(StrEnum):
     RECORDING = "recording the trajectory"
     SENDING = "sending the rollouts"
     CLOSE = "closing the environment"
+    CHECK = "checking that trajectories depend on their seeds alone"
 
 
 @by_position
@@ -98,6 +101,46 @@ class Ticket:
 
 @by_position
 @dataclass(frozen=True, slots=True)
+class CheckOrder:
+    """Check that trajectories depend on their seeds alone, before the first ticket.
+
+    Attributes:
+        done: The kind of environment that was checked last: it is not checked again.
+        begun: The kind of environment whose check was broken off.
+        seconds: What that check has taken.
+    """
+
+    done: str = ""
+    begun: str = ""
+    seconds: float = 0.0
+
+
+@by_position
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a worker found out about its environment.
+
+    Attributes:
+        kind: The classes and the id of the environment that a `CheckOrder` was about; empty where there was none.
+        complete: Whether that order is carried out; otherwise it was broken off.
+        trajectories: How many trajectories were begun for it.
+        timesteps: Their timesteps.
+        seconds: What it took, with what an earlier attempt took.
+        finding: What is wrong, with the way out; empty where nothing was found.
+        files: Where wrappers of the environment write files, whether or not there was an order.
+    """
+
+    kind: str = ""
+    complete: bool = False
+    trajectories: int = 0
+    timesteps: int = 0
+    seconds: float = 0.0
+    finding: str = ""
+    files: tuple[str, ...] = ()
+
+
+@by_position
+@dataclass(frozen=True, slots=True)
 class Start:
     """Begin an agent version: update the agent and the environment, then run the tickets.
 
@@ -108,6 +151,7 @@ class Start:
         parameters: New parameters for it; None keeps them.
         env: A new environment; None keeps the environment.
         levels: The levels of the sampler's loggers (`worker_logs.Levels`); None for those that it told last.
+        check: What to check before the first ticket; None for nothing.
     """
 
     version: int
@@ -116,6 +160,7 @@ class Start:
     parameters: Any = None
     env: Any = None
     levels: Any = None
+    check: CheckOrder | None = None
 
 
 @by_position
@@ -160,6 +205,7 @@ class Report:
         dropped: The ticket's trajectories that raised and were left out: position in the ticket, phase, and the
             exception in one line; in order.
         lost_timesteps: Timesteps besides those, which were run in vain because something raised.
+        checked: What the worker found out about its environment since its last answer.
     """
 
     ticket: Ticket
@@ -171,11 +217,13 @@ class Report:
     seconds: tuple[float, ...] = ()
     dropped: tuple[tuple[int, str, str], ...] = ()
     lost_timesteps: int = 0
+    checked: Checked | None = None
 
     @property
     def ran_timesteps(self) -> int:
         """All timesteps that it tells of."""
-        return self.n_timesteps + self.abandoned_timesteps + self.lost_timesteps
+        checked = 0 if self.checked is None else self.checked.timesteps
+        return self.n_timesteps + self.abandoned_timesteps + self.lost_timesteps + checked
 
 
 @by_position
@@ -194,6 +242,7 @@ class Failure:
         done: Timesteps of the first trajectories of the block in hand that had all ended before the timestep in which
             it failed: where no more are wanted of the block, it can be run again and ended before it fails.
         lost_timesteps: All timesteps of the ticket.
+        checked: As in `Report`.
     """
 
     ticket: Ticket | None
@@ -205,11 +254,12 @@ class Failure:
     kinds: tuple[str, ...] = ()
     done: int = 0
     lost_timesteps: int = 0
+    checked: Checked | None = None
 
     @property
     def ran_timesteps(self) -> int:
         """All timesteps that it tells of."""
-        return self.lost_timesteps
+        return self.lost_timesteps + (0 if self.checked is None else self.checked.timesteps)
 
 
 Answer = Report | Failure

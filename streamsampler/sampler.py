@@ -17,7 +17,7 @@ from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
 from streamsampler.generics import ActionsT, ObservationsT, brackets
 from streamsampler.lifetime import SamplerLife
-from streamsampler.payloads import pickled, pickled_updates, put_agents
+from streamsampler.payloads import makes_environment, pickled, pickled_updates, put_agents
 from streamsampler.per_worker import items_by_worker
 from streamsampler.progress import ProgressArgument
 from streamsampler.progress_output import display
@@ -43,7 +43,9 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             each worker.
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec`, an
             `EnvUpdate`, or a list or `PerWorker` with one for each worker. With one for each worker, index i of a batch
-            belongs to worker `i % n_workers`, and results depend on the number of workers.
+            belongs to worker `i % n_workers`, and results depend on the number of workers. A callable, or an id's entry
+            point, with a parameter `worker_number` is given the worker's number, 0 to n_workers-1, for ports, file
+            names and devices; a trajectory must not depend on it.
         env_kwargs: Keyword arguments for making the environment, where `envs` is an id, an `EnvSpec` or a callable; for
             an `EnvSpec`, on top of its own. With one environment for each worker each of them gets these. They do not
             apply to an `env_update`.
@@ -65,8 +67,15 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         restart_window: Seconds; None for the sampler's whole life.
         max_lifetime_restarts: How many losses are made good in the sampler's whole life; None for any number.
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
-        check: What is done about environments and agents whose trajectories do not depend on the seed alone, and about
-            data that may be wrong: "warn" logs a warning, "error" ends the call, None looks for nothing.
+        check: What is done about environments and agents whose trajectories depend on more than their seeds, so that
+            batches differ with the number of workers, and about data that may be wrong. "warn" logs a warning, once;
+            "error" ends the call; None looks for nothing. In the first call, and after an `env_update` to an
+            environment of another class or id (never for a `SetTaskUpdate`), worker 0 runs trajectory 0, another one,
+            and trajectory 0 again, with the agent and environment that it has, and compares up to 200 timesteps. With
+            "warn" no reset or timestep of this begins after 0.2 seconds; with "error" all of it is run, and before
+            that no other worker begins. Wrappers that are known to carry something from one trajectory to the next,
+            such as `NormalizeObservation`, are recognised without running anything. What raises in the check is no
+            verdict. Its timesteps are `stats.checked_timesteps`.
         worker_threads: How many threads numerical libraries compute on in each worker; the last bits of a network's
             numbers may depend on it. Set are torch's number where it is loaded, those of OpenBLAS and MKL, and, for
             what is loaded later, environment variables such as OMP_NUM_THREADS where they are unset. Variables that
@@ -234,11 +243,17 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         plan = ExactlyPerWorker(positive("n_traj_per_worker", n_traj_per_worker), self.n_workers)
         return self._obtain(plan, agent_update, env_update, progress)
 
+    def _updates_of(self, agent_update: Any, env_update: Any) -> dict[Kind, Any]:
+        updates = pickled_updates(agent_update, env_update, self._collector.updates.about("agent"))
+        if makes_environment(env_update):
+            self._verdicts.renew()
+        return updates
+
     def _obtain(
         self, plan: GatherPlan, agent_update: Any, env_update: Any, progress: ProgressArgument
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         self._check_usable()
-        updates = pickled_updates(agent_update, env_update, self._collector.updates.about("agent"))
+        updates = self._updates_of(agent_update, env_update)
         batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
@@ -277,7 +292,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         first = positive("first_trajectory", first_trajectory, least=0)
         if first and self._factory.blocks != Blocks():
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
-        updates = pickled_updates(agent_update, env_update, self._collector.updates.about("agent"))
+        updates = self._updates_of(agent_update, env_update)
         return self._stream(updates, first)
 
     def _stream(self, updates: dict[Kind, Any], first: int) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from streamsampler.protocol import Report
+from streamsampler.protocol import Checked, Report
 
 __all__ = ["REMEMBERED", "TIMES", "Dropped", "FoundAnomaly", "Stats", "WorkerTimes"]
 
 REMEMBERED = 1_000
 """How many dropped trajectories are told one by one."""
 
-TIMES = ("reset", "agent", "step", "sending", "idle")
+TIMES = ("reset", "agent", "step", "sending", "idle", "checking")
 """What a worker's time is divided into: the order of `protocol.Report.seconds`."""
 
 
@@ -27,6 +27,7 @@ class WorkerTimes:
             rollout is estimated from every 64th timestep.
         sending: Serialising and sending rollouts.
         idle: Waiting for work.
+        checking: Checking that trajectories depend on their seeds alone; see `check` of `Sampler`.
     """
 
     reset: float = 0.0
@@ -34,6 +35,7 @@ class WorkerTimes:
     step: float = 0.0
     sending: float = 0.0
     idle: float = 0.0
+    checking: float = 0.0
 
     def add(self, seconds: Sequence[float]) -> None:
         """Add a report's times, which are in the order of `TIMES`."""
@@ -96,6 +98,9 @@ class Stats:
         lost_timesteps: Timesteps that were run in vain because something went wrong: of tickets in which something
             raised, of trajectories that were left out, of workers that died, as far as they had shown them. With those
             that are kept, stale, surplus and abandoned they are all that were run, once all answers are in.
+        checked_trajectories: Trajectories that were begun only to check that a trajectory depends on its seed alone:
+            they are in no other account.
+        checked_timesteps: Their timesteps.
         failed_trajectories: Trajectories whose worker raised or died, whether they were run again or ended the call;
             those that the call turned out not to need are surplus.
         dropped_trajectories: Trajectories that raised and were left out, of those that the batch has passed by.
@@ -120,6 +125,8 @@ class Stats:
     abandoned_trajectories: int = 0
     abandoned_timesteps: int = 0
     lost_timesteps: int = 0
+    checked_trajectories: int = 0
+    checked_timesteps: int = 0
     failed_trajectories: int = 0
     dropped_trajectories: int = 0
     dropped: list[Dropped] = field(default_factory=list)
@@ -152,12 +159,19 @@ class Stats:
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
         self.lost_timesteps += report.lost_timesteps
+        self.take_checked(report.checked)
+
+    def take_checked(self, checked: Checked | None) -> None:
+        """Add what a worker ran for a check, if it tells of one."""
+        if checked is not None:
+            self.checked_trajectories += checked.trajectories
+            self.checked_timesteps += checked.timesteps
 
     @property
     def ran_timesteps(self) -> int:
         """All timesteps that are in these accounts, whatever became of them."""
         fates = (self.kept_timesteps, self.stale_timesteps, self.surplus_timesteps, self.abandoned_timesteps)
-        return sum(fates) + self.lost_timesteps
+        return sum(fates) + self.lost_timesteps + self.checked_timesteps
 
     def merge(self, call: Stats) -> None:
         """Add the accounts of a call."""

@@ -14,6 +14,8 @@ import cloudpickle
 from streamsampler.board import WorkerRow
 from streamsampler.protocol import (
     Answer,
+    Checked,
+    CheckOrder,
     Exit,
     Failure,
     Message,
@@ -25,7 +27,10 @@ from streamsampler.protocol import (
     WorkerSide,
 )
 from streamsampler.seeding import TrajectorySeeds, seed_generators
+from streamsampler.worker_numbers import for_worker
 from streamsampler.workers.base import Outcome, Worker, class_names, summary_of
+from streamsampler.workers.known_wrappers import files_of
+from streamsampler.workers.purity import check_purity
 
 _CONSTRUCTION = 0
 """The agent version that constructors are seeded with: trajectories have later ones."""
@@ -96,7 +101,9 @@ class Life:
         self._side = WorkerSide()
         self._worker: Worker | None = None
         self._spaces_told = False
-        self._seconds = [0.0, 0.0]  # sending, idle
+        self._seconds = [0.0, 0.0, 0.0]  # sending, idle, checking
+        self._check_order: CheckOrder | None = None
+        self._checked: Checked | None = None  # what the next answer is to tell
         self._in_force: dict[str, Any] = {}  # payloads by kind
         self._spoiled = False  # whether a rollout raised: agent and environment may be half of something
 
@@ -145,13 +152,17 @@ class Life:
                 self._discard(worker)
             if start.env is not None:
                 phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
-                worker.update_env(self._channel.load(start.env))
+                with for_worker(worker.worker_number):
+                    worker.update_env(self._channel.load(start.env))
             if start.agent is not None:
                 phase = self._enter(worker, Phase.AGENT_CONSTRUCTION)
                 worker.update_agent(self._channel.load(start.agent))
             if start.parameters is not None:
                 phase = self._enter(worker, Phase.AGENT_UPDATE)
                 worker.update_agent(self._channel.load(start.parameters))
+            self._check_order = start.check
+            if start.env is not None and worker.check is not None and (files := files_of(worker.environments())):
+                self._checked = Checked(files=files)
         except BaseException as error:  # whatever user code raises, SystemExit included, is the sampler's to report
             self._let_interrupts_through(error)
             if self._worker is not None:
@@ -174,7 +185,8 @@ class Life:
         self._discard(worker)
         seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
         self._enter(worker, Phase.ENV_CONSTRUCTION)
-        worker.update_env(self._channel.load(self._in_force["env"]))
+        with for_worker(worker.worker_number):
+            worker.update_env(self._channel.load(self._in_force["env"]))
         self._enter(worker, Phase.AGENT_CONSTRUCTION)
         worker.update_agent(self._channel.load(self._in_force["agent"]))
         if "parameters" in self._in_force:
@@ -203,6 +215,10 @@ class Life:
         worker.ran_timesteps = 0
         ended = False
         try:
+            if self._check_order is not None and not self._check(worker, self._check_order, ticket.version):
+                self._side.before_answer()
+                self._give_up((ticket,))
+                return
             outcome = worker.rollout(ticket, TrajectorySeeds(self._seed, ticket.version).of(ticket.indices))
             worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.phase(Phase.SENDING)
@@ -221,6 +237,23 @@ class Life:
             worker.phase, worker.trajectory = Phase.WAITING, None
             self._row.phase(Phase.WAITING)
 
+    def _check(self, worker: Worker, order: CheckOrder, version: int) -> bool:
+        """Check that trajectories depend on their seeds alone; return whether there is anything to go on with."""
+        began = perf_counter()
+        self._check_order = None
+        outcome = check_purity(worker, order, version, TrajectorySeeds(self._seed, version).of)
+        worker.trajectory, worker.ran_timesteps = None, 0
+        self._row.end_ticket(outcome.checked.timesteps)
+        self._checked = replace(outcome.checked, files=() if self._checked is None else self._checked.files)
+        wanted = self._row.wanted(version)
+        refused = worker.check == "error" and bool(outcome.checked.finding)
+        if outcome.spoiled and wanted and not refused:
+            self._rebuild()
+        self._seconds[2] += perf_counter() - began
+        if wanted and not refused:
+            self._row.begin_ticket(version)
+        return wanted and not refused
+
     def _let_interrupts_through(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt) and self._channel.interruptible:
             raise error
@@ -237,8 +270,9 @@ class Life:
             seconds=(*outcome.seconds, *self._seconds),
             dropped=outcome.dropped,
             lost_timesteps=lost_timesteps,
+            checked=self._checked,
         )
-        self._seconds = [0.0, 0.0]
+        self._seconds = [0.0, 0.0, 0.0]
         if outcome.rollouts is None:
             self._side.before_answer()
             self._channel.answer(report)
@@ -248,11 +282,13 @@ class Life:
             spaces = None if self._spaces_told else self._worker.spaces
             self._channel.answer(report, (outcome.rollouts, spaces))
             self._spaces_told = True
+        self._checked = None
         self._seconds[0] += perf_counter() - begin
 
     def _give_up(self, tickets: tuple[Ticket, ...]) -> None:
         for ticket in tickets:
-            self._channel.answer(Report(ticket, given_up=True))
+            self._channel.answer(Report(ticket, given_up=True, checked=self._checked))
+            self._checked = None
 
     def _fail(
         self,
@@ -266,7 +302,8 @@ class Life:
         """Answer `ticket` with a failure, and give up the others."""
         others = self._side.fail()
         failure = replace(_failure(ticket, phase, trajectory, error, done), lost_timesteps=lost_timesteps)
-        self._channel.answer(failure, error)
+        self._channel.answer(replace(failure, checked=self._checked), error)
+        self._checked = None
         self._give_up(others)
 
     def _shut_down(self) -> None:

@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 LAYERS = [
     ["version", "words", "errors", "compact", "checks", "exactness", "per_worker", "threads", "atomic", "quotas"],
     ["trees", "generics", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
-    ["plans", "pacing", "blocks", "cutting", "holdings", "ordering", "gathering", "supervision"],
+    ["verdicts", "plans", "pacing", "blocks", "cutting", "holdings", "ordering", "gathering", "supervision"],
     [
         "board",
         "failures",
@@ -36,6 +36,7 @@ LAYERS = [
         "agent_updates",
         "env_ids",
         "env_kinds",
+        "worker_numbers",
         "environments",
     ],
     ["batch_fields", "trajectories"],
@@ -64,6 +65,8 @@ LAYERS = [
     [
         "workers",
         "workers.base",
+        "workers.known_wrappers",
+        "workers.purity",
         "workers.default",
         "workers.batch_infos",
         "workers.batch_rows",
@@ -99,7 +102,17 @@ LAYERS = [
         "engines.local",
         "engines.processes",
     ],
-    ["setbacks", "crew", "collector", "anomaly_accounts", "call_accounts", "deciding", "collecting", "apart"],
+    [
+        "setbacks",
+        "crew",
+        "collector",
+        "anomaly_accounts",
+        "checking",
+        "call_accounts",
+        "deciding",
+        "collecting",
+        "apart",
+    ],
     ["progress", "progress_output"],
     ["payloads", "lifetime", "sampler_options", "sampler", "samplers", "portions"],
     [

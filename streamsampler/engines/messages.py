@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamsampler.engines.shared_memory import Region
-from streamsampler.protocol import Answer, Continue, Failure, Message, Report, Ticket
+from streamsampler.protocol import Answer, Checked, Continue, Failure, Message, Report, Ticket
 
 __all__ = ["decode_answer", "decode_command", "encode_answer", "encode_command", "split_records", "with_records"]
 
@@ -30,7 +30,8 @@ def encode_answer(answer: Answer) -> bytes:
     finished = int(answer.n_trajectories), int(answer.n_timesteps)
     in_vain = int(answer.n_abandoned), int(answer.abandoned_timesteps), int(answer.lost_timesteps)
     seconds, dropped = tuple(map(float, answer.seconds)), tuple(answer.dropped)
-    values = _of_ticket(answer.ticket), bool(answer.given_up), finished, in_vain, seconds, dropped
+    told = None if answer.checked is None else _of_checked(answer.checked)
+    values = _of_ticket(answer.ticket), bool(answer.given_up), finished, in_vain, seconds, dropped, told
     return _FLAT + marshal.dumps(values)
 
 
@@ -42,8 +43,10 @@ def decode_answer(data: memoryview) -> Answer:
             raise TypeError(f"{type(answer).__name__} is no answer")
         return answer
     values: Any = marshal.loads(data[1:])  # noqa: S302 - our own worker wrote it
-    ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, n_cut, n_lost), seconds, dropped = values
-    return Report(_ticket(ticket), given_up, n_trajectories, n_timesteps, n_abandoned, n_cut, seconds, dropped, n_lost)
+    ticket, given_up, (n_trajectories, n_timesteps), (n_abandoned, n_cut, n_lost), seconds, dropped, told = values
+    n_vain = n_abandoned, n_cut
+    checked = told and Checked(*told)
+    return Report(_ticket(ticket), given_up, n_trajectories, n_timesteps, *n_vain, seconds, dropped, n_lost, checked)
 
 
 def with_records(records: bytes, answer: bytes = b"") -> bytes:
@@ -75,6 +78,11 @@ def decode_command(data: bytes) -> tuple[Message, list[Region]]:
         return message, released
     tickets, regions = marshal.loads(memoryview(data)[1:])  # noqa: S302 - our own sampler wrote it
     return Continue(tuple(map(_ticket, tickets))), [Region(*region) for region in regions]
+
+
+def _of_checked(checked: Checked) -> tuple[Any, ...]:
+    numbers = checked.trajectories, checked.timesteps, float(checked.seconds)
+    return checked.kind, checked.complete, *numbers, checked.finding, checked.files
 
 
 def _of_ticket(ticket: Ticket) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_s
 from streamsampler.testing.misdeeds import KINDS, InjectedError, Kind, commit
 from streamsampler.testing.records import Records
 from streamsampler.testing.wrappers import FaultyAgent, make_faulty_env
+from streamsampler.workers.purity import is_checking
 
 __all__ = ["Fault", "Faults", "InjectedError", "Place"]
 
@@ -82,6 +83,8 @@ class Fault:
 class Faults:
     """Some faults, and the record of those that happened.
 
+    None happens while a sampler checks that trajectories depend on their seeds alone (its argument `check`).
+
     Args:
         folder: Where the record is kept; made if need be. Take a fresh one, or what was recorded there counts.
         faults: The faults.
@@ -134,7 +137,7 @@ class Faults:
             step: The timestep, from 1, in "step" and "action".
         """
         for number, fault, its_seed in self._due.get(place, ()):
-            if its_seed not in (None, seed) or step not in (None, fault.step):
+            if its_seed not in (None, seed) or step not in (None, fault.step) or is_checking():
                 continue
             if self._records.add(str(number), fault.times) is not None:
                 self._records.ring()

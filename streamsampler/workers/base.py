@@ -16,7 +16,7 @@ from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.checks import CheckMode
-from streamsampler.environments import EnvUpdate
+from streamsampler.environments import AnyEnv, AnyVectorEnv, EnvUpdate
 from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import Rollouts
@@ -121,9 +121,11 @@ class Worker(ABC):
         check: What to do about data that may be wrong: "warn", "error", or None for nothing.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
         can_drop: Whether this kind of worker can leave out trajectories.
+        can_rehearse: Whether this kind of worker has `rehearse`.
     """
 
     can_drop = False
+    can_rehearse = False
 
     def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
         self.row = row
@@ -172,6 +174,26 @@ class Worker(ABC):
 
         Whatever the agent or the environment raises is let through, with `phase` and `trajectory` telling where.
         """
+
+    def environments(self) -> Sequence[AnyEnv | AnyVectorEnv]:
+        """Return the worker's environments, for `rehearse` and to look for wrappers that do not go with workers."""
+        return ()
+
+    def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
+        """Run trajectories side by side, in `stand_ins` for the worker's environments, and keep nothing of them.
+
+        With it the sampler checks that a trajectory depends on its seed alone.
+
+        Args:
+            version: The agent version in hand.
+            indices: As many trajectories as the worker runs side by side, which is one in each environment.
+            seeds: Their seeds.
+            stand_ins: What to call instead of `environments`, in their order.
+
+        Raises:
+            BaseException: What agent, environment or stand-in raises.
+        """
+        raise NotImplementedError
 
     def drops(self, error: BaseException) -> bool:
         """Whether the trajectory in hand is to be left out because of an exception, instead of raising it."""

@@ -11,7 +11,7 @@ import gymnasium
 from streamsampler.agent_updates import apply_agent_update
 from streamsampler.agents import Agent, as_agent, reset_agent_function, tell_spaces
 from streamsampler.board import WorkerRow, phase_number
-from streamsampler.environments import EnvCloseError, EnvUpdate, apply_env_update
+from streamsampler.environments import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import RolloutRecorder
@@ -55,6 +55,7 @@ class DefaultWorker(Worker):
     """
 
     can_drop = True
+    can_rehearse = True
 
     def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
         super().__init__(row, worker_number=worker_number, max_episode_length=max_episode_length)
@@ -94,6 +95,18 @@ class DefaultWorker(Worker):
         """Observation and action space of the environment."""
         assert self._env is not None
         return self._env.observation_space, self._env.action_space
+
+    def environments(self) -> Sequence[AnyEnv]:
+        """Return the environment, if there is one."""
+        return () if self._env is None else (self._env,)
+
+    def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
+        """Run a trajectory in a stand-in, and keep nothing of it."""
+        env, self._env = self._env, stand_ins[0]
+        try:
+            self._run(version, indices, seeds, RolloutRecorder(*self.spaces))
+        finally:
+            self._env = env
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""

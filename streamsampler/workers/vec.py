@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,8 @@ class VecWorker(Worker):
     Raises:
         UsageError: An argument cannot work.
     """
+
+    can_rehearse = True
 
     def __init__(
         self,
@@ -188,7 +190,21 @@ class VecWorker(Worker):
         assert self._runner is not None
         return self._runner.spaces
 
+    def environments(self) -> Sequence[AnyEnv | AnyVectorEnv]:
+        """Return the environments, or the vector environment."""
+        return tuple(self._envs)
+
     # ------------------------------------------------------------------ rolling out
+
+    def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
+        """Run a block in stand-ins, one trajectory in each environment, and keep nothing of it."""
+        runner = self._runner
+        native = isinstance(runner, NativeRunner)
+        self._runner = NativeRunner(stand_ins[0], self) if native else SlotRunner(list(stand_ins), self)
+        try:
+            self._run(Block(version, 0, indices, seeds), BatchRecorder(*self._runner.spaces), Seconds())
+        finally:
+            self._runner = runner
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, block by block, until those suffice that are finished with all before them."""

@@ -1,0 +1,28 @@
+"""Taking in what workers found out about their environments: warnings, and the error that ends a call."""
+
+from __future__ import annotations
+
+from streamsampler.collector import Collector
+from streamsampler.crew import logger
+from streamsampler.engines.base import Answered
+from streamsampler.errors import NotReproducibleError
+from streamsampler.protocol import Checked, Failure, Phase
+from streamsampler.statistics import Stats
+
+__all__ = ["take_verdict"]
+
+
+def take_verdict(event: Answered, checked: Checked, collector: Collector, stats: Stats) -> NotReproducibleError | None:
+    """Take in what a worker found out about its environment; return the error that ends the call, if one does."""
+    worker, ticket = event.worker, event.answer.ticket
+    if isinstance(event.answer, Failure):
+        stats.take_checked(checked)
+    current = ticket is not None and ticket.version == collector.dispatcher.version
+    warnings, refused = collector.verdicts.take(worker, checked, current=current)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    if not refused:
+        return None
+    collector.updates.forget(worker)  # what carries something from one trajectory to the next is not used again
+    message = f"worker {worker} found, while {Phase.CHECK}: {refused}"
+    return NotReproducibleError(message, worker_number=worker, phase=Phase.CHECK, trajectory=None)

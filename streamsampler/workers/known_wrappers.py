@@ -1,0 +1,133 @@
+"""Wrappers that are known to carry something from one trajectory to the next, or to write files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+__all__ = ["chain_of", "files_of", "kind_of", "name_of", "stateful_wrapper"]
+
+_NORMALISE_IN_THE_AGENT = (
+    "put the normalisation into the agent, where its statistics are parameters that go to all workers alike, or load "
+    "statistics into the wrapper and set its update_running_mean to False"
+)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A wrapper that carries something from one trajectory to the next.
+
+    Attributes:
+        carries: What it carries.
+        way_out: What to do instead.
+        attribute: What an object must have, besides a class of that name: other libraries may use the name, too.
+        applies: Whether this very wrapper does so.
+    """
+
+    carries: str
+    way_out: str
+    attribute: str
+    applies: Callable[[Any], bool] = lambda wrapper: True  # noqa: ARG005
+
+
+def _updates(wrapper: Any) -> bool:
+    return bool(getattr(wrapper, "update_running_mean", True))
+
+
+_LIFE = _Known(
+    "goes on with the old game after a lost life instead of resetting it",
+    "use gymnasium.wrappers.AtariPreprocessing(terminal_on_life_loss=True), which resets the game",
+    "was_real_done",
+)
+_COUNTS = _Known(
+    "counts visits over all trajectories", "count within a trajectory, or add the bonus in the learner", "counts"
+)
+
+_KNOWN = {
+    "NormalizeObservation": _Known(
+        "updates its mean and variance with every observation", _NORMALISE_IN_THE_AGENT, "obs_rms", _updates
+    ),
+    "NormalizeReward": _Known(
+        "updates its variance with every reward",
+        "normalise rewards in the learner, or load statistics into the wrapper and set its update_running_mean to "
+        "False",
+        "return_rms",
+        _updates,
+    ),
+    "EpisodicLifeEnv": _LIFE,
+    "EpisodicLife": _LIFE,
+    "ActionBonus": _COUNTS,
+    "PositionBonus": _COUNTS,
+    "StateBonus": _COUNTS,
+    "ReseedWrapper": _Known(
+        "goes through a list of seeds of its own instead of taking the trajectory's",
+        "leave it out, and pass seeds= to obtain_trajectories",
+        "seed_idx",
+        lambda wrapper: len(wrapper.seeds) > 1,
+    ),
+}
+
+
+def chain_of(env: Any) -> Iterator[Any]:
+    """Yield an environment, from its outermost wrapper inwards; of a vector environment its first one, too."""
+    while env is not None:
+        yield env
+        if isinstance(env, gymnasium.Wrapper | VectorWrapper):
+            env = env.env
+        elif isinstance(env, VectorEnv):
+            envs = getattr(env, "envs", None)  # SyncVectorEnv has them; what runs elsewhere cannot be looked into
+            env = envs[0] if isinstance(envs, list | tuple) and envs else None
+        else:
+            return
+
+
+def kind_of(env: Any) -> str:
+    """Return the class of an environment, those of its wrappers, and its id, in one string."""
+    classes = ",".join(f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in chain_of(env))
+    return f"{_id_of(env)}:{classes}"
+
+
+def name_of(env: Any) -> str:
+    """Return what an environment is called in a message: its id where it has one, else its class."""
+    return _id_of(env) or type(env.unwrapped).__qualname__
+
+
+def _id_of(env: Any) -> str:
+    spec = getattr(env.unwrapped, "spec", None)  # a wrapper's spec is a deep copy
+    return str(getattr(spec, "id", ""))
+
+
+def stateful_wrapper(env: Any) -> str:
+    """Say which wrapper carries something from one trajectory to the next, and what to do; "" if none is known to."""
+    for layer in chain_of(env):
+        for base in type(layer).__mro__:
+            known = _KNOWN.get(base.__name__)
+            if known is not None and hasattr(layer, known.attribute) and known.applies(layer):
+                return (
+                    f"{name_of(env)} is wrapped by {type(layer).__qualname__}, which {known.carries}, so that a "
+                    "trajectory depends on those that its worker ran before: batches differ with the number of "
+                    f"workers and with timing. Instead, {known.way_out}"
+                )
+    return ""
+
+
+def files_of(envs: Sequence[Any]) -> tuple[str, ...]:
+    """Return where the wrappers of environments write files, for each wrapper that does."""
+    return tuple(place for env in envs for layer in chain_of(env) if (place := _place_of(layer)))
+
+
+def _place_of(layer: Any) -> str:
+    names = {base.__name__ for base in type(layer).__mro__}
+    folder, prefix = getattr(layer, "video_folder", None), getattr(layer, "name_prefix", None)
+    if names & {"RecordVideo", "VecVideoRecorder"} and isinstance(folder, str) and isinstance(prefix, str):
+        return os.path.join(os.path.abspath(folder), f"{prefix}-….mp4")
+    if "Monitor" in names:
+        # Stable-Baselines3's, where it was given a file.
+        name = getattr(getattr(getattr(layer, "results_writer", None), "file_handler", None), "name", None)
+        return os.path.abspath(name) if isinstance(name, str) else ""
+    return ""

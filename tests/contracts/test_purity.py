@@ -1,0 +1,290 @@
+"""What samplers do about environments and agents whose trajectories depend on more than their seeds."""
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import types
+from functools import partial
+
+import gymnasium
+import pytest
+from gymnasium.wrappers import NormalizeObservation, RecordVideo
+
+from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate
+from streamsampler.errors import NotReproducibleError, RolloutError
+from streamsampler.workers.purity import is_checking
+
+from .scripted import AnyLength, Steps, always_zero
+
+ENGINES = ["local", "vec", "forkserver", pytest.param("vec forkserver", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    return request.param
+
+
+class Counts(AnyLength):
+    """Carries the number of its trajectories into its rewards, where it is told to."""
+
+    def __init__(self, carries=True):
+        super().__init__()
+        self.carries, self.n = carries, 0
+
+    def set_task(self, carries):
+        self.carries = carries
+
+    def reset(self, **arguments):
+        self.n += 1
+        return super().reset(**arguments)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, reward + self.n * self.carries, *rest
+
+
+class CountsToo(Counts):
+    """The same, of another class."""
+
+
+def warnings_of(caplog):
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and "get_actions" not in record.message
+    ]
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_check_changes_nothing_and_stands_in_the_accounts(make_sampler, caplog, n_workers):
+    def calls(check):
+        sampler = make_sampler(always_zero, AnyLength, n_workers=n_workers, seed=3, check=check)
+        return sampler, [sampler.obtain_samples(200), sampler.obtain_trajectories(5), sampler.obtain_trajectories(5)]
+
+    unchecked, expected = calls(None)
+    assert unchecked.stats.checked_timesteps == 0
+    for check in ("warn", "error"):
+        sampler, batches = calls(check)
+        for batch, twin in zip(batches, expected, strict=True):
+            assert batch == twin
+        if check == "error":  # else it may be broken off, or take too long
+            first, *later = (batch.stats.checked_timesteps for batch in batches)
+            assert first == sampler.stats.checked_timesteps > 0
+            assert later == [0, 0]
+        assert sampler.stats.kept_timesteps == unchecked.stats.kept_timesteps
+    assert warnings_of(caplog) == []
+
+
+def test_what_carries_something_is_warned_of_once(make_sampler, caplog):
+    sampler = make_sampler(always_zero, Counts, n_workers=1, seed=3)
+    batches = [sampler.obtain_trajectories(8), sampler.obtain_trajectories(8)]
+    (warning,) = warnings_of(caplog)
+    assert "Counts was run twice from the same seed" in warning
+    # It got a new environment, and so what it would have got without the check.
+    twin = make_sampler(always_zero, Counts, n_workers=1, seed=3, check=None)
+    for batch in batches:
+        assert batch == twin.obtain_trajectories(8)
+
+
+def test_an_error_is_raised_in_each_call_until_the_environment_is_another_one(make_sampler):
+    sampler = make_sampler(always_zero, Counts, n_workers=2, seed=3, check="error")
+    for call in (sampler.obtain_trajectories, sampler.obtain_samples, lambda _: next(sampler.stream())):
+        with pytest.raises(NotReproducibleError, match="its reward after timestep 0 was 2") as caught:
+            call(1)
+        assert caught.value.worker_number == 0
+    batch = sampler.obtain_trajectories(4, env_update=partial(Counts, carries=False))
+    assert batch.n_trajectories == 4
+    assert sampler.obtain_trajectories(4).n_trajectories == 4
+
+
+def test_an_environment_that_is_refused_is_not_used(make_sampler):
+    sampler = make_sampler(always_zero, AnyLength, n_workers=2, seed=3, check="error")
+    twin = make_sampler(always_zero, AnyLength, n_workers=1, seed=3, check=None)
+    for _ in range(2):
+        with pytest.raises(NotReproducibleError):
+            sampler.obtain_trajectories(4, env_update=Counts)
+        twin.obtain_trajectories(4)
+        assert sampler.obtain_trajectories(4) == twin.obtain_trajectories(4)
+
+
+def test_another_class_is_checked_and_the_same_one_or_a_task_is_not(make_sampler):
+    sampler = make_sampler(always_zero, partial(Counts, carries=False), n_workers=1, seed=3, check="error")
+    updates = (
+        None,
+        NewEnvUpdate(Counts, {"carries": False}),
+        CountsToo(carries=False),
+        SetTaskUpdate(partial(CountsToo, carries=False), False),
+        SetTaskUpdate(partial(Counts, carries=False), False),
+        AnyLength,
+        [AnyLength],
+    )
+    checked = [sampler.obtain_trajectories(2, env_update=env).stats.checked_timesteps > 0 for env in updates]
+    assert checked == [True, False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_whether_an_error_is_raised_does_not_depend_on_timing(make_sampler, n_workers):
+    """One trajectory is there long before the check is done: nobody else gets work before its verdict."""
+    sampler = make_sampler(always_zero, partial(CountsSlowly, 0.0001), n_workers=n_workers, seed=3, check="error")
+    for call in (sampler.obtain_trajectories, sampler.obtain_samples, lambda _: next(sampler.stream())):
+        with pytest.raises(NotReproducibleError):
+            call(1)
+
+
+class CountsSlowly(Steps):
+    """Carries something into the last step of its trajectories, which it takes its time for."""
+
+    def __init__(self, pause):
+        super().__init__(150, pause)
+        self.n = 0
+
+    def reset(self, **arguments):
+        self.n += 1
+        return super().reset(**arguments)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, reward + self.n * (self.t == self.length), *rest
+
+
+class Once(AnyLength):
+    """Does something, once in all processes, in the second trajectory of a check."""
+
+    def __init__(self, do, mark):
+        super().__init__()
+        self.do, self.mark, self.n = do, mark, 0
+
+    def reset(self, **arguments):
+        self.n += 1
+        if is_checking() and self.n == 2:
+            with open(self.mark, "a") as file:
+                file.write("x")
+            if os.path.getsize(self.mark) == 1:
+                self.do()
+        return super().reset(**arguments)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang():
+    threading.Event().wait()
+
+
+def complain():
+    raise ValueError
+
+
+@pytest.mark.parametrize("check", ["warn", "error"])
+@pytest.mark.parametrize("do", [die, hang, complain])
+def test_a_worker_that_is_lost_in_its_check_is_replaced(make_local, tmp_path, do, check):
+    expected = make_local(always_zero, AnyLength, seed=3).obtain_trajectories(20)
+    envs = partial(Once, do, str(tmp_path / "mark"))
+    with MultiprocessingSampler(
+        always_zero, envs, n_workers=2, seed=3, check=check, step_timeout=0.5 if do is hang else None
+    ) as sampler:
+        assert sampler.obtain_trajectories(20) == expected
+        assert sampler.stats.restarts == (do is not complain)
+        assert sampler.stats.hangs == (do is hang)
+        sampler.obtain_trajectories(20)
+    # With "error" the one in its place checks; what raised or was lost once might be so each time otherwise.
+    assert os.path.getsize(tmp_path / "mark") == (2 if check == "error" and do is not complain else 1)
+
+
+def test_what_raises_in_a_check_and_in_the_trajectory_is_told_of_the_trajectory(make_sampler):
+    class Raises(Steps):
+        def step(self, action):
+            raise ValueError("no")
+
+    for check in ("warn", "error"):
+        with pytest.raises(RolloutError, match="in trajectory 0 of agent version 1: ValueError: no"):
+            make_sampler(always_zero, Raises, n_workers=2, seed=3, check=check).obtain_trajectories(3)
+
+
+def test_an_unpickled_sampler_checks_again(make_sampler):
+    sampler = make_sampler(always_zero, AnyLength, n_workers=2, seed=3, check="error")
+    sampler.obtain_trajectories(2)
+    again = make_sampler.adopt(pickle.loads(pickle.dumps(sampler)))
+    assert again.obtain_trajectories(2).stats.checked_timesteps > 0
+
+
+def test_a_known_wrapper_is_warned_of_without_a_check(make_sampler, caplog):
+    def make():
+        return NormalizeObservation(gymnasium.make("CartPole-v1"))
+
+    sampler = make_sampler(always_zero, make, n_workers=2, seed=3)
+    batches = [sampler.obtain_trajectories(8) for _ in range(2)]
+    assert sampler.stats.checked_timesteps == 0
+    (warning,) = warnings_of(caplog)
+    assert "CartPole-v1 is wrapped by NormalizeObservation" in warning
+    with pytest.raises(NotReproducibleError, match=r"NormalizeObservation.*update_running_mean to False"):
+        make_sampler(always_zero, make, n_workers=2, seed=3, check="error").obtain_trajectories(1)
+    caplog.clear()
+
+    def frozen():
+        env = make()
+        env.update_running_mean = False
+        return env
+
+    make_sampler(always_zero, frozen, n_workers=2, seed=3, check="error").obtain_trajectories(1)
+    make_sampler(always_zero, make, n_workers=2, seed=3, check=None).obtain_trajectories(1)
+    assert warnings_of(caplog) == []
+    assert len(batches) == 2
+
+
+def recorded(folder):
+    sys.modules.setdefault("moviepy", types.ModuleType("moviepy"))  # nothing is encoded here
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    return RecordVideo(env, folder, episode_trigger=lambda _: False)
+
+
+def numbered(folder, *, worker_number):
+    return recorded(os.path.join(folder, str(worker_number)))
+
+
+@pytest.mark.filterwarnings("ignore:.*Overwriting existing videos")
+@pytest.mark.parametrize("check", ["warn", "error", None])
+def test_workers_that_overwrite_each_others_videos_are_warned_of(make_sampler, tmp_path, caplog, check):
+    agents = [always_zero, always_zero]  # one for each worker: then each has trajectories that no other one runs
+    sampler = make_sampler(agents, partial(recorded, str(tmp_path)), n_workers=2, seed=3, check=check)
+    for _ in range(2):
+        sampler.obtain_exact_trajectories(6)
+    several = "environments of worker 0" if make_sampler.side_by_side else "workers 0 and 1"
+    warnings = [text for text in warnings_of(caplog) if text.startswith(several)]
+    assert len(warnings) == (check is not None)
+    assert all("write to the same files, " + str(tmp_path / "rl-video") in text for text in warnings)
+    assert all("`worker_number`" in text for text in warnings)
+
+
+@pytest.mark.filterwarnings("ignore:.*Overwriting existing videos")
+def test_workers_with_videos_of_their_own_are_not_warned_of(make_sampler, tmp_path, caplog):
+    # All environments of one worker have its number.
+    options = {"worker_args": {"n_envs": 1}} if make_sampler.side_by_side else {}
+    agents = [always_zero, always_zero]
+    make_sampler(agents, partial(numbered, str(tmp_path)), n_workers=2, seed=3, **options).obtain_exact_trajectories(2)
+    assert warnings_of(caplog) == []
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
+
+
+@pytest.mark.filterwarnings("ignore:.*Overwriting existing videos")
+def test_one_worker_overwrites_nothing(tmp_path, caplog):
+    with LocalSampler(always_zero, partial(recorded, str(tmp_path)), seed=3) as sampler:
+        sampler.obtain_trajectories(2)
+        assert sampler.stats.checked_timesteps == 0  # it would record videos of its own
+    assert warnings_of(caplog) == []
+
+
+def test_first_calls_of_many_workers_do_not_wait_for_the_check(make_local):
+    """The check goes on in a later call with the time that it has left; what is sampled meanwhile is the same."""
+    expected = make_local(always_zero, Steps, seed=3, check=None)
+    with MultiprocessingSampler(always_zero, partial(Steps, 60, 0.002), n_workers=3, seed=3) as sampler:
+        twin = LocalSampler(always_zero, partial(Steps, 60), seed=3, check=None)
+        for _ in range(4):
+            assert sampler.obtain_trajectories(2) == twin.obtain_trajectories(2)
+        twin.close()
+        assert sampler.stats.checked_timesteps <= 0.2 / 0.002 + 4
+    assert expected.n_workers == 1

@@ -1,0 +1,282 @@
+"""Checking that a trajectory depends on its seed alone, in one worker."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from streamsampler import RandomAgent
+from streamsampler.agents import CallableAgent
+from streamsampler.board import Board, board_bytes
+from streamsampler.environments import as_env_update
+from streamsampler.protocol import NEVER_AGAIN, CheckOrder
+from streamsampler.seeding import TrajectorySeeds
+from streamsampler.workers import purity
+from streamsampler.workers.base import Worker
+from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.purity import check_purity
+from streamsampler.workers.vec import VecWorker
+
+CARRIED = {
+    "first observation": "its first observation",
+    "observation": "its observation after timestep 2",
+    "reward": "its reward after timestep 2",
+    "terminated": "its terminated after timestep 2",
+    "truncated": "its truncated after timestep 2",
+}
+
+
+class Carrying(gymnasium.Env):
+    """Lasts five steps, and carries the number of its trajectories into one of the things that it tells."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, into="", length=5):
+        self.into, self.length = into, length
+        self.resets = self.steps = 0
+
+    def carried(self, what):
+        return float(self.resets) if self.into == what and self.t in (0, 3) else 0.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets += 1
+        self.t = 0
+        return np.array([self.carried("first observation")]), {}
+
+    def step(self, action):
+        self.t += 1
+        self.steps += 1
+        late = self.carried("terminated") > 1, self.carried("truncated") > 1
+        end = self.t == self.length
+        return np.array([self.carried("observation")]), self.carried("reward"), end or late[0], late[1], {}
+
+
+class Wide(Carrying):
+    """Has observations that are compared by their digests."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1000,), np.float64)
+
+    def reset(self, **arguments):
+        observation, info = super().reset(**arguments)
+        return np.repeat(observation, 1000), info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return np.repeat(observation, 1000), *rest
+
+
+class Structured(Carrying):
+    """Has nested observations with words in them."""
+
+    observation_space = spaces.Dict(a=spaces.Tuple((spaces.Discrete(9), spaces.Text(9))), b=Carrying.observation_space)
+
+    def reset(self, **arguments):
+        observation, info = super().reset(**arguments)
+        return {"a": (1, "word"), "b": observation}, info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return {"a": (1, "word"), "b": observation}, *rest
+
+
+@pytest.fixture
+def board():
+    return Board(memoryview(bytearray(board_bytes(1))))
+
+
+@pytest.fixture
+def make_worker(board):
+    def make(make_env, agent=None, *, n_envs=None, check="warn", **options):
+        vec = {} if n_envs is None else {"n_envs": n_envs}
+        worker = (DefaultWorker if n_envs is None else VecWorker)(board.row(0), **vec, **options)
+        worker.check = check
+        worker.update_env(as_env_update(make_env))
+        worker.update_agent(agent or CallableAgent(lambda _: 1))
+        return worker
+
+    return make
+
+
+def check(worker, order=None):
+    return check_purity(worker, order or CheckOrder(), 1, TrajectorySeeds(0, 1).of)
+
+
+@pytest.mark.parametrize("n_envs", [None, 3])
+@pytest.mark.parametrize("env_class", [Carrying, Wide, Structured])
+@pytest.mark.parametrize("into", CARRIED)
+def test_what_is_carried_into_the_next_trajectory_is_named(make_worker, env_class, into, n_envs):
+    outcome = check(make_worker(lambda: env_class(into), n_envs=n_envs))
+    assert f"{env_class.__name__} was run twice from the same seed" in outcome.checked.finding
+    assert f"trajectory 0 came out differently: {CARRIED[into]} was " in outcome.checked.finding
+    assert "let its reset set back what it keeps" in outcome.checked.finding
+    assert outcome.spoiled
+
+
+@pytest.mark.parametrize("n_envs", [None, 3])
+@pytest.mark.parametrize("env_class", [Carrying, Wide, Structured])
+def test_nothing_is_found_where_nothing_is_carried(make_worker, env_class, n_envs):
+    outcome = check(make_worker(env_class, RandomAgent(spaces.Discrete(2)), n_envs=n_envs))
+    assert (outcome.checked.finding, outcome.checked.complete, outcome.spoiled) == ("", True, False)
+    assert outcome.checked.timesteps == 3 * 5 * (n_envs or 1)
+
+
+class Counting:
+    """Chooses its 8th action otherwise, counted over all trajectories."""
+
+    def __init__(self, batched):
+        self.n = 0
+        if batched:
+            self.get_actions = lambda observations: ([self.next()] * len(observations), {})
+
+    def next(self):
+        self.n += 1
+        return int(self.n > 7)
+
+    def get_action(self, observation):
+        return self.next(), {}
+
+
+@pytest.mark.parametrize("n_envs", [None, 3])
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_agent_that_carries_something_is_named(make_worker, n_envs, batched):
+    finding = check(make_worker(Carrying, Counting(batched), n_envs=n_envs)).checked.finding
+    assert "its action at timestep 0 was 0 and then 1" in finding
+    assert "The agent keeps something" in finding
+
+
+def native(mode, into=""):
+    return lambda: gymnasium.vector.SyncVectorEnv([lambda: Carrying(into)] * 3, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode))
+def test_native_vector_environments(make_worker, mode):
+    assert check(make_worker(native(mode), n_envs=3)).checked.finding == ""
+    finding = check(make_worker(native(mode, "reward"), n_envs=3)).checked.finding
+    assert "one of trajectories 0 to 2 came out differently: its reward after timestep 2" in finding
+
+
+@pytest.mark.parametrize("n_envs", [None, 2])
+def test_at_most_200_timesteps_of_a_trajectory_are_compared(make_worker, n_envs):
+    made = []
+    worker = make_worker(lambda: made.append(Carrying(length=1000)) or made[-1], n_envs=n_envs, check="error")
+    outcome = check(worker)
+    assert (outcome.checked.complete, outcome.checked.finding) == (True, "")
+    assert [env.steps for env in made] == [3 * 200] * (n_envs or 1)
+    assert outcome.checked.timesteps == 3 * 200 * (n_envs or 1)
+
+
+class Clock:
+    """Goes on by a tenth of a second with each reset and step."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def env(self, **arguments):
+        clock = self
+
+        class Slow(Carrying):
+            def reset(self, **arguments):
+                clock.now += 0.0625
+                return super().reset(**arguments)
+
+            def step(self, action):
+                clock.now += 0.0625
+                return super().step(action)
+
+        return Slow(**arguments)
+
+
+@pytest.mark.parametrize("n_envs", [None, 2])
+@pytest.mark.parametrize("mode", ["warn", "error"])
+def test_nothing_begins_after_a_fifth_of_a_second_unless_it_is_an_error(make_worker, monkeypatch, n_envs, mode):
+    clock, made = Clock(), []
+    monkeypatch.setattr(purity, "perf_counter", clock)
+    worker = make_worker(lambda: made.append(clock.env(into="reward")) or made[-1], n_envs=n_envs, check=mode)
+    outcome = check(worker)
+    assert outcome.checked.complete
+    if mode == "error":
+        assert "its reward" in outcome.checked.finding
+    else:
+        assert outcome.checked.finding == ""
+        # 0.0625, 0.125, 0.1875, 0.25: the fourth began before 0.2 seconds were over.
+        assert sum(env.resets + env.steps for env in made) == 4
+        assert (outcome.checked.seconds, outcome.spoiled) == (0.25, False)
+
+
+def test_a_version_that_is_not_wanted_breaks_it_off_and_it_goes_on_with_the_time_that_is_left(
+    make_worker, board, monkeypatch
+):
+    clock = Clock()
+    monkeypatch.setattr(purity, "perf_counter", clock)
+
+    class Stopping(Carrying):
+        def step(self, action):
+            clock.now += 0.0625
+            if self.steps == 1:
+                board.want(NEVER_AGAIN)
+            return super().step(action)
+
+    worker = make_worker(Stopping)
+    first = check(worker).checked
+    assert (first.complete, first.timesteps, first.seconds) == (False, 2, 0.125)
+    board.want(1)
+    second = check(worker, CheckOrder(begun=first.kind, seconds=first.seconds)).checked
+    assert (second.complete, second.timesteps, second.finding) == (True, 2, "")
+    assert check(worker, CheckOrder(done=first.kind)).checked.timesteps == 0
+    # Another kind of environment has time of its own.
+    assert check(worker, CheckOrder(begun="another", seconds=1.0)).checked.timesteps == 4
+
+
+@pytest.mark.parametrize("n_envs", [None, 2])
+@pytest.mark.parametrize("place", ["reset", "step", "action", "data", "exit"])
+def test_what_raises_is_no_verdict(make_worker, n_envs, place):
+    class Raising(Carrying):
+        def reset(self, **arguments):
+            if place == "reset" and self.resets:
+                raise ValueError
+            return super().reset(**arguments)
+
+        def step(self, action):
+            if self.resets > 1 and place in ("step", "exit"):
+                raise SystemExit if place == "exit" else ValueError
+            observation, *rest = super().step(action)
+            return (np.zeros(2) if place == "data" else observation), *rest
+
+    def act(_):
+        raise ValueError
+
+    for mode in ("warn", "error"):
+        worker = make_worker(Raising, CallableAgent(act) if place == "action" else None, n_envs=n_envs, check=mode)
+        outcome = check(worker)
+        assert (outcome.checked.finding, outcome.checked.complete, outcome.spoiled) == ("", True, True)
+
+
+def test_nan_and_what_cannot_be_compared_are_no_difference(make_worker):
+    class Odd(Carrying):
+        observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+        def reset(self, **arguments):
+            return np.full(2, np.nan, np.float32), super().reset(**arguments)[1]
+
+        def step(self, action):
+            return np.full(2, np.nan, np.float32), np.nan, *super().step(action)[2:]
+
+    assert check(make_worker(Odd)).checked.finding == ""
+
+
+def test_a_worker_of_another_kind_is_not_checked(board):
+    class Mine(Worker):
+        spaces = None
+
+        def update_agent(self, agent_update): ...
+        def update_env(self, env_update): ...
+        def rollout(self, ticket, seeds): ...
+        def shutdown(self): ...
+
+    outcome = check(Mine(board.row(0)))
+    assert (outcome.checked.complete, outcome.checked.finding) == (True, "")
