@@ -20,7 +20,6 @@ from streamsampler.errors import ClosedError, DataError
 from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
 from streamsampler.protocol import Failure, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
-from streamsampler.seeding import TrajectorySeeds
 from streamsampler.setbacks import UPDATE_PHASES, Setback
 from streamsampler.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.trajectories import TrajectoryBatch
@@ -139,10 +138,7 @@ class Call:
             crew.moved(worker)
         message = self._dispatcher.hand(worker, indices, *self.gathering.terms(indices))
         if isinstance(message, Start):
-            lacking = self._collector.updates.lacking(worker)
-            self._collector.reading[worker] = list(lacking.values())
-            order = self._collector.verdicts.order_for(worker)
-            message = Start(message.version, message.tickets, **lacking, check=order)
+            message = Start(message.version, message.tickets, **self._collector.told_at_start(worker))
         self._engine.send(worker, message)
 
     def _take_in(self, event: Event) -> None:
@@ -298,7 +294,7 @@ class Call:
             observation_space=observation_space,
             action_space=action_space,
             indices=indices,
-            seeds=TrajectorySeeds(self._collector.seed, self.version).of(indices),
+            seeds=self._collector.seeds_of(self.version, indices),
             agent_versions=[self.version] * len(indices),
             seed=self._collector.seed,
             stats=self.stats,

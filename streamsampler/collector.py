@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,12 +14,14 @@ from streamsampler.blocks import Blocks
 from streamsampler.crew import Crew
 from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Engine
+from streamsampler.episodes import Episodes
 from streamsampler.gathering import Order
 from streamsampler.leases import Pool
 from streamsampler.pacing import Pace
 from streamsampler.protocol import Answer
 from streamsampler.recording import Rollouts
-from streamsampler.serialization import dumps
+from streamsampler.seeding import TrajectorySeeds
+from streamsampler.serialization import Payload, dumps
 from streamsampler.supervision import Policy
 from streamsampler.updates import Updates
 from streamsampler.verdicts import Verdicts
@@ -99,6 +101,8 @@ class Collector:
         self.spaces: list[Spaces | None] = [None] * engine.n_workers
         self.crew = Crew(engine, policy or Policy(), clock)
         self.verdicts = verdicts or Verdicts(None)
+        self._episodes: Episodes | None = None
+        self._episodes_handle: Any = None
         self.cancelled = False
         self.suspect = False  # whether an interrupt may have hit between two steps of the bookkeeping
         self.told_of_anomalies = False
@@ -108,6 +112,28 @@ class Collector:
         self._ran_by_dead = 0
         self._settled = False
         self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
+
+    def give(self, episodes: Episodes | None, payload: Payload | None) -> None:
+        """Begin a call.
+
+        Args:
+            episodes: What it says of its trajectories.
+            payload: The same, pickled.
+        """
+        self._episodes = episodes
+        self._episodes_handle = None if payload is None else self.publish(payload)
+
+    def seeds_of(self, version: int, indices: Sequence[int]) -> list[int]:
+        """Return the seeds of trajectories of the call in hand."""
+        return (self._episodes or Episodes()).seeds_of(TrajectorySeeds(self.seed, version), indices)
+
+    def told_at_start(self, worker: int) -> dict[str, Any]:
+        """Return what a worker is told with its first ticket of a call, and take it for told; see `protocol.Start`."""
+        told: dict[str, Any] = dict(self.updates.lacking(worker).items())
+        if self._episodes_handle is not None:
+            told["episodes"] = self._episodes_handle
+        self.reading[worker] = list(told.values())
+        return {**told, "check": self.verdicts.order_for(worker)}
 
     def cancel(self) -> None:
         """Let the call that is under way in another thread fail at once; nothing is to be called afterwards."""

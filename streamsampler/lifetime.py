@@ -7,19 +7,23 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
+from streamsampler.checks import positive
 from streamsampler.collecting import Call
 from streamsampler.collector import Collector
 from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError
+from streamsampler.episodes import Episodes
+from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError
 from streamsampler.factory import WorkerFactory
 from streamsampler.failures import failure_error
 from streamsampler.gathering import GatherPlan, Order
+from streamsampler.payloads import makes_environment, pickled_updates
 from streamsampler.protocol import NEVER_AGAIN, Failure, Phase, Report
-from streamsampler.serialization import Payload
+from streamsampler.seeding import TrajectorySeeds
+from streamsampler.serialization import Payload, dumps
 from streamsampler.statistics import Stats
 from streamsampler.supervision import Policy
 from streamsampler.trajectories import TrajectoryBatch
@@ -115,9 +119,9 @@ class SamplerLife(ABC):
             )
 
     @contextmanager
-    def _call(self, plan: GatherPlan, updates: dict[Kind, Any]) -> Iterator[Call]:
+    def _call(self, plan: GatherPlan, updates: dict[Kind, Any], episodes: Episodes | None) -> Iterator[Call]:
         self._salvaged = None
-        call = self._begin(plan, updates, Stats.of(self.n_workers))
+        call = self._begin(plan, updates, Stats.of(self.n_workers), episodes)
         try:
             with self._watched():
                 yield call
@@ -146,7 +150,10 @@ class SamplerLife(ABC):
             self._collector.engine.want(NEVER_AGAIN)
             raise
 
-    def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats) -> Call:
+    def _begin(
+        self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats, episodes: Episodes | None = None
+    ) -> Call:
+        payload = None if episodes is None else dumps(episodes, "reset_options")
         self._end_stream()
         if self._collector.suspect:
             self._start_afresh()
@@ -155,6 +162,7 @@ class SamplerLife(ABC):
         snapshot = collector.updates.snapshot()
         try:
             self._put(updates)
+            collector.give(episodes, payload)
             return Call(collector, plan, snapshot, stats)
         except BaseException:
             collector.updates.restore(snapshot)
@@ -190,6 +198,35 @@ class SamplerLife(ABC):
     def agent_version(self) -> int:
         """The agent version of the last obtaining call; 0 before the first."""
         return self._collector.dispatcher.version
+
+    def seeds(self, version: int, indices: Sequence[int]) -> list[int]:
+        """Return the seeds that this sampler's trajectories begin from, unless a call is given others.
+
+        Args:
+            version: The agent version: 1 in the first obtaining call, 2 in the second.
+            indices: Trajectory indices within that version, each at least 0 and less than 2**31.
+
+        Returns:
+            A seed for each index, as `batch.seeds` has them: at least 0 and less than 2**31.
+
+        Raises:
+            UsageError: There is no such version or index.
+        """
+        derived = TrajectorySeeds(self.seed, positive("version", version))
+        return derived.of([positive("an index", index, least=0) for index in indices])
+
+    # ------------------------------------------------------------------ what calls are given
+
+    def _updates_of(self, agent_update: Any, env_update: Any) -> dict[Kind, Any]:
+        updates = pickled_updates(agent_update, env_update, self._collector.updates.about("agent"))
+        if makes_environment(env_update):
+            self._verdicts.renew()
+        return updates
+
+    def _check_options(self, episodes: Episodes | None) -> None:
+        worker_class = self._factory.worker_class
+        if episodes is not None and episodes.options is not None and not worker_class.can_take_options:
+            raise UsageError(f"{worker_class.__name__} takes no reset_options")
 
     # ------------------------------------------------------------------ the end
 

@@ -207,7 +207,8 @@ class Result(Generic[Part]):
         for number, length in enumerate(lengths):
             n_kept += bool(length)
             n_dropped += not length
-            if not length and too_many_dropped(n_dropped, n_kept):
+            all_dropped = self._plan.fixed and n_dropped == self._plan.limit
+            if not length and (all_dropped or too_many_dropped(n_dropped, n_kept)):
                 position = entry.position + number
                 self.hopeless = Hopeless(entry.part, position, entry.indices[position], n_dropped, n_kept)
                 return number + 1
@@ -226,7 +227,7 @@ class Result(Generic[Part]):
         plan = self._plan
         if plan.timesteps is not None:
             return self.n_timesteps >= plan.timesteps
-        return self.n_trajectories == plan.limit
+        return (self._passed if plan.fixed else self.n_trajectories) == plan.limit
 
     @property
     def _open(self) -> bool:

@@ -21,6 +21,10 @@ class GatherPlan(Protocol):
     def timesteps(self) -> int | None:
         """How many timesteps suffice; None if only trajectories count."""
 
+    @property
+    def fixed(self) -> bool:
+        """Whether no other trajectory can make up for one that is left out."""
+
     def lane(self, number: int, n_lanes: int) -> range:
         """The indices that worker `number` runs where each worker has its own agent or environment."""
 
@@ -34,6 +38,7 @@ class AtLeast:
 
     timesteps: int
     limit: None = None
+    fixed: bool = False
 
     def lane(self, number: int, n_lanes: int) -> range:
         """Every `n_lanes`-th index."""
@@ -42,9 +47,14 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Exactly:
-    """Trajectories 0 to `limit - 1`."""
+    """Trajectories 0 to `limit - 1`.
+
+    With `fixed` each of them is wanted in its place, because it has a seed or options of its own: none makes up for one
+    that is left out.
+    """
 
     limit: int
+    fixed: bool = False
     timesteps: None = None
 
     def lane(self, number: int, n_lanes: int) -> range:
@@ -62,6 +72,7 @@ class ExactlyPerWorker:
     n_traj_per_worker: int
     n_workers: int
     timesteps: None = None
+    fixed: bool = False
 
     @property
     def limit(self) -> int:
@@ -82,6 +93,7 @@ class Endless:
     first: int = 0
     limit: None = None
     timesteps: None = None
+    fixed: bool = False
 
     def lane(self, number: int, n_lanes: int) -> range:
         """Every `n_lanes`-th index."""

@@ -152,6 +152,7 @@ class Start:
         env: A new environment; None keeps the environment.
         levels: The levels of the sampler's loggers (`worker_logs.Levels`); None for those that it told last.
         check: What to check before the first ticket; None for nothing.
+        episodes: What the call says of its trajectories (`episodes.Episodes`), as the engine carries payloads.
     """
 
     version: int
@@ -161,6 +162,7 @@ class Start:
     env: Any = None
     levels: Any = None
     check: CheckOrder | None = None
+    episodes: Any = None
 
 
 @by_position

@@ -12,12 +12,13 @@ from streamsampler.checks import CheckMode, positive, refuse_two_numbers
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
 from streamsampler.environments import as_env_update
+from streamsampler.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.factory import WorkerFactory
 from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
 from streamsampler.generics import ActionsT, ObservationsT, brackets
 from streamsampler.lifetime import SamplerLife
-from streamsampler.payloads import makes_environment, pickled, pickled_updates, put_agents
+from streamsampler.payloads import pickled, put_agents
 from streamsampler.per_worker import items_by_worker
 from streamsampler.progress import ProgressArgument
 from streamsampler.progress_output import display
@@ -190,7 +191,13 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
     # ------------------------------------------------------------------ obtaining
 
     def obtain_samples(
-        self, num_samples: int, agent_update: Any = None, env_update: Any = None, progress: ProgressArgument = False
+        self,
+        num_samples: int,
+        agent_update: Any = None,
+        env_update: Any = None,
+        progress: ProgressArgument = False,
+        *,
+        reset_options: Options | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
 
@@ -205,12 +212,13 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             progress: True shows a progress bar, on a terminal's stderr or in a notebook; elsewhere, and where the
                 variable `CI` is set, it writes a line to stderr every 30 seconds and one at the end. A callable is
                 called with a `progress.Snapshot` several times a second.
+            reset_options: A dict that `env.reset(options=…)` gets in each trajectory of this call; None for none.
 
         Raises:
-            UsageError: `num_samples` is no positive integer, the agent does not take such an `agent_update`, or there
-                are more or fewer items than workers (a ValueError).
+            UsageError: `num_samples` is no positive integer, the agent does not take such an `agent_update`, there
+                are more or fewer items than workers, or `reset_options` is no dict (a ValueError).
             TypeError: `env_update` is no environment.
-            SerializationError: An update cannot be pickled.
+            SerializationError: An update, or the options, cannot be pickled.
             RolloutError: User code raised in a worker.
             WorkerDiedError: A worker ended, and there were too many losses.
             WorkerHungError: A worker made no progress, and there were too many losses.
@@ -218,14 +226,43 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             ConcurrentCallError: Another call is under way.
         """
         refuse_two_numbers("obtain_samples", "num_samples", num_samples, agent_update)
-        return self._obtain(AtLeast(positive("num_samples", num_samples)), agent_update, env_update, progress)
+        plan = AtLeast(positive("num_samples", num_samples))
+        return self._obtain(plan, agent_update, env_update, progress, common_episodes(reset_options))
 
     def obtain_trajectories(
-        self, n_trajectories: int, agent_update: Any = None, env_update: Any = None, progress: ProgressArgument = False
+        self,
+        n_trajectories: int | None = None,
+        agent_update: Any = None,
+        env_update: Any = None,
+        progress: ProgressArgument = False,
+        *,
+        seeds: Iterable[int] | None = None,
+        reset_options: EpisodeOptions | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        """Return exactly `n_trajectories` trajectories; see `obtain_samples` for the other arguments and errors."""
+        """Return exactly `n_trajectories` trajectories.
+
+        Args:
+            n_trajectories: How many, at least 1; may be left out where there are `seeds`.
+            agent_update: See `obtain_samples`.
+            env_update: See `obtain_samples`.
+            progress: See `obtain_samples`.
+            seeds: Integers of at least 0: the trajectories begin from these seeds, each from its own, in this order,
+                whatever the sampler's own seed and `order`. Samplers with the same seeds see the same episodes:
+                `batch.seeds` tells them. Everything else that is random in a trajectory follows from its seed, too.
+                None for the sampler's own; see `seeds`. With `on_failure="drop"` a trajectory that raises is left
+                out, and none takes its place.
+            reset_options: What `env.reset(options=…)` gets: a dict for all trajectories, or a list with a dict or None
+                for each; then, too, none takes the place of one that is left out. A native vector environment takes
+                one dict only.
+
+        Raises:
+            UsageError: Numbers of trajectories, seeds and options do not agree, or an argument cannot work. For the
+                other errors see `obtain_samples`.
+        """
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
-        return self._obtain(Exactly(positive("n_trajectories", n_trajectories)), agent_update, env_update, progress)
+        n, episodes = given_episodes(n_trajectories, seeds, reset_options)
+        fixed = episodes is not None and episodes.is_fixed
+        return self._obtain(Exactly(n, fixed=fixed), agent_update, env_update, progress, episodes)
 
     def obtain_exact_trajectories(
         self,
@@ -233,6 +270,8 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         agent_update: Any = None,
         env_update: Any = None,
         progress: ProgressArgument = False,
+        *,
+        reset_options: Options | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return exactly `n_traj_per_worker` trajectories for each worker, in worker order.
 
@@ -241,25 +280,25 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """
         refuse_two_numbers("obtain_exact_trajectories", "n_traj_per_worker", n_traj_per_worker, agent_update)
         plan = ExactlyPerWorker(positive("n_traj_per_worker", n_traj_per_worker), self.n_workers)
-        return self._obtain(plan, agent_update, env_update, progress)
-
-    def _updates_of(self, agent_update: Any, env_update: Any) -> dict[Kind, Any]:
-        updates = pickled_updates(agent_update, env_update, self._collector.updates.about("agent"))
-        if makes_environment(env_update):
-            self._verdicts.renew()
-        return updates
+        return self._obtain(plan, agent_update, env_update, progress, common_episodes(reset_options))
 
     def _obtain(
-        self, plan: GatherPlan, agent_update: Any, env_update: Any, progress: ProgressArgument
+        self,
+        plan: GatherPlan,
+        agent_update: Any,
+        env_update: Any,
+        progress: ProgressArgument,
+        episodes: Episodes | None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         self._check_usable()
+        self._check_options(episodes)
         updates = self._updates_of(agent_update, env_update)
         batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
                 self._watched(),
                 self._exclusive(),
-                self._call(plan, updates) as call,
+                self._call(plan, updates, episodes) as call,
                 display(progress, plan) as shown,
             ):
                 while not call.gathering.complete:
@@ -272,7 +311,12 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         return batch
 
     def stream(
-        self, agent_update: Any = None, env_update: Any = None, *, first_trajectory: int = 0
+        self,
+        agent_update: Any = None,
+        env_update: Any = None,
+        *,
+        first_trajectory: int = 0,
+        reset_options: Options | None = None,
     ) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
         """Return an endless iterator over trajectories 0, 1, 2, …, each a batch of one.
 
@@ -283,6 +327,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             agent_update: See `obtain_samples`.
             env_update: See `obtain_samples`.
             first_trajectory: Begin with this one; what comes is the same as without, from there on.
+            reset_options: See `obtain_samples`.
 
         Raises:
             UsageError: `first_trajectory` is no integer of at least 0, or not 0 with workers that run blocks of
@@ -292,12 +337,16 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         first = positive("first_trajectory", first_trajectory, least=0)
         if first and self._factory.blocks != Blocks():
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
+        episodes = common_episodes(reset_options)
+        self._check_options(episodes)
         updates = self._updates_of(agent_update, env_update)
-        return self._stream(updates, first)
+        return self._stream(updates, first, episodes)
 
-    def _stream(self, updates: dict[Kind, Any], first: int) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
+    def _stream(
+        self, updates: dict[Kind, Any], first: int, episodes: Episodes | None
+    ) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
         with self._watched(), self._exclusive():
-            call = self._begin(Endless(first), updates, self.stats)
+            call = self._begin(Endless(first), updates, self.stats, episodes)
             self._streaming = call
         try:
             while True:

@@ -6,6 +6,7 @@ import contextlib
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -161,6 +162,8 @@ class Life:
                 phase = self._enter(worker, Phase.AGENT_UPDATE)
                 worker.update_agent(self._channel.load(start.parameters))
             self._check_order = start.check
+            phase = self._enter(worker, Phase.RESET)
+            worker.episodes = None if start.episodes is None else self._channel.load(start.episodes)
             if start.env is not None and worker.check is not None and (files := files_of(worker.environments())):
                 self._checked = Checked(files=files)
         except BaseException as error:  # whatever user code raises, SystemExit included, is the sampler's to report
@@ -219,7 +222,7 @@ class Life:
                 self._side.before_answer()
                 self._give_up((ticket,))
                 return
-            outcome = worker.rollout(ticket, TrajectorySeeds(self._seed, ticket.version).of(ticket.indices))
+            outcome = worker.rollout(ticket, self._seeds_of(ticket.version, ticket.indices))
             worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.phase(Phase.SENDING)
             told = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
@@ -237,11 +240,17 @@ class Life:
             worker.phase, worker.trajectory = Phase.WAITING, None
             self._row.phase(Phase.WAITING)
 
+    def _seeds_of(self, version: int, indices: range) -> list[int]:
+        derived, worker = TrajectorySeeds(self._seed, version), self._worker
+        if worker is None or worker.episodes is None:
+            return derived.of(indices)
+        return worker.episodes.seeds_of(derived, indices)
+
     def _check(self, worker: Worker, order: CheckOrder, version: int) -> bool:
         """Check that trajectories depend on their seeds alone; return whether there is anything to go on with."""
         began = perf_counter()
         self._check_order = None
-        outcome = check_purity(worker, order, version, TrajectorySeeds(self._seed, version).of)
+        outcome = check_purity(worker, order, version, partial(self._seeds_of, version))
         worker.trajectory, worker.ran_timesteps = None, 0
         self._row.end_ticket(outcome.checked.timesteps)
         self._checked = replace(outcome.checked, files=() if self._checked is None else self._checked.files)

@@ -15,7 +15,18 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 LAYERS = [
     ["version", "words", "errors", "compact", "checks", "exactness", "per_worker", "threads", "atomic", "quotas"],
     ["trees", "generics", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
-    ["verdicts", "plans", "pacing", "blocks", "cutting", "holdings", "ordering", "gathering", "supervision"],
+    [
+        "episodes",
+        "verdicts",
+        "plans",
+        "pacing",
+        "blocks",
+        "cutting",
+        "holdings",
+        "ordering",
+        "gathering",
+        "supervision",
+    ],
     [
         "board",
         "failures",

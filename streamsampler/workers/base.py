@@ -17,6 +17,7 @@ from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.checks import CheckMode
 from streamsampler.environments import AnyEnv, AnyVectorEnv, EnvUpdate
+from streamsampler.episodes import Episodes
 from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import Rollouts
@@ -121,11 +122,15 @@ class Worker(ABC):
         check: What to do about data that may be wrong: "warn", "error", or None for nothing.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
         can_drop: Whether this kind of worker can leave out trajectories.
+        episodes: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
+            that `rollout` gets.
+        can_take_options: Whether this kind of worker hands `episodes.options_of(index)` to its environment's reset.
         can_rehearse: Whether this kind of worker has `rehearse`.
     """
 
     can_drop = False
     can_rehearse = False
+    can_take_options = False
 
     def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
         self.row = row
@@ -138,6 +143,7 @@ class Worker(ABC):
         self.allocate: Allocate = np.empty
         self.dropping: Callable[[tuple[str, ...]], bool] | None = None
         self.check: CheckMode = None
+        self.episodes: Episodes | None = None
         self.rebuild: Callable[[], None] = _nothing
         self._finder: AnomalyFinder | None = None
 

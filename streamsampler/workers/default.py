@@ -56,6 +56,7 @@ class DefaultWorker(Worker):
 
     can_drop = True
     can_rehearse = True
+    can_take_options = True
 
     def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
         super().__init__(row, worker_number=worker_number, max_episode_length=max_episode_length)
@@ -212,7 +213,7 @@ class DefaultWorker(Worker):
         assert env is not None
         assert agent is not None
         in_recording, in_action, in_step = _RECORDING, _ACTION, _STEP
-        reset, step, get_action, clock = env.reset, env.step, agent.get_action, perf_counter
+        reset, step, get_action, clock = self._reset_of(env, indices), env.step, agent.get_action, perf_counter
         record_observation, record_action = recorder.record_observation, recorder.record_action
         # Where a list may not be appended to, no observation has this dtype, and no action the class.
         observations = cast("list[bytes]", recorder.encoded_observations)
@@ -330,6 +331,14 @@ class DefaultWorker(Worker):
             raise
         self.ran_timesteps += len(rewards) - n_before
         return -1, _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
+
+    def _reset_of(self, env: AnyEnv, indices: Sequence[int]) -> Callable[..., Any]:
+        """Return the environment's `reset`, with the options of one trajectory after the other where there are any."""
+        episodes = self.episodes
+        if episodes is None or episodes.options is None:
+            return env.reset
+        coming = iter(indices)
+        return lambda seed: env.reset(seed=seed, options=episodes.options_of(next(coming)))
 
     def _explain(self, error: BaseException, phase: Phase, action: Any) -> None:
         """Raise a better error where the reason is known; otherwise return."""

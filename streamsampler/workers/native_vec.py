@@ -76,6 +76,11 @@ class NativeRunner:
             )
 
     @property
+    def resets_itself(self) -> bool:
+        """Whether the environment begins trajectories by itself."""
+        return self._mode != DISABLED
+
+    @property
     def n_slots(self) -> int:
         """How many trajectories run side by side."""
         return int(self._env.num_envs)
@@ -90,20 +95,50 @@ class NativeRunner:
         self._env.close()
 
     def reset_from(self, seeds: list[int]) -> Any:
-        """Reset the whole environment, from one seed for each slot; from the first one, where it takes no list."""
+        """Reset the whole environment, from one seed for each slot; from the first one, where it takes no list.
+
+        Raises:
+            UsageError: It takes no list, and the seeds are those that a call was given; or the options are one dict
+                for each trajectory.
+        """
         given: Any = seeds
+        more = self.options()
         if not self.takes_one_seed:
             try:
-                return self._env.reset(seed=given)
+                return self._env.reset(seed=given, **more)
             except Exception as refused:
                 # Many native ones draw for all their environments from one generator, and refuse a list.
                 try:
-                    result = self._env.reset(seed=seeds[0])
+                    result = self._env.reset(seed=seeds[0], **more)
                 except Exception as error:
                     raise error from refused
                 self.takes_one_seed = True
+                self._check_that_one_will_do()
                 return result
-        return self._env.reset(seed=seeds[0])
+        self._check_that_one_will_do()
+        return self._env.reset(seed=seeds[0], **more)
+
+    def _check_that_one_will_do(self) -> None:
+        episodes = self._worker.episodes
+        if episodes is not None and episodes.seeds is not None and self.n_slots > 1:
+            raise UsageError(
+                "seeds needs a vector environment whose reset takes a list with one for each environment; "
+                f"{type(self._env.unwrapped).__qualname__} takes one for all"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Return what `reset` gets besides seeds: the options of the call, if there are any.
+
+        Raises:
+            UsageError: They are not the same for all trajectories, or have the key that tells what to reset.
+        """
+        episodes = self._worker.episodes
+        options = None if episodes is None else episodes.common_options
+        if options is None:
+            return {}
+        if "reset_mask" in options:
+            raise UsageError('a vector environment takes no "reset_mask" in reset_options: it tells what to reset')
+        return {"options": options}
 
     def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> bool:
         """Run a block, as far as it is wanted.
@@ -187,7 +222,8 @@ class _Run:
             self._worker.trajectory = self._block.indices[self._next]
         # One seed for all would be the other slots' seed, too.
         given: Any = None if self._runner.takes_one_seed else seeds
-        observations, infos = begin_of(self._env.reset(seed=given, options={"reset_mask": mask}))
+        options = {**self._runner.options().get("options", {}), "reset_mask": mask}
+        observations, infos = begin_of(self._env.reset(seed=given, options=options))
         self._worker.phase = Phase.RECORDING
         _check_infos("episode_infos", infos)
         _filled(self._observations, take(self._checked(observations, refilled), ended), ended)

@@ -274,7 +274,11 @@ class _Run:
         worker.row.begin_trajectory(index)
         words[phase_word] = _RESET_NUMBER
         worker.phase = _RESET
-        result = self._envs[slot].reset(seed=seed)
+        episodes = worker.episodes
+        if episodes is None or episodes.options is None:
+            result = self._envs[slot].reset(seed=seed)
+        else:
+            result = self._envs[slot].reset(seed=seed, options=episodes.options_of(index))
         observation, info = begin_of(result)
         if self._agent.by_slot:
             worker.phase = _AGENT_RESET

@@ -77,6 +77,7 @@ class VecWorker(Worker):
     """
 
     can_rehearse = True
+    can_take_options = True
 
     def __init__(
         self,
@@ -212,11 +213,12 @@ class VecWorker(Worker):
         assert recorder is not None
         recorder.clear()
         wanted = True
-        for first in range(0, len(seeds), ticket.block):
+        size = self._block_size(ticket)
+        for first in range(0, len(seeds), size):
             enough = ticket.enough - recorder.n_timesteps
             if not wanted or enough <= 0 < ticket.enough:
                 break
-            stop = first + ticket.block
+            stop = first + size
             block = Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop], max(0, enough))
             try:
                 wanted = self._run(block, recorder, seconds)
@@ -251,6 +253,17 @@ class VecWorker(Worker):
             begins = position - position % ticket.block
             self.done_timesteps = int(rollouts.lengths[begins:].sum())
             raise first
+
+    def _block_size(self, ticket: Ticket) -> int:
+        """How many trajectories to run together.
+
+        A vector environment that resets itself takes a seed and options only when the whole of it is reset: where a
+        call has given some, a block has one trajectory for each of its environments.
+        """
+        runner = self._runner
+        if self.episodes is None or not isinstance(runner, NativeRunner) or not runner.resets_itself:
+            return ticket.block
+        return min(runner.n_slots, ticket.block)
 
     def _outcome(
         self, rollouts: Rollouts | None, recorder: BatchRecorder, seconds: Seconds, n_trajectories: int,

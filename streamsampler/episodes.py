@@ -1,0 +1,135 @@
+"""What a call says of its trajectories: the seeds that they begin from, and the options of their resets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from streamsampler.checks import positive
+from streamsampler.errors import UsageError
+from streamsampler.seeding import TrajectorySeeds
+
+__all__ = ["EpisodeOptions", "Episodes", "Options", "common_episodes", "given_episodes"]
+
+Options: TypeAlias = Mapping[str, Any]
+EpisodeOptions: TypeAlias = Options | Sequence[Options | None]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The seeds and the reset options of a call's trajectories, by index.
+
+    Attributes:
+        seeds: Seeds that were given; None where the sampler's own are used.
+        options: The same options for all, a tuple with those of each trajectory, or None.
+    """
+
+    seeds: tuple[int, ...] | None = None
+    options: dict[str, Any] | tuple[dict[str, Any] | None, ...] | None = None
+
+    def seeds_of(self, derived: TrajectorySeeds, indices: range | Sequence[int]) -> list[int]:
+        """Return the seeds of trajectories.
+
+        Args:
+            derived: The sampler's own, which are used where none are given. A check runs trajectories that no seed is
+                given for.
+            indices: Trajectory indices.
+        """
+        if self.seeds is None:
+            return derived.of(indices)
+        return [self.seeds[index] if index < len(self.seeds) else derived[index] for index in indices]
+
+    def options_of(self, index: int) -> dict[str, Any] | None:
+        """Return a copy of a trajectory's options, which its environment may change; None if it has none."""
+        if isinstance(self.options, tuple):
+            return copy.deepcopy(self.options[index % len(self.options)])
+        return copy.deepcopy(self.options)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a trajectory has something that no other one has."""
+        return self.seeds is not None or isinstance(self.options, tuple)
+
+    @property
+    def common_options(self) -> dict[str, Any] | None:
+        """Options that are the same for all trajectories.
+
+        Raises:
+            UsageError: Each trajectory has its own.
+        """
+        if isinstance(self.options, tuple):
+            raise UsageError(
+                "a vector environment takes one dict of reset options for all its environments: pass one dict, or an "
+                "environment that is not vectorised, of which VecWorker makes several itself"
+            )
+        return self.options_of(0)
+
+
+def given_episodes(n_trajectories: Any, seeds: Any, reset_options: Any) -> tuple[int, Episodes | None]:
+    """Return what `obtain_trajectories` was given: how many trajectories, and what is said of them.
+
+    Args:
+        n_trajectories: How many; None for as many as there are seeds.
+        seeds: None, or integers of at least 0.
+        reset_options: None, a dict, or a sequence with a dict or None for each trajectory.
+
+    Raises:
+        UsageError: An argument cannot work, or they are not of one length.
+    """
+    if seeds is None and n_trajectories is None:
+        raise UsageError("n_trajectories must be an integer, got None: pass a number of trajectories, or seeds=[…]")
+    checked = None if seeds is None else _checked_seeds(seeds)
+    if n_trajectories is None and checked is not None:
+        n_trajectories = len(checked)
+    n = positive("n_trajectories", n_trajectories)
+    if checked is not None and len(checked) != n:
+        raise UsageError(f"n_trajectories is {n}, but there are {len(checked)} seeds")
+    options = _checked_options(reset_options, n)
+    return n, None if checked is None and options is None else Episodes(checked, options)
+
+
+def common_episodes(reset_options: Any) -> Episodes | None:
+    """Return what a call was given that has one dict of options for all its trajectories, or None.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if reset_options is None:
+        return None
+    if not isinstance(reset_options, Mapping):
+        raise UsageError(
+            f"reset_options must be a dict for all trajectories, got {_shown(reset_options)}; obtain_trajectories "
+            "takes one for each, too"
+        )
+    return Episodes(options=dict(reset_options))
+
+
+def _checked_seeds(seeds: Any) -> tuple[int, ...]:
+    if isinstance(seeds, str | bytes) or not hasattr(seeds, "__iter__"):
+        raise UsageError(f"seeds must be a sequence of integers, one for each trajectory, got {_shown(seeds)}")
+    checked = tuple(positive(f"seeds[{position}]", seed, least=0) for position, seed in enumerate(seeds))
+    if not checked:
+        raise UsageError("seeds is empty: there is nothing to sample")
+    return checked
+
+
+def _checked_options(options: Any, n: int) -> dict[str, Any] | tuple[dict[str, Any] | None, ...] | None:
+    if options is None:
+        return None
+    if isinstance(options, Mapping):
+        return dict(options)
+    if not isinstance(options, Sequence) or isinstance(options, str | bytes):
+        raise UsageError(f"reset_options must be a dict, or a list with one for each trajectory, got {_shown(options)}")
+    for position, each in enumerate(options):
+        if each is not None and not isinstance(each, Mapping):
+            raise UsageError(f"reset_options[{position}] must be a dict or None, got {_shown(each)}")
+    if len(options) != n:
+        raise UsageError(f"there are {n} trajectories, but reset_options has {len(options)} items")
+    return tuple(None if each is None else dict(each) for each in options)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__qualname__}"
