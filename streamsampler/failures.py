@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError, WorkerError, WorkerHungError

@@ -90,7 +90,7 @@ class Gathering(Generic[Part]):
     ) -> None:  # fmt: skip
         self.plan = plan
         self.pace = pace if pace is not None else Pace()
-        order = "index" if plan.fixed else order
+        order, dropping = ("index", False) if plan.fixed else (order, dropping)
         # Where workers take turns nobody is idle.
         self._never_idle = order == "arrival" and concurrent
         self._n_workers = n_workers
@@ -98,11 +98,7 @@ class Gathering(Generic[Part]):
         self._may_help = concurrent and not own_lanes
         n_lanes = n_workers if own_lanes else 1
         own = [plan.lane(number, n_lanes) for number in range(n_lanes)]
-        if (
-            plan.limit is not None
-            and not plan.fixed
-            and (dropping or (order == "arrival" and isinstance(plan, Exactly)))
-        ):
+        if plan.limit is not None and (dropping or (order == "arrival" and isinstance(plan, Exactly))):
             own = [endless(lane, n_lanes) for lane in own]
         self._lanes = [Lane(lane, blocks) for lane in own]
         self._first = min(lane.own.start for lane in self._lanes)

@@ -161,11 +161,7 @@ class Life:
             if start.parameters is not None:
                 phase = self._enter(worker, Phase.AGENT_UPDATE)
                 worker.update_agent(self._channel.load(start.parameters))
-            self._check_order = start.check
-            phase = self._enter(worker, Phase.RESET)
-            worker.episodes = None if start.episodes is None else self._channel.load(start.episodes)
-            if start.env is not None and worker.check is not None and (files := files_of(worker.environments())):
-                self._checked = Checked(files=files)
+            self._take_orders(worker, start)
         except BaseException as error:  # whatever user code raises, SystemExit included, is the sampler's to report
             self._let_interrupts_through(error)
             if self._worker is not None:
@@ -173,6 +169,15 @@ class Life:
             ticket = self._side.next_ticket()
             assert ticket is not None
             self._fail(ticket, phase, None, error)
+
+    def _take_orders(self, worker: Worker, start: Start) -> None:
+        """Take in what is to be done with an environment and an agent that are up to date."""
+        self._check_order = start.check
+        if start.episodes is not None:
+            self._enter(worker, Phase.RESET)
+        worker.episodes = None if start.episodes is None else self._channel.load(start.episodes)
+        if start.env is not None and worker.check is not None and (files := files_of(worker.environments())):
+            self._checked = Checked(files=files)
 
     def _take_note(self, start: Start) -> None:
         """Remember what is in force. It can be loaded as long as the version is wanted."""

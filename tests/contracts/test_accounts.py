@@ -13,7 +13,7 @@ from .conftest import Maker
 from .scripted import AnyLength, Stamping, Steps, TwoOrFifty, always_zero, count, counted
 
 SEED = 41
-FATES = ("kept", "surplus", "stale", "abandoned")
+FATES = ("kept", "surplus", "stale", "abandoned", "checked")
 
 
 def test_versions_and_timesteps(make_sampler: Maker) -> None:
@@ -99,9 +99,10 @@ def test_exactly_what_was_asked_for_leaves_nothing_over(make_sampler: Maker, tmp
     steps, resets = tmp_path / "steps", tmp_path / "resets"
     sampler = make_sampler(3 * [always_zero], counted(AnyLength, steps, resets), n_workers=3, seed=SEED)
     batches = [sampler.obtain_trajectories(17), sampler.obtain_exact_trajectories(5)]
-    assert count(resets) == 32
-    assert count(steps) == sum(batch.n_timesteps for batch in batches) == sampler.total_env_steps
     stats = sampler.stats
+    assert count(resets) == 32 + stats.checked_trajectories
+    assert sampler.total_env_steps == sum(batch.n_timesteps for batch in batches)
+    assert count(steps) == sampler.total_env_steps + stats.checked_timesteps
     assert stats.kept_trajectories == 32
     assert stats.surplus_trajectories == stats.stale_trajectories == stats.abandoned_trajectories == 0
 

@@ -50,7 +50,8 @@ def test_each_seed_is_used_once_and_in_order(make_sampler, n_workers):
             batches.append(sampler.obtain_trajectories(seeds=SEEDS))
             assert batches[-1].seeds == tuple(SEEDS) == tuple(told(batches[-1], "seed"))
             assert batches[-1].indices.tolist() == list(range(len(SEEDS)))
-            assert sampler.obtain_trajectories(2).seeds == tuple(sampler.seeds(sampler.agent_version, range(2)))
+            own = sampler.obtain_trajectories(2)
+            assert own.seeds == tuple(sampler.seeds(own.agent_version, own.indices))
     for batch in batches[1:]:
         assert np.array_equal(batch.observations, batches[0].observations)
         assert np.array_equal(batch.lengths, batches[0].lengths)
