@@ -38,13 +38,12 @@ def told(batch, name):
     return batch.episode_infos[name].tolist()
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
-def test_each_seed_is_used_once_and_in_order(make_sampler, n_workers):
+def test_each_seed_is_used_once_and_in_order(make_sampler):
     batches = []
     for seed in (1, 2):
         for order in ("index", "arrival"):
             # Another seed, another history, another order: the same episodes.
-            sampler = make_sampler(always_zero, Told, n_workers=n_workers, seed=seed, order=order)
+            sampler = make_sampler(always_zero, Told, n_workers=2, seed=seed, order=order, check=None)
             if seed == 2:
                 sampler.obtain_trajectories(3)
             batches.append(sampler.obtain_trajectories(seeds=SEEDS))
@@ -66,9 +65,8 @@ def test_seeds_of_another_call_give_the_same_trajectories(make_sampler):
         assert np.array_equal(getattr(first, name), getattr(again, name))
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
-def test_options_for_all_and_for_each(make_sampler, n_workers):
-    sampler = make_sampler(always_zero, Told, n_workers=n_workers, seed=1)
+def test_options_for_all_and_for_each(make_sampler):
+    sampler = make_sampler(always_zero, Told, n_workers=2, seed=1)
     each = sampler.obtain_trajectories(seeds=SEEDS, reset_options=LEVELS)
     assert told(each, "level") == [options["level"] for options in LEVELS]
     assert told(each, "seed") == SEEDS
