@@ -53,18 +53,22 @@ class Episodes:
         return self.seeds is not None or isinstance(self.options, tuple)
 
     @property
-    def common_options(self) -> dict[str, Any] | None:
-        """Options that are the same for all trajectories.
+    def vector_arguments(self) -> dict[str, Any]:
+        """What a vector environment's `reset` gets besides seeds: the options, if there are any.
 
         Raises:
-            UsageError: Each trajectory has its own.
+            UsageError: Each trajectory has its own, or the options have a key that tells what to reset.
         """
         if isinstance(self.options, tuple):
             raise UsageError(
                 "a vector environment takes one dict of reset options for all its environments: pass one dict, or an "
                 "environment that is not vectorised, of which VecWorker makes several itself"
             )
-        return self.options_of(0)
+        if self.options is None:
+            return {}
+        if "reset_mask" in self.options:
+            raise UsageError('a vector environment takes no "reset_mask" in reset_options: it tells what to reset')
+        return {"options": self.options_of(0)}
 
 
 def given_episodes(n_trajectories: Any, seeds: Any, reset_options: Any) -> tuple[int, Episodes | None]:

@@ -57,12 +57,14 @@ def test_what_cannot_work_is_named_with_both_numbers(n, seeds, options, message)
 def test_options_for_all_or_for_each():
     n, episodes = given_episodes(2, None, {"level": [1]})
     assert (n, episodes.is_fixed) == (2, False)
-    assert episodes.options_of(0) == episodes.options_of(1) == episodes.common_options == {"level": [1]}
+    assert episodes.options_of(0) == episodes.options_of(1) == {"level": [1]}
+    assert episodes.vector_arguments == {"options": {"level": [1]}}
+    assert Episodes(seeds=(1,)).vector_arguments == {}
     n, episodes = given_episodes(2, None, [{"level": 1}, None])
     assert episodes.is_fixed
     assert [episodes.options_of(index) for index in range(4)] == [{"level": 1}, None, {"level": 1}, None]
     with pytest.raises(UsageError, match="a vector environment takes one dict of reset options"):
-        _ = episodes.common_options
+        _ = episodes.vector_arguments
     assert common_episodes({"level": 1}).options == {"level": 1}
     for wrong in ([{}], 3, "level"):
         with pytest.raises(UsageError, match="reset_options must be a dict for all trajectories"):

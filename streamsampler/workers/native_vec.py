@@ -127,18 +127,9 @@ class NativeRunner:
             )
 
     def options(self) -> dict[str, Any]:
-        """Return what `reset` gets besides seeds: the options of the call, if there are any.
-
-        Raises:
-            UsageError: They are not the same for all trajectories, or have the key that tells what to reset.
-        """
+        """Return what `reset` gets besides seeds: the options of the call, if there are any."""
         episodes = self._worker.episodes
-        options = None if episodes is None else episodes.common_options
-        if options is None:
-            return {}
-        if "reset_mask" in options:
-            raise UsageError('a vector environment takes no "reset_mask" in reset_options: it tells what to reset')
-        return {"options": options}
+        return {} if episodes is None else episodes.vector_arguments
 
     def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> bool:
         """Run a block, as far as it is wanted.
