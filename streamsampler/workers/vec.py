@@ -213,15 +213,21 @@ class VecWorker(Worker):
         assert recorder is not None
         recorder.clear()
         wanted = True
-        size = self._block_size(ticket)
+        size, begun = self._block_size(ticket), 0
         for first in range(0, len(seeds), size):
+            if first % ticket.block == 0:
+                begun = recorder.n_timesteps
             enough = ticket.enough - recorder.n_timesteps
             if not wanted or enough <= 0 < ticket.enough:
                 break
             stop = first + size
             block = Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop], max(0, enough))
+            done = recorder.n_timesteps - begun
             try:
                 wanted = self._run(block, recorder, seconds)
+            except BaseException:
+                self.done_timesteps += done  # what was run apart of the ticket's block
+                raise
             finally:
                 self.ran_timesteps = len(recorder.rewards)
         if not wanted:
