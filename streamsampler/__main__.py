@@ -10,7 +10,11 @@ def _forget_current_directory() -> None:
     A file in it that is called like a module that the command imports, such as `numpy.py`, would run. `--import` and
     `--agent` append it. What Python itself imports before this needs ``python -P -m``, or the installed command.
     """
-    if sys.path and sys.path[0] in ("", os.getcwd()) and not sys.flags.safe_path:
+    try:
+        current = os.getcwd()
+    except OSError:  # it was removed
+        current = ""
+    if sys.path and sys.path[0] in ("", current) and not sys.flags.safe_path:
         del sys.path[0]
 
 

@@ -106,7 +106,7 @@ class Request:
     @property
     def command_to_resume(self) -> str:
         """What goes on with a folder of shards, as one types it."""
-        return self._command_with("--resume")
+        return self._command_with("--repair" if self.repair else "--resume")
 
     @property
     def command_to_repair(self) -> str:

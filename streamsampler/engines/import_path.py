@@ -15,18 +15,16 @@ def import_path(module: str) -> list[str]:
     """Return this process's `sys.path` without the current directory, for a process that is to run a module's function.
 
     Interactive sessions and `python -m` put the current directory first. A file in it that is called like a module,
-    such as `re.py`, would run in each process that is started there. The directory stays, as the last entry, only where
-    this process has loaded a package from it that the new process needs.
+    such as `re.py`, would run in each process that is started there. The directory stays, and comes first, only where
+    this process has loaded a package from it that the new process needs: that is to be the same package there.
 
     Args:
         module: The module's name.
     """
     current = _real(os.getcwd())
-    entries = [entry for entry in sys.path if isinstance(entry, str)]
-    path = [entry for entry in entries if _real(entry) != current]
-    if len(path) < len(entries) and any(_home(name) == current for name in (*_NEEDED, module.partition(".")[0])):
-        path.append(current)
-    return path
+    path = [entry for entry in sys.path if isinstance(entry, str) and _real(entry) != current]
+    loaded = any(_home(name) == current for name in (*_NEEDED, module.partition(".")[0]))
+    return [current, *path] if loaded else path
 
 
 def _real(entry: str) -> str:

@@ -26,7 +26,7 @@ def hostile(tmp_path: Path) -> Path:
     (tmp_path / "here").mkdir()
     for name in sorted(sys.stdlib_module_names) + INSTALLED:
         (tmp_path / "here" / f"{name}.py").write_text(HOSTILE)
-    (tmp_path / "here" / "scripted.py").write_text(SCRIPTED)
+    (tmp_path / "here" / "scripted.py").write_text(f"import colorsys\n{SCRIPTED}")  # which nothing else imports
     # What an installer makes of an entry point, and where it stands: its own folder comes first in `sys.path`.
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "streamsampler").write_text("from streamsampler.cli import main\nmain()\n")
@@ -85,4 +85,4 @@ def test_other_processes_look_there_only_for_what_was_loaded_from_there(
     vendored = types.ModuleType("vendored")
     vendored.__file__ = str(tmp_path / "vendored" / "__init__.py")
     monkeypatch.setitem(sys.modules, "vendored", vendored)
-    assert import_path("vendored.module") == ["/elsewhere", installed, str(tmp_path.resolve())]
+    assert import_path("vendored.module") == [str(tmp_path.resolve()), "/elsewhere", installed]

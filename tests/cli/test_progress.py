@@ -6,13 +6,16 @@ import io
 import logging
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
 from streamsampler import LocalSampler, progress_output
+from streamsampler.cli import sampling
 from streamsampler.cli.commands import cli
+from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.notices import notices_shown
 from streamsampler.progress import Bar, Snapshot, clock, describe
 from tests.cli.harness import Terminal
@@ -155,3 +158,24 @@ def test_without_a_terminal_the_command_writes_lines_unless_it_is_to_be_quiet(
         assert lines[0].startswith("sampling: 0%  0/2,000 timesteps")
         assert "100%" not in result.stderr  # the summary's line tells the end
         assert lines[-1].startswith("90 trajectories, 2,0")
+
+
+def test_the_end_of_a_call_is_shown_with_the_numbers_of_the_summary() -> None:
+    """The call itself sees its end before the batch is assembled, and counts what is left over."""
+    shown: list[Snapshot] = []
+    follower = sampling._Follower(cast("Any", _Callable(shown.append)), Interrupts())
+    follower(Snapshot(5, 1, 10, "timesteps", 0.5))
+    follower(Snapshot(14, 3, 10, "timesteps", 1.0, complete=True))
+    assert [snapshot.complete for snapshot in shown] == [False]
+    follower.finish(cast("Any", SimpleNamespace(n_timesteps=12, n_trajectories=2)), 2.5)
+    assert shown[1:] == [Snapshot(12, 2, 10, "timesteps", 2.5, complete=True)]
+
+
+class _Callable:
+    interval = 0.1
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        self._function(snapshot)
