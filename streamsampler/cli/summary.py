@@ -40,6 +40,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
             for name in _LEFT_OVER
         },
         "lost": {"timesteps": stats.lost_timesteps},
+        "checked": {"trajectories": stats.checked_trajectories, "timesteps": stats.checked_timesteps},
         **{name: getattr(stats, name) for name in _REPLACEMENTS},
         "anomalies": stats.anomalies,
         "dropped": {

@@ -202,10 +202,12 @@ class VecWorker(Worker):
         runner = self._runner
         native = isinstance(runner, NativeRunner)
         self._runner = NativeRunner(stand_ins[0], self) if native else SlotRunner(list(stand_ins), self)
+        recorder = BatchRecorder(*self._runner.spaces)
         try:
-            self._run(Block(version, 0, indices, seeds), BatchRecorder(*self._runner.spaces), Seconds())
+            self._run(Block(version, 0, indices, seeds), recorder, Seconds())
         finally:
             self._runner = runner
+            self.ran_timesteps += len(recorder.rewards)
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, block by block, until those suffice that are finished with all before them."""

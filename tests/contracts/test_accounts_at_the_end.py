@@ -1,4 +1,4 @@
-"""C7, however it ends: what is kept, surplus, stale, abandoned and lost are all timesteps that were run."""
+"""C7, however it ends: what is kept, surplus, stale, abandoned, lost and checked are all timesteps that were run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def check(sampler: Sampler, steps: Path, missing: int = 0) -> None:
     """Close a sampler; all steps are in its accounts, but for so many that nobody can know of."""
     sampler.close()
     stats = sampler.stats
-    fates = [getattr(stats, f"{fate}_timesteps") for fate in ("kept", "surplus", "stale", "abandoned", "lost")]
+    fates = [
+        getattr(stats, f"{fate}_timesteps") for fate in ("kept", "surplus", "stale", "abandoned", "lost", "checked")
+    ]
     assert 0 <= count(steps) - sum(fates) <= missing, (count(steps), fates)
     assert stats.ran_timesteps == sum(fates)
 
