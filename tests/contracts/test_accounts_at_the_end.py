@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from streamsampler import PerWorker
 from streamsampler.errors import ClosedError, RolloutError, WorkerDiedError
 from streamsampler.samplers import Sampler
 
@@ -63,6 +64,12 @@ def env(steps: Path, tmp_path: Path) -> Any:
     return counted(partial(TwoOrFifty, pause=0.0002), steps, tmp_path / "resets")
 
 
+def settle(sampler: Sampler, env: Any, steps: Path) -> None:
+    """Make a call in which each of three workers has something to do: without an end, too, all is in the accounts."""
+    assert len(sampler.obtain_exact_trajectories(1, agent_update=PerWorker(3 * [always_zero]), env_update=env)) == 3
+    assert sampler.stats.ran_timesteps == count(steps)
+
+
 def check(sampler: Sampler, steps: Path, missing: int = 0) -> None:
     """Close a sampler; all steps are in its accounts, but for so many that nobody can know of."""
     sampler.close()
@@ -88,6 +95,7 @@ def test_after_an_exception(make_sampler: Maker, env: Any, steps: Path) -> None:
     for _ in range(3):
         with pytest.raises(RolloutError, match="stumbled"):
             sampler.obtain_trajectories(30)
+    settle(sampler, env, steps)
     check(sampler, steps)
     assert sampler.stats.lost_timesteps >= 2
 
@@ -169,6 +177,7 @@ def test_after_a_stream_that_failed(make_sampler: Maker, env: Any, steps: Path) 
     sampler = make_sampler(always_zero, stumbling(env, 0.3), n_workers=3, seed=SEED)
     with pytest.raises(RolloutError, match="stumbled"):
         list(itertools.islice(sampler.stream(), 30))
+    settle(sampler, env, steps)
     check(sampler, steps)
 
 
