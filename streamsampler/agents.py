@@ -33,7 +33,9 @@ __all__ = [
 _WHAT_AN_AGENT_IS = (
     "an object with get_action(observation) -> (action, agent_info), or a plain callable observation -> action"
 )
-_OPTIONAL_METHODS = frozenset({"reset", "get_actions", "get_param_values", "set_param_values", "get_param_converter"})
+_OPTIONAL_METHODS = frozenset(
+    {"reset", "get_actions", "set_spaces", "get_param_values", "set_param_values", "get_param_converter"}
+)
 _NAMED_AGENTS = ("random",)
 _MASKS = ("do_resets", "dones")
 """What the argument of `reset` is called that takes a mask: in garage, and in rllab before."""

@@ -37,6 +37,9 @@ class Policy:
     def set_param_values(self, values):
         self.values = values
 
+    def set_spaces(self, observation_space, action_space):
+        self.spaces = observation_space, action_space
+
 
 class TestAsAgent:
     def test_an_agent_is_itself(self):
@@ -69,7 +72,9 @@ class TestCallableAgent:
         agent = CallableAgent(Policy())
         agent.reset(seed=4)
         agent.set_param_values((1,))
+        agent.set_spaces(ACTIONS, ACTIONS)
         assert agent.function.seeds == [4]
+        assert agent.function.spaces == (ACTIONS, ACTIONS)
         assert agent.function.values == (1,)
         assert not hasattr(agent, "get_actions")
 

@@ -165,7 +165,10 @@ class Worker(ABC):
 
     @abstractmethod
     def update_agent(self, agent_update: Any) -> None:
-        """Replace the agent, or hand it new parameters (see `agent_updates.apply_agent_update`)."""
+        """Replace the agent, or hand it new parameters (see `agent_updates.apply_agent_update`).
+
+        A new agent is told the environment's spaces (see `agents.tell_spaces`): the environment is there before it.
+        """
 
     @abstractmethod
     def update_env(self, env_update: EnvUpdate) -> None:
