@@ -40,8 +40,8 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
     documented there.
 
     Args:
-        agents: An agent (see `Agent`), a plain callable `observation -> action`, "random", or a list or `PerWorker` with
-            one for each worker.
+        agents: An agent (see `Agent`), a plain callable `observation -> action`, "random", or a list or `PerWorker`
+            with one for each worker.
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec`, an
             `EnvUpdate`, or a list or `PerWorker` with one for each worker. With one for each worker, index i of a batch
             belongs to worker `i % n_workers`, and results depend on the number of workers. A callable, or an id's entry

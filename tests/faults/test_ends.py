@@ -227,12 +227,12 @@ def test_close_while_a_worker_is_being_started(monkeypatch, method):
     started, go_on = threading.Event(), threading.Event()
     launch, children, raised = processes.launch, [], []
 
-    def launch_slowly(method, main, number, fds):
+    def launch_slowly(method, main, number, fds, threads):
         files = [os.fstat(fd).st_ino for fd in fds]
         started.set()
         go_on.wait()
         assert [os.fstat(fd).st_ino for fd in fds] == files
-        children.append(launch(method, main, number, fds))
+        children.append(launch(method, main, number, fds, threads))
         return children[-1]
 
     def obtain():
