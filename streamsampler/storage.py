@@ -249,6 +249,8 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any,
         fields |= {name: _restore(header["structure"][name], entries) for name in _TREES}
         fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
         return TrajectoryBatch(**fields, seeds=tuple(header["seeds"]), seed=_seed(header["seed"])), header
+    except MemoryError:
+        raise  # what is there is large
     except Exception as reason:  # parts that are not what they should be can go wrong in every way
         text = f"{type(reason).__name__}: {reason}"
         raise StorageError(f"{path} is damaged: its parts do not fit together ({text})") from reason
