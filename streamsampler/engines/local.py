@@ -10,6 +10,7 @@ from typing import Any
 
 from streamsampler.board import Board, Progress, WorkerRow, board_bytes
 from streamsampler.engines.base import Answered, Engine, Event, Logged
+from streamsampler.errors import SerializationError
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
@@ -43,7 +44,10 @@ class _LocalChannel:
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
         if not isinstance(contents, BaseException):
-            contents = copy.deepcopy(contents)  # the recorder's memory serves the next ticket, too
+            try:
+                contents = copy.deepcopy(contents)  # the recorder's memory serves the next ticket, too
+            except Exception as error:
+                raise SerializationError(f"the rollouts cannot be copied: {type(error).__name__}: {error}") from error
         self._events.append(Answered(self._worker, answer, contents))
 
 

@@ -235,6 +235,7 @@ class VecWorker(Worker):
         if not wanted:
             return self._outcome(None, recorder, seconds, recorder.n_ended, recorder.n_timesteps)
         rollouts = self._finished(recorder, ticket)
+        self.done_timesteps = recorder.n_timesteps  # if they cannot be sent, all of them may be wanted, or fewer
         return self._outcome(rollouts, recorder, seconds, rollouts.n_trajectories, rollouts.n_timesteps)
 
     def _finished(self, recorder: BatchRecorder, ticket: Ticket) -> Rollouts:
