@@ -188,7 +188,8 @@ class Gathering(Generic[Part]):
 
     def _fresh(self, lane: Lane, size: int, horizon: int, spare: int) -> range:
         if self._never_idle:
-            indices = range(0) if self._is_endless and not spare else lane.fresh(size, _FOREVER)
+            most = spare or (0 if self._is_endless else math.ceil(horizon / (2 * self._n_workers)))
+            indices = lane.fresh(min(size, most), _FOREVER) if most else range(0)
             if indices:
                 enough = self._cuts.enough_alone(indices, self.n_timesteps)
                 self._handed_out += self._cuts.hand(indices, enough, len(indices))

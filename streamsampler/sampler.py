@@ -58,7 +58,8 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         worker_class: The kind of worker: a subclass of `Worker`.
         worker_args: Further keyword arguments for it.
         order: "index" returns trajectories 0, 1, 2, …, as one process would have sampled them. "arrival" returns
-            whatever finishes first, which over-represents short trajectories.
+            whatever finishes first, which over-represents short trajectories: the first that arrive, whatever their
+            indices (but in `obtain_exact_trajectories` those that belong to each worker).
         on_failure: "raise" ends the call when user code raises in a trajectory that the batch needs. "drop" leaves that
             trajectory out, notes it in the accounts with its error, and completes the batch with the next indices.
             Where failures depend on the state, what is left is biased.

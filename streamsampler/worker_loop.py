@@ -149,7 +149,7 @@ class Life:
             worker = self._worker
             worker.trajectory = None
             self._take_note(start)
-            if self._spoiled:
+            if self._spoiled or (worker.spoiled and start.env is not None):
                 self._discard(worker)
             if start.env is not None:
                 phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
@@ -324,7 +324,7 @@ class Life:
         if self._worker is None:
             return
         self._row.phase(Phase.CLOSE)  # the sampler has more patience then
-        if self._spoiled:
+        if self._spoiled or self._worker.spoiled:
             self._discard(self._worker)
             return
         try:

@@ -265,3 +265,107 @@ def test_what_comes_twice_is_refused():
     gathering.add(0, indices, [1] * len(indices), None)
     with pytest.raises(ProtocolError, match="twice"):
         gathering.add(0, indices, [1] * len(indices), None)
+
+
+def test_in_order_of_arrival_nobody_is_idle_while_the_batch_is_incomplete():
+    """One trajectory is expected to suffice, and may be a long one."""
+    pace = Pace()
+    pace.add([100] * 10, 1.0)
+    for plan in (AtLeast(50), Exactly(1)):
+        gathering = Gathering(plan, n_workers=4, order="arrival", pace=pace)
+        assert all(gathering.take(worker) is not None for worker in range(4))
+        lost = gathering.take(1)
+        assert lost is not None
+        gathering.give_back(1, lost)
+        assert gathering.take(2) == lost, "what was lost comes first"
+        gathering.add(2, lost, [length_of(index) for index in lost], lost)
+        assert gathering.take(3) is not None or gathering.complete
+
+
+def test_a_stream_in_order_of_arrival_is_bounded_by_its_consumer():
+    gathering = Gathering(Endless(), n_workers=2, order="arrival")
+    taken = sum(gathering.take(0) is not None for _ in range(100))
+    assert 0 < taken <= 8
+
+
+@pytest.mark.parametrize("plan", [Exactly(10), AtLeast(30)])
+def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_nobody_wait(plan):
+    gathering = Gathering(plan, n_workers=2, order="arrival", own_lanes=True)
+    slow = gathering.take(1)
+    while not gathering.complete:
+        indices = gathering.take(0)
+        gathering.add(0, indices, [3] * len(indices), indices)
+    found = [index for run in gathering.runs() for index in run.indices]
+    assert found == list(range(0, 20, 2))
+    assert slow == range(1, 2) or set(slow).isdisjoint(found)
+
+
+# ---------------------------------------------------------------------- failures
+
+
+def sound_prefix(plan, lengths, failing):
+    """What one process sampling alone would come to: its trajectories, and the one that fails."""
+    indices, total = [], 0
+    while total < plan.timesteps if plan.timesteps is not None else len(indices) < plan.limit:
+        if len(indices) in failing:
+            return indices, len(indices)
+        total += lengths(len(indices))
+        indices.append(len(indices))
+    return indices, None
+
+
+def end_of_ticket(data, gathering, worker, indices, what, failing, now):
+    wrong = next((index for index in indices if index in failing), None)
+    if what == "lost":
+        gathering.give_back(worker, indices, now)
+    elif what == "died":
+        gathering.fail(worker, indices, data.draw(st.sampled_from(indices)), "lost", final=False, now=now)
+    elif wrong is not None:
+        known_which = data.draw(st.booleans()) or len(indices) == 1
+        gathering.fail(worker, indices, wrong if known_which else None, wrong, final=True, now=now)
+    else:
+        gathering.add(worker, indices, [length_of(index) for index in indices], indices, now)
+
+
+@given(
+    data=st.data(),
+    plan=plans,
+    own_lanes=st.booleans(),
+    failing=st.sets(st.integers(0, 40), max_size=5),
+    known=st.booleans(),
+)
+def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, plan, own_lanes, failing, known):
+    """Failures for good, losses and lost tickets at random: what is decided about, and when, never depends on them."""
+    pace = some_pace(data) if known else Pace()
+    gathering = Gathering(plan, n_workers=3, pace=pace, own_lanes=own_lanes)
+    outstanding, losses, now, decided = [], 5, 0.0, None
+    while not gathering.complete:
+        if (held := gathering.due()) is not None:
+            assert held.turn == sum(run.stop - run.start for run in gathering.runs()), "all before it are in"
+            if held.final:
+                decided = held.reason
+                break
+            gathering.retry(held)
+        for worker in data.draw(st.permutations(range(3))):
+            ahead = any(owner == worker for owner, _ in outstanding)
+            if (indices := gathering.take(worker, ahead=ahead, now=now)) is not None:
+                outstanding.append((worker, indices))
+        assert outstanding, "somebody always has something to do"
+        worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
+        now += data.draw(st.sampled_from([0.0, 1.0]))
+        what = data.draw(st.sampled_from(["lost", "died", "", "", "", ""])) if losses else ""
+        losses -= bool(what)
+        end_of_ticket(data, gathering, worker, indices, what, failing, now)
+    expected, fails = sound_prefix(plan, length_of, failing)
+    assert indices_of(gathering) == expected
+    assert decided == fails
+
+
+def test_what_comes_after_a_failure_for_good_is_not_handed_out():
+    gathering = Gathering(Exactly(20), n_workers=2)
+    first, second = gathering.take(0), gathering.take(1)
+    gathering.fail(1, second, second[0], "failed", final=True)
+    while (indices := gathering.take(1)) is not None:
+        assert indices[0] < second[0]
+    gathering.add(0, first, [1] * len(first), first)
+    assert gathering.due().reason == "failed"

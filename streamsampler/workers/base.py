@@ -120,6 +120,7 @@ class Worker(ABC):
         dropping: None, or trajectories that raise are to be left out; then it tells, from the names of an exception's
             classes, what is to be raised nevertheless.
         check: What to do about data that may be wrong: "warn", "error", or None for nothing.
+        spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
         can_drop: Whether this kind of worker can leave out trajectories.
         episodes: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
@@ -140,6 +141,7 @@ class Worker(ABC):
         self.trajectory: int | None = None
         self.done_timesteps = 0
         self.ran_timesteps = 0
+        self.spoiled = False
         self.allocate: Allocate = np.empty
         self.dropping: Callable[[tuple[str, ...]], bool] | None = None
         self.check: CheckMode = None

@@ -64,7 +64,6 @@ class DefaultWorker(Worker):
         self._reset_agent: Callable[[int], None] | None = None
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
-        self._spoiled = False  # whether a trajectory raised after which nothing was made anew
         self._broken_off = _NO_SECONDS  # what the trajectories took that ended with the last exception
 
     def update_agent(self, agent_update: Any) -> None:
@@ -146,8 +145,8 @@ class DefaultWorker(Worker):
         not depend on what was run before.
         """
         seconds = _NO_SECONDS
-        if self._spoiled:
-            self._spoiled = False
+        if self.spoiled:
+            self.spoiled = False
             seconds = self._timed_rebuild()
         seed_of = dict(zip(ticket.indices, seeds, strict=True))
         left_out: dict[int, tuple[str, str]] = {}
@@ -175,7 +174,7 @@ class DefaultWorker(Worker):
             self.trajectory = None
             recorder.abandon()
             if not self.row.wanted(ticket.version):
-                self._spoiled = True  # what is in force may not be there to be loaded any more
+                self.spoiled = True  # what is in force may not be there to be loaded any more
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             seconds = _sum(seconds, self._timed_rebuild())
             if finishing or self.spaces != spaces:

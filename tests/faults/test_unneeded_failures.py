@@ -13,9 +13,14 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.board import Board, board_bytes
+from streamsampler.environments import NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
+from streamsampler.protocol import Start, Ticket
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
+from streamsampler.worker_loop import Life
+from streamsampler.workers.default import DefaultWorker
 
 SEED = 11
 
@@ -195,3 +200,45 @@ class Locked(Brittle):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         observation, info = super().reset(seed=seed)
         return observation, {"lock": threading.Lock()} if seed == self.seed else info
+
+
+@pytest.mark.parametrize("make", [LocalSampler, MultiprocessingSampler])
+def test_an_environment_that_raised_is_closed_quietly(make: Any) -> None:
+    """What it says to that is no news, whether the batch needed the trajectory or not."""
+    with make(act, partial(Brittle, 1), n_workers=1, seed=SEED) as sampler:
+        with pytest.raises(RolloutError, match="the arm is stuck"):
+            sampler.obtain_trajectories(1)
+        assert len(sampler.obtain_trajectories(1, env_update=partial(Brittle, 10**9))) == 1
+        with pytest.raises(RolloutError, match="the arm is stuck"):
+            sampler.obtain_trajectories(1, env_update=partial(Brittle, 1))
+
+
+def test_an_environment_whose_trajectory_was_left_out_in_vain_is_closed_quietly() -> None:
+    """The call is over before agent and environment are replaced: the next one's update finds them as they were."""
+    said: list[Any] = []
+
+    class Channel:
+        interruptible = False
+
+        def __init__(self) -> None:
+            self.messages: list[Any] = [
+                Start(1, (Ticket(1, range(1)),), agent=act, env=NewEnvUpdate(partial(Brittle, 1))),
+                Start(2, (Ticket(2, range(1)),), env=NewEnvUpdate(partial(Brittle, 10**9))),
+            ]
+
+        def receive(self, *, wait: bool) -> Any:
+            return self.messages.pop(0) if len(self.messages) == 2 - len(said) else None
+
+        def load(self, payload: Any) -> Any:
+            return payload
+
+        def answer(self, answer: Any, contents: Any = None) -> None:
+            said.append(answer)
+
+    board = Board(memoryview(bytearray(board_bytes(1))))
+    worker = DefaultWorker(board.row(0))
+    worker.dropping = lambda kinds: board.want(2) or False
+    life = Life(Channel(), lambda: worker, board.row(0), seed=SEED)
+    for _ in range(4):
+        life.turn(wait=False)
+    assert [(type(answer).__name__, answer.given_up) for answer in said] == [("Report", True), ("Report", False)]

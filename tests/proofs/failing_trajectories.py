@@ -1,4 +1,4 @@
-"""Whether a call fails, and for which trajectory, is a function of the seed: 600 calls and 150 streams on many samplers.
+"""Whether a call fails, and for which trajectory, is a function of the seed: 600 calls, 150 streams, many samplers.
 
 One in 80 trajectories raises, so that most calls have one within reach, which they need or do not need. Each sampler
 makes the same calls, and each outcome, a batch or an error, must be the one of a `LocalSampler`, bit for bit.
