@@ -180,7 +180,7 @@ class Crew:
             exitcode=event.exitcode if hang is None else None,
             stack="" if hang is None else hang.stack,
             hung=hang is not None,
-            hopeless=event.hopeless,
+            hopeless=event.hopeless and version is not None,  # in this call's work, and not in that of an earlier one
         )
 
     def raised(self, worker: int, failure: Failure, exception: object) -> Setback:

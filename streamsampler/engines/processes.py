@@ -32,7 +32,7 @@ from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between, re
 from streamsampler.engines.launch import launch
 from streamsampler.engines.links import CAME_BACK, KnownSpaces, Link, await_ends, never_block, terminate
 from streamsampler.engines.messages import encode_command
-from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, anonymous_file
+from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
 from streamsampler.engines.stacks import stacks_of
 from streamsampler.engines.start_methods import StartMethod
 from streamsampler.engines.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
@@ -107,9 +107,11 @@ class ProcessEngine(Engine):
 
     def _share(self, setup_fd: int) -> None:
         """Make what all workers share."""
-        self._setup_fd = self._own(setup_fd)
+        self._own(setup_fd)
         self._board_fd = self._own(anonymous_file("streamsampler-board", board_bytes(self.n_workers)))
-        self._updates_fd = self._own(anonymous_file("streamsampler-updates"))
+        updates_fd = self._own(anonymous_file("streamsampler-updates"))
+        # What one worker writes there, by mistake, all others would read.
+        self._setup_fd, self._updates_fd = self._own(read_only(setup_fd)), self._own(read_only(updates_fd))
         self._stacks_fds = tuple(map(self._own, os.pipe()))
         os.set_blocking(self._stacks_fds[0], False)
         self._selector = self._shared.enter_context(selectors.DefaultSelector())
@@ -117,7 +119,7 @@ class ProcessEngine(Engine):
         self._board = Board(memoryview(board_map))
         self._shared.callback(self._board.release)
         self._shared.callback(self._keep_ran)
-        self._updates_writer = ArenaWriter(self._updates_fd)
+        self._updates_writer = ArenaWriter(updates_fd)
         self._updates_reader = ArenaReader(self._updates_fd)
         self._shared.callback(self._updates_reader.close)
 

@@ -20,7 +20,7 @@ import numpy as np
 from streamsampler.leases import Pool, lend
 from streamsampler.trees import Array
 
-__all__ = ["ArenaReader", "ArenaWriter", "Region", "Regions", "anonymous_file"]
+__all__ = ["ArenaReader", "ArenaWriter", "Region", "Regions", "anonymous_file", "read_only"]
 
 _ALIGNMENT = 64
 _FIRST_MAPPING = 1 << 24
@@ -52,6 +52,14 @@ def anonymous_file(name: str, size: int = 0) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def read_only(fd: int) -> int:
+    """Return a further descriptor of an anonymous file; one that cannot be written to, where the system has that."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return os.dup(fd)
 
 
 class Regions:

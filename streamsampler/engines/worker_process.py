@@ -127,8 +127,7 @@ def main(number: int, fds: Sequence[int]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)
     row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
-    for fd in (setup_fd, board_fd):
-        os.close(fd)  # native code that writes to descriptors that are not its own cannot reach these any more
+    _put_out_of_reach(board_fd)
     keeper = RecordKeeper(number)
     keeper.install()
     threads = ThreadLimit(setup.threads, setup.environ)
@@ -138,6 +137,20 @@ def main(number: int, fds: Sequence[int]) -> None:
     make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
     run_worker(armed(channel, number), make_worker, row, setup.seed)
     channel.send_records()
+
+
+def _put_out_of_reach(fd: int) -> None:
+    """Let this process's descriptors of a file that it has mapped lead nowhere, that of the mapping itself included.
+
+    Native code that writes to descriptors that are not its own would write to what all workers share.
+    """
+    file = os.fstat(fd)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for other in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # the one that lists the folder
+            if os.path.samestat(os.fstat(other), file):
+                os.dup2(nowhere, other, inheritable=False)
+    os.close(nowhere)
 
 
 def _inherited_bytes() -> int:

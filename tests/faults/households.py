@@ -96,6 +96,10 @@ class Household(ScriptedEnv):
             except FileExistsError:
                 pass
         self._steps = 0
+        # The command makes one in its own process, to see its spaces.
+        self._in_worker = signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN
+        if not self._in_worker:
+            return
         self._note(*(KINDS[kind]() for kind in kinds.split(",") if kind))
         self._ring("made")
 
@@ -115,6 +119,8 @@ class Household(ScriptedEnv):
         return super().step(action)
 
     def close(self) -> None:
+        if not self._in_worker:
+            return
         self._ring("closing")
         time.sleep(self._closing)
         self._ring("closed")
@@ -184,7 +190,7 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((os.environ.get("PYTHONPATH", ""), os.getcwd()))},
         )
 
     @classmethod

@@ -38,6 +38,17 @@ def test_a_hang_is_made_good(tmp_path, where, kind):
         assert faults.pids()[0] not in sampler.worker_pids()
 
 
+def test_stacks_are_asked_for_without_a_process_number(tmp_path, monkeypatch, caplog):
+    """The number may be another process's by then; the kernel's descriptor of the worker may not."""
+    faults = Faults(tmp_path, Fault("hang", trajectory=3), seed=SEED)
+    options = {"n_workers": 1, "seed": SEED, "step_timeout": 0.4}
+    with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+        monkeypatch.delattr(os, "kill")
+        assert calls(sampler) == undisturbed()
+        monkeypatch.undo()
+    assert "most recent call first" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_hang_is_made_good_with_every_start_method(tmp_path, method):

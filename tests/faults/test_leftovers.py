@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,33 @@ def test_a_second_ctrl_c_does_not_wait_for_environments(tmp_path, method):
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.wait() == -signal.SIGINT
         check_nothing_left(run, 2)
+        assert n_closed(tmp_path) == 0
+        assert "Exception ignored" not in run.process.stderr.read()
+
+
+NOT_CLOSED = """
+from functools import partial
+from streamsampler import MultiprocessingSampler
+from streamsampler.testing import ScriptedAgent
+from tests.faults.households import Household
+
+envs = partial(Household, {folder!r}, "in_session", length=10**9, seconds=0.001, closing=1000.0)
+sampler = MultiprocessingSampler(ScriptedAgent(), envs, n_workers=2)
+sampler.obtain_trajectories(8)
+"""
+
+
+def test_a_second_ctrl_c_at_the_end_of_a_program_prints_nothing_more(tmp_path):
+    """Neither from the end of the sampler, which the program has not closed, nor from that of the fork server."""
+    with Run(tmp_path, [sys.executable, "-c", NOT_CLOSED.format(folder=str(tmp_path))]) as run:
+        run.hear("made", 2)
+        os.killpg(run.process.pid, signal.SIGINT)
+        run.hear("closing", 2)
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.wait() == -signal.SIGINT
+        said = run.process.stderr.read()
+        assert said.count("Traceback") == 1
+        assert "Exception ignored" not in said
         assert n_closed(tmp_path) == 0
 
 

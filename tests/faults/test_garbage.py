@@ -1,0 +1,116 @@
+"""Native code that writes to descriptors that are not its own, and copies of a worker that come back into its code."""
+
+import contextlib
+import os
+import time
+
+import pytest
+
+from streamsampler import MultiprocessingSampler
+from streamsampler.engines.wire import GarbageError, MessageReader
+from streamsampler.errors import WorkerDiedError
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from tests.faults.test_ends import gone_within
+from tests.faults.undisturbed import SEED, calls, undisturbed
+
+NO_MESSAGE, NO_ANSWER, HANGS = "that is no message", "sent what is no answer", "made no progress"
+GARBAGE = {
+    "a length without end": (b"\xff\xff\xff\x7f", NO_MESSAGE),
+    "a negative length": (b"\xff\xff\xff\xff garbage", NO_MESSAGE),
+    "a message of nothing": (bytes(4), NO_ANSWER),
+    "a message of another kind": (b"\x05\x00\x00\x00hello", NO_ANSWER),
+    "a region that is not there": (b"\x11\x00\x00\x00r" + (1 << 40).to_bytes(8, "little") + bytes([9]) * 8, NO_ANSWER),
+    "half a length": (b"\x01", NO_MESSAGE),
+    "half a length, and a hang": (b"\x01", HANGS),
+    "half a message, and a hang": (b"\xff\x00\x00\x00half", HANGS),
+}
+
+
+class Littering(ScriptedEnv):
+    """Writes garbage to all descriptors that there are, in the second timestep of the first environment of all."""
+
+    def __init__(self, folder, garbage, hangs):
+        super().__init__()
+        self.garbage, self.hangs, self.steps = None, hangs, 0
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"{folder}/first", os.O_CREAT | os.O_EXCL))
+            self.garbage = garbage
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 2 and self.garbage is not None:
+            for fd in range(3, 64):
+                with contextlib.suppress(OSError):
+                    os.write(fd, self.garbage)
+            if self.hangs:
+                time.sleep(1000)
+        return super().step(action)
+
+
+class Litter:
+    """Makes one."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __call__(self):
+        return Littering(*self.arguments)
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_a_loss(tmp_path, name, caplog):
+    """Also where the worker hangs afterwards: nothing waits for the rest of a message without end."""
+    garbage, word = GARBAGE[name]
+    options = {"n_workers": 1, "seed": SEED, "step_timeout": 0.5 if word is HANGS else 30.0}
+    envs = Litter(str(tmp_path), garbage, word is HANGS)
+    with MultiprocessingSampler(ScriptedAgent(), envs, **options) as sampler:
+        assert calls(sampler) == undisturbed()
+        assert sampler.stats.restarts == 1
+    assert word in caplog.text
+
+
+def test_a_reader_that_does_not_block():
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    reader = MessageReader(read_end, 100)
+    assert reader.read() == []
+    os.write(write_end, b"\x03\x00\x00")
+    assert reader.read() == []
+    os.write(write_end, b"\x00abc\x65")
+    assert reader.read() == [b"abc"]
+    os.write(write_end, bytes(3))
+    with pytest.raises(GarbageError, match="of 101 bytes"):
+        reader.read()
+    os.close(write_end)
+    os.close(read_end)
+
+
+class ComesBack(ScriptedEnv):
+    """Forks in its second timestep; the copy goes on as if it were the worker."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 2:
+            os.fork()
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    "method", ["forkserver", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fork", "spawn"))]
+)
+def test_a_copy_that_comes_back_is_an_error(method):
+    """At once: a new worker would do the same. And the sampler is usable afterwards."""
+    options = {"n_workers": 2, "seed": SEED, "start_method": method}
+    with MultiprocessingSampler(ScriptedAgent(), ComesBack, **options) as sampler:
+        pids = sampler.worker_pids()
+        with pytest.raises(
+            WorkerDiedError, match=r"os.fork\(\), and the copy came back .* a new worker would do the same"
+        ):
+            sampler.obtain_trajectories(8)
+        batch = sampler.obtain_trajectories(8, agent_update={"offset": 1}, env_update=ScriptedEnv)
+        assert batch == undisturbed(2)[1]
+    assert gone_within(pids, 0)
