@@ -42,7 +42,7 @@ class Crew:
 
     def __init__(self, engine: Engine, policy: Policy, clock: Callable[[], float]) -> None:
         self.policy = policy
-        self.losses = Losses(policy)
+        self.losses = Losses(policy, engine.n_workers)
         self._engine = engine
         self._clock = clock
         self._made = clock()

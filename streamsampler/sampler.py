@@ -24,7 +24,7 @@ from streamsampler.progress import ProgressArgument
 from streamsampler.progress_output import display
 from streamsampler.sampler_options import SamplerOptions
 from streamsampler.serialization import Payload
-from streamsampler.supervision import OnFailure, Policy
+from streamsampler.supervision import OnFailure, Policy, Quota
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
 from streamsampler.workers.base import Worker
@@ -63,11 +63,13 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         on_failure: "raise" ends the call when user code raises in a trajectory that the batch needs. "drop" leaves that
             trajectory out, notes it in the accounts with its error, and completes the batch with the next indices.
             Where failures depend on the state, what is left is biased.
-        max_restarts: How many losses are made good within any `restart_window` seconds; None for any number. A worker
-            that died or hung is a loss: another one takes its place and its trajectories are run again, so that the
-            batch is the same. One loss more ends the call with an error that tells them all.
+        max_restarts: How many losses are made good within any `restart_window` seconds; None for any number, and "auto"
+            for 10 with up to eight workers, in proportion with more. A worker that died or hung is a loss: another one
+            takes its place and its trajectories are run again, so that the batch is the same. One loss more ends the
+            call with an error that tells them all. A loss in a trajectory that the batch does not need does not count.
         restart_window: Seconds; None for the sampler's whole life.
-        max_lifetime_restarts: How many losses are made good in the sampler's whole life; None for any number.
+        max_lifetime_restarts: How many losses are made good in the sampler's whole life; None for any number, and
+            "auto" for 100 with up to eight workers, in proportion with more.
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
         check: What is done about environments and agents whose trajectories depend on more than their seeds, so that
             batches differ with the number of workers, and about data that may be wrong. "warn" logs a warning, once;
@@ -115,9 +117,9 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         worker_args: Mapping[str, Any] | None = None,
         order: Order = "index",
         on_failure: OnFailure = "raise",
-        max_restarts: int | None = 10,
+        max_restarts: Quota = "auto",
         restart_window: float | None = 60.0,
-        max_lifetime_restarts: int | None = 100,
+        max_lifetime_restarts: Quota = "auto",
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         check: CheckMode = "warn",
         worker_threads: int | None = 1,

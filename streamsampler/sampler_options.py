@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from streamsampler.checks import CheckMode
 from streamsampler.engines.start_methods import StartMethod
 from streamsampler.gathering import Order
-from streamsampler.supervision import OnFailure
+from streamsampler.supervision import OnFailure, Quota
 
 __all__ = ["ProcessSamplerOptions", "SamplerOptions"]
 
@@ -19,9 +19,9 @@ class SamplerOptions(TypedDict, total=False):
     env_kwargs: Mapping[str, Any] | None
     order: Order
     on_failure: OnFailure
-    max_restarts: int | None
+    max_restarts: Quota
     restart_window: float | None
-    max_lifetime_restarts: int | None
+    max_lifetime_restarts: Quota
     restart_on: type[BaseException] | tuple[type[BaseException], ...]
     check: CheckMode
     worker_threads: int | None

@@ -19,7 +19,7 @@ from streamsampler.generics import ActionsT, ObservationsT
 from streamsampler.sampler import Sampler
 from streamsampler.sampler_options import ProcessSamplerOptions
 from streamsampler.serialization import dumps
-from streamsampler.supervision import OnFailure
+from streamsampler.supervision import OnFailure, Quota
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 
@@ -50,9 +50,9 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
         worker_args: Mapping[str, Any] | None = None,
         order: Order = "index",
         on_failure: OnFailure = "raise",
-        max_restarts: int | None = 10,
+        max_restarts: Quota = "auto",
         restart_window: float | None = 60.0,
-        max_lifetime_restarts: int | None = 100,
+        max_lifetime_restarts: Quota = "auto",
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         check: CheckMode = "warn",
         worker_threads: int | None = 1,
@@ -118,9 +118,9 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         worker_args: Mapping[str, Any] | None = None,
         order: Order = "index",
         on_failure: OnFailure = "raise",
-        max_restarts: int | None = 10,
+        max_restarts: Quota = "auto",
         restart_window: float | None = 60.0,
-        max_lifetime_restarts: int | None = 100,
+        max_lifetime_restarts: Quota = "auto",
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         check: CheckMode = "warn",
         worker_threads: int | None = 1,

@@ -15,6 +15,7 @@ when its row stands still for the whole limit from then on.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Hashable, Mapping
@@ -25,9 +26,14 @@ from streamsampler.checks import positive, positive_seconds
 from streamsampler.errors import UsageError
 from streamsampler.protocol import Phase
 
-__all__ = ["Incident", "Losses", "OnFailure", "Policy", "Watch", "cause_of_death"]
+__all__ = ["Incident", "Losses", "OnFailure", "Policy", "Quota", "Watch", "cause_of_death"]
 
 OnFailure = Literal["raise", "drop"]
+Quota = int | Literal["auto"] | None
+"""How many losses are made good; "auto" depends on the number of workers, and None is any number."""
+
+_RESTARTS, _LIFETIME_RESTARTS, _WORKERS = 10, 100, 8
+"""The quotas by default, for up to so many workers: with more of them, each as likely to be lost, more are lost."""
 
 _LOOKS = 8
 """Looks at the board within one time limit: a hang is noticed after the limit and at most three eighths of it more."""
@@ -47,9 +53,11 @@ class Policy:
     """What is done about losses.
 
     Attributes:
-        max_restarts: Losses that are made good within any `restart_window` seconds; None for any number.
+        max_restarts: Losses that are made good within any `restart_window` seconds; None for any number, and "auto" for
+            10 with up to eight workers, in proportion with more.
         restart_window: Seconds; None for the sampler's whole life.
-        max_lifetime_restarts: Losses that are made good in the sampler's whole life; None for any number.
+        max_lifetime_restarts: Losses that are made good in the sampler's whole life; None for any number, and "auto"
+            for 100 with up to eight workers, in proportion with more.
         restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
         on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
         step_timeout: Seconds that a reset, an action or a timestep may take; None for any.
@@ -63,9 +71,9 @@ class Policy:
         UsageError: A value cannot work.
     """
 
-    max_restarts: int | None = 10
+    max_restarts: Quota = "auto"
     restart_window: float | None = 60.0
-    max_lifetime_restarts: int | None = 100
+    max_lifetime_restarts: Quota = "auto"
     restart_on: tuple[type[BaseException], ...] = ()
     on_failure: OnFailure = "raise"
     step_timeout: float | None = None
@@ -76,8 +84,10 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("max_restarts", "max_lifetime_restarts"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise UsageError(f"{name} must be an integer of at least 0, or None for any number, got {value!r}")
+            if value not in (None, "auto") and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise UsageError(
+                    f'{name} must be an integer of at least 0, None for any number, or "auto", got {value!r}'
+                )
         for name in ("restart_window", "step_timeout", "construction_timeout"):
             if getattr(self, name) is not None:
                 positive_seconds(name, getattr(self, name))
@@ -153,12 +163,14 @@ class Losses:
 
     Args:
         policy: The quotas.
+        n_workers: How many workers there are.
 
     Attributes:
         incidents: The latest ones since the last error, oldest first.
     """
 
     policy: Policy
+    n_workers: int = 1
     incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _recent: deque[float] = field(default_factory=deque)
     _n: int = 0
@@ -174,7 +186,9 @@ class Losses:
         self._n += 1
         if incident.hopeless:
             return self._spent("a new worker would do the same")
-        policy, window = self.policy, self.policy.restart_window
+        window = self.policy.restart_window
+        most = self._most(self.policy.max_restarts, _RESTARTS)
+        most_ever = self._most(self.policy.max_lifetime_restarts, _LIFETIME_RESTARTS)
         if window is not None:
             # What counts now may have happened earlier than what was counted last.
             now = max(incident.seconds, *self._recent) if self._recent else incident.seconds
@@ -182,14 +196,17 @@ class Losses:
             while self._recent[0] <= now - window:
                 self._recent.popleft()
         recent = self._n if window is None else len(self._recent)
-        if policy.max_restarts is not None and recent > policy.max_restarts:
+        if most is not None and recent > most:
             within = "" if window is None else f" within {window:g} s"
-            return self._spent(f"{_losses(recent)}{within}, and max_restarts is {policy.max_restarts}")
-        if policy.max_lifetime_restarts is not None and self._n > policy.max_lifetime_restarts:
-            return self._spent(
-                f"{_losses(self._n)} in all, and max_lifetime_restarts is {policy.max_lifetime_restarts}"
-            )
+            return self._spent(f"{_losses(recent)}{within}, and max_restarts is {most}")
+        if most_ever is not None and self._n > most_ever:
+            return self._spent(f"{_losses(self._n)} in all, and max_lifetime_restarts is {most_ever}")
         return None
+
+    def _most(self, quota: Quota, default: int) -> int | None:
+        if quota == "auto":
+            return max(default, math.ceil(default * self.n_workers / _WORKERS))
+        return quota
 
     def _spent(self, verdict: str) -> str:
         self._recent.clear()

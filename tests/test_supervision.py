@@ -66,6 +66,23 @@ def test_a_rate():
     assert verdict == "that is 3 losses within 10 s, and max_restarts is 2"
 
 
+@pytest.mark.parametrize(("n_workers", "most", "most_ever"), [(1, 10, 100), (8, 10, 100), (9, 12, 113), (64, 80, 800)])
+def test_the_quotas_by_default_grow_with_the_number_of_workers(n_workers, most, most_ever):
+    losses = Losses(Policy(), n_workers)
+    assert [losses.add(death()) for _ in range(most)] == [None] * most
+    assert losses.add(death()) == f"that is {most + 1} losses within 60 s, and max_restarts is {most}"
+    assert [losses.add(death(100.0 * n)) for n in range(most_ever)] == [None] * most_ever
+    verdict = losses.add(death(100.0 * most_ever))
+    assert verdict == f"that is {most_ever + 1} losses in all, and max_lifetime_restarts is {most_ever}"
+
+
+def test_a_loss_that_counts_late_counts_with_those_before_it():
+    """It waited until the trajectories before it were in."""
+    losses = Losses(Policy(max_restarts=2, restart_window=10.0))
+    assert [losses.add(death(t)) for t in (20.0, 5.0)] == [None, None]
+    assert losses.add(death(29.0)) == "that is 3 losses within 10 s, and max_restarts is 2"
+
+
 def test_a_lifetime():
     losses = Losses(Policy(max_restarts=None, max_lifetime_restarts=3))
     assert [losses.add(death(1e6 * t)) for t in range(3)] == [None] * 3

@@ -14,8 +14,9 @@ import click
 
 from streamsampler.current_directory import import_named
 from streamsampler.errors import UsageError
+from streamsampler.supervision import Quota
 
-__all__ = ["Count", "env_kwargs", "import_modules", "number_or_none", "parse_value", "seconds", "size"]
+__all__ = ["Count", "env_kwargs", "import_modules", "number_or_none", "parse_value", "quota", "seconds", "size"]
 
 _COUNT = re.compile(
     r"(?P<number>[+-]?([0-9][0-9_,]*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?", re.IGNORECASE
@@ -100,6 +101,15 @@ def number_or_none(_ctx: click.Context, _param: click.Parameter, text: str) -> i
     if not _DIGITS.fullmatch(text.strip()):
         raise click.BadParameter(f"{text!r} is neither an integer of at least 0 nor 'none'")
     return int(text)
+
+
+def quota(context: click.Context, param: click.Parameter, text: str) -> Quota:
+    """Return "auto", or what `number_or_none` does: an option's callback.
+
+    Raises:
+        click.BadParameter: It is none of these.
+    """
+    return "auto" if text.strip().lower() == "auto" else number_or_none(context, param, text)
 
 
 def _number(text: str) -> float:

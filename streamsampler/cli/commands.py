@@ -130,9 +130,10 @@ def cli() -> None:
     help="Kill a process in which a reset, an action or a timestep takes longer; another one takes its place.",
 )  # fmt: skip
 @grouped_option(
-    "When something fails", "--max-restarts", callback=arguments.number_or_none, default="10", show_default=True,
+    "When something fails", "--max-restarts", callback=arguments.quota, default="auto", show_default=True,
     metavar="N", help="How many processes that died or hung are replaced within a minute, and ten times as many in "
-    "all; 'none' for any number. Their trajectories are run again, and come out the same. One more ends the command.",
+    "all; 'none' for any number, 'auto' for 10 with up to eight workers, in proportion with more. Their "
+    "trajectories are run again, and come out the same. One more ends the command.",
 )  # fmt: skip
 @grouped_option(
     "When something fails", "--max-worker-memory", callback=arguments.size, metavar="SIZE", show_default="no limit",

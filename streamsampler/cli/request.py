@@ -19,7 +19,7 @@ from streamsampler.factory import usable_cores
 from streamsampler.gathering import Order
 from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
 from streamsampler.statistics import Stats
-from streamsampler.supervision import OnFailure
+from streamsampler.supervision import OnFailure, Quota
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
@@ -92,7 +92,7 @@ class Request:
     out: Path | None
     on_failure: OnFailure = "raise"
     step_timeout: float | None = None
-    max_restarts: int | None = 10
+    max_restarts: Quota = "auto"
     max_worker_memory: int | None = None
     worker_threads: int | None = 1
     close_timeout: float = 5.0
@@ -187,7 +187,7 @@ class Request:
             worker_threads=self.worker_threads,
             step_timeout=self.step_timeout,
             max_restarts=self.max_restarts,
-            max_lifetime_restarts=None if self.max_restarts is None else _IN_ALL * self.max_restarts,
+            max_lifetime_restarts=_in_all(self.max_restarts),
             max_worker_memory=self.max_worker_memory,
             close_timeout=self.close_timeout,
         )
@@ -232,3 +232,8 @@ class Outcome:
     written: Path | None
     shards: int | None = None
     earlier_timesteps: int = 0
+
+
+def _in_all(quota: Quota) -> Quota:
+    """Return the lifetime quota that goes with a quota."""
+    return _IN_ALL * quota if isinstance(quota, int) else quota
