@@ -24,7 +24,7 @@ from streamsampler import (
     RandomAgent,
     WorkerFactory,
 )
-from streamsampler.engines import processes
+from streamsampler.engines import links
 from streamsampler.errors import (
     ClosedError,
     ConcurrentCallError,
@@ -267,7 +267,7 @@ def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
             unpickled.append(data)
         return pickle.loads(data, **options)
 
-    monkeypatch.setattr(processes, "pickle", types.SimpleNamespace(loads=loads))
+    monkeypatch.setattr(links, "pickle", types.SimpleNamespace(loads=loads))
     envs = [functools.partial(ScriptedEnv, shape=(n,)) for n in (2, 3)]
     with MultiprocessingSampler(ScriptedAgent(), envs[0], n_workers=2, seed=1) as sampler:
         for env in (envs[0], envs[0], envs[1], envs[1], envs[0]):
