@@ -14,8 +14,8 @@ _CHECKS = 0
 class Verdicts:
     """Whether a sampler's environment is still to be checked, and what was found.
 
-    One worker checks, at the first call and after an update that makes another environment. With "error" nobody else
-    gets any work before its verdict is there, so that whether a call raises never depends on timing.
+    One worker checks, at the first call and after an update that makes another environment. With "error" no other
+    worker has any work before its verdict is there, so that whether a call raises never depends on timing.
 
     Args:
         mode: The sampler's argument `check`.

@@ -127,7 +127,7 @@ def test_another_class_is_checked_and_the_same_one_or_a_task_is_not(make_sampler
 
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_whether_an_error_is_raised_does_not_depend_on_timing(make_sampler, n_workers):
-    """One trajectory is there long before the check is done: nobody else gets work before its verdict."""
+    """One trajectory is there long before the check is done: no other worker has work before its verdict."""
     sampler = make_sampler(always_zero, partial(CountsSlowly, 0.0001), n_workers=n_workers, seed=3, check="error")
     for call in (sampler.obtain_trajectories, sampler.obtain_samples, lambda _: next(sampler.stream())):
         with pytest.raises(NotReproducibleError):
