@@ -12,7 +12,7 @@ from streamsampler.anomaly_accounts import AnomalyAccounts
 from streamsampler.assembly import EarlyObservations, without_observations
 from streamsampler.call_accounts import add_returned, add_unseen
 from streamsampler.checking import take_verdict
-from streamsampler.collector import Collector, Part, Spaces
+from streamsampler.collector import Collector, Part, Spaces, indices_of, workers_of
 from streamsampler.crew import logger
 from streamsampler.deciding import Decisions
 from streamsampler.engines.base import Answered, Died, Event, Logged
@@ -287,7 +287,7 @@ class Call:
     def batch(self, runs: list[Run[Part]], observations: Tree | None = None) -> TrajectoryBatch[Any, Any]:
         """Return the trajectories of `runs` in memory of their own; their observations may be joined already."""
         observation_space, action_space = self._spaces_of(runs)
-        indices = [index for run in runs for index, length in zip(run.indices, run.lengths, strict=True) if length]
+        indices = indices_of(runs)
         spans = [(run.part.rollouts, *run.part.span(run.start, run.stop)) for run in runs]
         return assemble(
             [(rollouts, start, stop) for rollouts, start, stop in spans if rollouts is not None and start < stop],
@@ -295,11 +295,11 @@ class Call:
             action_space=action_space,
             indices=indices,
             seeds=self._collector.seeds_of(self.version, indices),
-            agent_versions=[self.version] * len(indices),
+            agent_versions=self.version,
             seed=self._collector.seed,
             stats=self.stats,
             observations=observations,
-            worker_numbers=[run.part.worker for run in runs for length in run.lengths if length],
+            worker_numbers=workers_of(runs),
         )
 
     def _spaces_of(self, runs: list[Run[Part]]) -> Spaces:

@@ -9,25 +9,27 @@ from time import perf_counter
 from typing import Any
 
 import gymnasium
+import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler.blocks import Blocks
 from streamsampler.crew import Crew
 from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Engine
 from streamsampler.episodes import Episodes
-from streamsampler.gathering import Order
+from streamsampler.gathering import Order, Run
 from streamsampler.leases import Pool
 from streamsampler.pacing import Pace
 from streamsampler.protocol import Answer
 from streamsampler.recording import Rollouts
-from streamsampler.seeding import TrajectorySeeds
+from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
 from streamsampler.supervision import Policy
 from streamsampler.updates import Updates
 from streamsampler.verdicts import Verdicts
 from streamsampler.worker_logs import Levels, levels_here
 
-__all__ = ["Collector", "Part", "Spaces"]
+__all__ = ["Collector", "Part", "Spaces", "indices_of", "workers_of"]
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
@@ -56,6 +58,20 @@ class Part:
             return start, stop
         positions = [position for position, _, _ in self.dropped]
         return start - bisect_left(positions, start), stop - bisect_left(positions, stop)
+
+
+def indices_of(runs: Sequence[Run[Part]]) -> NDArray[np.int64]:
+    """Return the indices of all trajectories of these runs, without those that were left out.
+
+    As an array: lists of a million Python integers would take more memory than a million short trajectories do.
+    """
+    kept = (index for run in runs for index, length in zip(run.indices, run.lengths, strict=True) if length)
+    return np.fromiter(kept, dtype=np.int64)
+
+
+def workers_of(runs: Sequence[Run[Part]]) -> NDArray[np.int64]:
+    """Return the worker number of each of these trajectories."""
+    return np.fromiter((run.part.worker for run in runs for length in run.lengths if length), dtype=np.int64)
 
 
 class Collector:
@@ -123,7 +139,7 @@ class Collector:
         self._episodes = episodes
         self._episodes_handle = None if payload is None else self.publish(payload)
 
-    def seeds_of(self, version: int, indices: Sequence[int]) -> list[int]:
+    def seeds_of(self, version: int, indices: Indices) -> list[int]:
         """Return the seeds of trajectories of the call in hand."""
         return (self._episodes or Episodes()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 

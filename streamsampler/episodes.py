@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from streamsampler.checks import positive
 from streamsampler.errors import UsageError
-from streamsampler.seeding import TrajectorySeeds
+from streamsampler.seeding import Indices, TrajectorySeeds
 
 __all__ = ["EpisodeOptions", "Episodes", "Options", "common_episodes", "given_episodes"]
 
@@ -29,7 +31,7 @@ class Episodes:
     seeds: tuple[int, ...] | None = None
     options: dict[str, Any] | tuple[dict[str, Any] | None, ...] | None = None
 
-    def seeds_of(self, derived: TrajectorySeeds, indices: range | Sequence[int]) -> list[int]:
+    def seeds_of(self, derived: TrajectorySeeds, indices: Indices) -> list[int]:
         """Return the seeds of trajectories.
 
         Args:
@@ -39,6 +41,8 @@ class Episodes:
         """
         if self.seeds is None:
             return derived.of(indices)
+        if isinstance(indices, np.ndarray):
+            indices = indices.tolist()
         return [self.seeds[index] if index < len(self.seeds) else derived[index] for index in indices]
 
     def options_of(self, index: int) -> dict[str, Any] | None:

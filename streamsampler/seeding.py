@@ -17,14 +17,16 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler.errors import UsageError
 
 __all__ = [
     "SEED_BITS",
+    "Indices",
     "Stream",
     "TrajectorySeeds",
     "check_seed",
@@ -88,6 +90,10 @@ def _as_index(value: Any) -> int | None:
         return None
 
 
+Indices: TypeAlias = "range | Sequence[int] | NDArray[np.int64]"
+"""Trajectory indices."""
+
+
 class TrajectorySeeds:
     """The trajectory seeds of one agent version.
 
@@ -136,7 +142,7 @@ class TrajectorySeeds:
             x = ((x ^ (x >> shift)) * multiplier) & _MASK
         return x ^ (x >> _LAST_SHIFT)
 
-    def of(self, indices: range | Sequence[int]) -> list[int]:
+    def of(self, indices: Indices) -> list[int]:
         """Gives the seeds of many trajectories, as Python integers.
 
         Args:
@@ -149,7 +155,7 @@ class TrajectorySeeds:
             UsageError: If one of them is no index.
         """
         if len(indices) < _VECTOR_LENGTH:
-            return [self[index] for index in indices]
+            return [self[index] for index in (indices.tolist() if isinstance(indices, np.ndarray) else indices)]
         x = self._checked(indices)
         mask = np.uint64(_MASK)
         # A 31-bit number times a 32-bit constant has 63 bits: nothing is lost before the mask.
@@ -160,14 +166,19 @@ class TrajectorySeeds:
         return seeds
 
     @staticmethod
-    def _checked(indices: range | Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    def _checked(indices: Indices) -> NDArray[np.uint64]:
         # The ends of a range are enough; going through a long one would cost more than all the rest.
-        ends = (indices[0], indices[-1]) if isinstance(indices, range) else (min(indices), max(indices))
+        if isinstance(indices, np.ndarray):
+            ends = int(indices.min()), int(indices.max())
+        else:
+            ends = (indices[0], indices[-1]) if isinstance(indices, range) else (min(indices), max(indices))
         for index in ends:
             if not 0 <= index < _SIZE:
                 raise _out_of_range(index)
         if isinstance(indices, range):
             return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64).astype(np.uint64)
+        if isinstance(indices, np.ndarray):
+            return indices.astype(np.uint64)
         return np.fromiter(indices, dtype=np.uint64, count=len(indices))
 
 

@@ -81,6 +81,7 @@ class TestTrajectorySeeds:
         seeds = TrajectorySeeds(seed, version)
         indices = range(start, start + length)
         assert seeds.of(indices) == [seeds[index] for index in indices] == seeds.of(list(indices))
+        assert seeds.of(np.array(indices, dtype=np.int64)) == seeds.of(indices)
 
     @pytest.mark.parametrize(
         "indices",

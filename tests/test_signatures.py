@@ -125,8 +125,9 @@ def test_the_command_line_mirrors_the_sampler():
 @pytest.mark.parametrize("name", OBTAINING)
 def test_obtaining_calls_have_the_same_further_arguments(name):
     for cls in SAMPLERS:
-        expected = list(parameters(LocalSampler.obtain_samples).values())[1:]
-        assert list(parameters(getattr(cls, name)).values())[1:] == expected
+        _, *further = parameters(getattr(cls, name)).values()
+        assert further[:3] == list(parameters(LocalSampler.obtain_samples).values())[1:4]
+        assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in further[3:])
 
 
 # ---------------------------------------------------------------------- errors
