@@ -1,6 +1,7 @@
 """Data that may be wrong are counted, warned of once, or an error: the same for any number of workers."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.anomalies import Anomaly, AnomalyFinder
+from streamsampler.anomaly_accounts import AnomalyAccounts
+from streamsampler.collector import Part
 from streamsampler.errors import DataError, RolloutError
-from streamsampler.statistics import FoundAnomaly
+from streamsampler.gathering import Run
+from streamsampler.statistics import FoundAnomaly, Stats
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
 PARTS = S.Dict(a=BOX, b=S.Tuple([S.Discrete(3, start=1), S.Box(0, 9, (2, 2), np.uint8), S.MultiBinary(2)]))
@@ -238,3 +242,15 @@ def test_the_error_is_that_of_the_first_wrong_trajectory_that_is_needed(kinds, o
         with LocalSampler(lambda _: 0, lambda: Clashing(kind_of), **options) as sampler:
             assert sampler.obtain_samples(10).lengths.tolist() == [5, 5]
             assert sampler.stats.anomalies == 0
+
+
+def test_of_a_part_only_what_is_returned_counts():
+    found = tuple(Anomaly(position, 10**position, 3, "odd") for position in range(5))
+    part = Part(0, SimpleNamespace(anomalies=found), lambda: None, 5)
+    stats = Stats.of(1)
+    accounts = AnomalyAccounts(SimpleNamespace(told_of_anomalies=True), stats, 7)
+    accounts.hold([Run(part, range(11, 14), 1, 4, (2, 2, 2))])
+    accounts.returned([12, 13, 14])
+    assert (stats.anomalies, stats.first_anomaly) == (1100, FoundAnomaly(7, 12, 3, "odd"))
+    accounts.returned()
+    assert stats.anomalies == 1110

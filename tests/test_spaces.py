@@ -139,6 +139,10 @@ def test_floats_of_other_dtypes_are_rounded_as_numpy_does(target, rows, length, 
     stop = data.draw(st.integers(start, len(values)))
     expected = [value.astype(target) for value in values[start:stop]]
     assert trees.same(recorder.view(start, stop), np.array(expected, target).reshape(-1, length))
+    recorder.clear()
+    for value in range(len(values)):
+        recorder.record(np.full(length, value, target))
+    assert recorder.view(0, len(values))[:, 0].tolist() == list(range(len(values)))
 
 
 OTHERS = [
@@ -148,6 +152,7 @@ OTHERS = [
     (np.float32, 2**24 + 1, "16777217 as int64, which would become 16777216.0"),
     (np.float32, np.uint32(2**32 - 1), "4294967295 as uint32, which would become 4294967296.0"),
     (np.float16, np.float32(2049), "2049.0 as float32, which would become 2048.0"),
+    (np.float16, 65520.5, "65520.5 as float64, which would become inf"),
     (np.float64, 2**63 - 1, "9223372036854775807 as int64, which would become 9.223372036854776e[+]18"),
     (np.float64, np.uint64(2**53 + 1), "9007199254740993 as uint64, which would become 9007199254740992.0"),
 ]
