@@ -84,6 +84,7 @@ LAYERS = [
         "workers.batch_recording",
         "workers.batched_agents",
         "workers.slots",
+        "workers.native_values",
         "workers.native_vec",
         "workers.vec",
         "factory",

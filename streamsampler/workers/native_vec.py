@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +14,6 @@ from streamsampler.environments import AnyVectorEnv
 from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
 from streamsampler.seeding import Stream, derived_seed
-from streamsampler.spaces import short
 from streamsampler.step_values import check_rewards
 from streamsampler.trees import Tree, leaves, map_tree, owned, take
 from streamsampler.workers.base import Worker, tell_where
@@ -23,6 +21,7 @@ from streamsampler.workers.batch_infos import info_of
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batch_rows import BatchRows, row_of
 from streamsampler.workers.batched_agents import BatchedAgent, Rows
+from streamsampler.workers.native_values import check_infos, column_of_slots
 from streamsampler.workers.slots import Block, FinishedPrefix, Seconds, begin_of, explain_batch
 
 __all__ = ["NativeRunner"]
@@ -190,7 +189,7 @@ class _Run:
         result = self._runner.reset_from([seeds[slot % n_seeds] for slot in range(self._n_slots)])
         observations, infos = begin_of(result)
         self._worker.phase = Phase.RECORDING
-        _check_infos("episode_infos", infos)
+        check_infos("episode_infos", infos)
         self._observations = self._checked(observations, np.arange(min(self._n_slots, n_seeds)))
         for slot in range(min(self._n_slots, len(seeds))):
             self._begin(slot, infos)
@@ -216,7 +215,7 @@ class _Run:
         options = {**self._runner.options().get("options", {}), "reset_mask": mask}
         observations, infos = begin_of(self._env.reset(seed=given, options=options))
         self._worker.phase = Phase.RECORDING
-        _check_infos("episode_infos", infos)
+        check_infos("episode_infos", infos)
         _filled(self._observations, take(self._checked(observations, refilled), ended), ended)
         for slot in refilled.tolist():
             self._begin(slot, infos)
@@ -260,12 +259,12 @@ class _Run:
             raise
         worker.phase = Phase.RECORDING
         self._step += 1
-        _check_infos("env_infos", infos)
+        check_infos("env_infos", infos)
         self._observations = self._checked(observations, np.flatnonzero(self._positions != _SILENT))
         self._recorder.rewards.extend(self._checked_rewards(rewards, live))
         self._recorder.positions.extend(positions.tolist())
         flags = [
-            _column(values, self._n_slots, name, "b")
+            column_of_slots(values, self._n_slots, name, "b")
             for name, values in (("terminated", terminated), ("truncated", truncated))
         ]
         self._finish_step(first, live, flags, infos)
@@ -326,7 +325,7 @@ class _Run:
         return _filled(whole, rows, wanted)
 
     def _checked_rewards(self, rewards: Any, live: NDArray[np.int64]) -> list[float]:
-        found = _column(rewards, self._n_slots, "rewards", "biuf")[live]
+        found = column_of_slots(rewards, self._n_slots, "rewards", "biuf")[live]
         try:
             check_rewards(found)
         except DataError as error:
@@ -381,11 +380,6 @@ class _Run:
             tell_where(error, self._env, timestep)
 
 
-def _check_infos(path: str, infos: Any) -> None:
-    if not isinstance(infos, Mapping):
-        raise DataError(f"{path}: the infos of a vector environment must be a dict, got {short(infos)}")
-
-
 def _without_final(infos: Any) -> dict[str, Any]:
     return {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
 
@@ -395,15 +389,6 @@ def _filled(whole: Tree, rows: Tree, slots: NDArray[np.int64]) -> Tree:
     for (_, target), (_, source) in zip(leaves(whole), leaves(rows), strict=True):
         target[slots] = source
     return whole
-
-
-def _column(values: Any, n_slots: int, name: str, kinds: str) -> NDArray[Any]:
-    column = np.asarray(values)
-    if column.shape != (n_slots,) or column.dtype.kind not in kinds:
-        raise DataError(
-            f"{name} should be an array of shape {(n_slots,)}, and is {column.dtype} of shape {column.shape}"
-        )
-    return column
 
 
 def _for_env(tree: Tree) -> Any:
