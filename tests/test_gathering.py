@@ -369,3 +369,16 @@ def test_what_comes_after_a_failure_for_good_is_not_handed_out():
         assert indices[0] < second[0]
     gathering.add(0, first, [1] * len(first), first)
     assert gathering.due().reason == "failed"
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(final):
+    pace = Pace()
+    pace.add([10] * 10, 40.0, 0)
+    pace.add([10] * 10, 0.1, 1)
+    gathering = Gathering(Exactly(1), n_workers=2, pace=pace)
+    assert gathering.take(0) == gathering.take(1) == range(1), "the second is a copy for the faster worker"
+    gathering.fail(1, range(1), 0, "failed", final=final)
+    assert (gathering.due() is not None) == final
+    assert gathering.add(0, range(1), [10], "late") == (not final)
+    assert gathering.complete == (not final)
