@@ -79,6 +79,7 @@ class Decisions:
         while (held := gathering.due()) is not None:
             self._stats.failed_trajectories += 1
             if (error := self._error_of(held.reason)) is not None:
+                gathering.result.settle(held)
                 raise error
             gathering.retry(held)
         if gathering.result.hopeless is not None:

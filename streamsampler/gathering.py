@@ -365,7 +365,7 @@ class Gathering(Generic[Part]):
         """Let what failed be run again."""
         self._handed_out -= len(held.indices) - self._cuts.there(held.indices[0])[0]
         self._lane_of(held.indices).give_back(held.indices)
-        self.result.retry(held)
+        self.result.settle(held)
 
     # ------------------------------------------------------------------ the result
 

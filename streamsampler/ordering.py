@@ -163,8 +163,8 @@ class Result(Generic[Part]):
         self._held[held.turn] = held
         self._find_end()
 
-    def retry(self, held: Held) -> None:
-        """Forget a failure: what failed is run again."""
+    def settle(self, held: Held) -> None:
+        """Forget a failure: it was decided about."""
         del self._held[held.turn]
         self._find_end()
 

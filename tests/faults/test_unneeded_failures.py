@@ -151,7 +151,9 @@ def test_a_loss_that_is_not_needed_uses_up_no_quota(tmp_path: Path) -> None:
         assert len(sampler.obtain_trajectories(4)) == 4
 
 
-def test_a_loss_that_is_needed_ends_the_call_when_those_before_it_are_in(tmp_path: Path) -> None:
+def test_a_loss_that_is_needed_ends_the_call_when_those_before_it_are_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     faults = Faults(tmp_path, Fault("kill", trajectory=1), seed=SEED)
     make_env = partial(waits_for, faults, TrajectorySeeds(SEED, 1)[0])
     with MultiprocessingSampler(act, faults.env(make_env), n_workers=2, seed=SEED, max_restarts=0) as sampler:
@@ -159,6 +161,7 @@ def test_a_loss_that_is_needed_ends_the_call_when_those_before_it_are_in(tmp_pat
         assert next(stream).indices.tolist() == [0]
         with pytest.raises(WorkerDiedError, match="in trajectory 1 of agent version 1"):
             next(stream)
+    assert "did not need it" not in caplog.text, "the error tells"
 
 
 def waits_for(faults: Faults, seed: int) -> gymnasium.Env[Any, Any]:
