@@ -198,7 +198,9 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(method, caplog):
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED, start_method=method) as sampler:
         first = calls(sampler)
         worker = sampler.worker_pids()[0]
-        os.kill(parent_of(worker), signal.SIGKILL)
+        watchdog = parent_of(worker)
+        os.kill(watchdog, signal.SIGKILL)
+        assert gone_within([watchdog], 2)  # or the call might end before
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert gone_within([worker], 2)
         assert sampler.stats.restarts == 1
