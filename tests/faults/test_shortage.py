@@ -181,6 +181,7 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
 with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1) as sampler:
+    sampler.obtain_trajectories(1)  # a worker sets its own limit once it runs
     (server,) = launch._servers.values()
     for pid in (server._process.pid, *sampler.worker_pids()):
         print(resource.prlimit(pid, resource.RLIMIT_NOFILE)[0])
