@@ -203,8 +203,10 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(method, caplog):
         assert descriptors.readable_within(sampler._collector.engine._links[0].child._fd, 5)
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert gone_within([worker], 2)
-        assert sampler.stats.restarts == 1
-        assert "worker 0 lost its watchdog process, and was killed, while" in caplog.text
+        # Another one takes its place when there is work for it: here, or in the next call.
+        sampler.obtain_trajectories(8)
+        assert sampler.worker_pids() != [worker]
+        assert caplog.text.count("worker 0 lost its watchdog process, and was killed, while") == 1
 
 
 class WithChild(ScriptedEnv):
