@@ -1,8 +1,14 @@
 """What holds for all tests."""
 
+import os
 import signal
 
 from hypothesis import settings
+
+# How progress and colours are shown depends on these. Tests say which of them they are about.
+for name in ("CI", "NO_COLOR"):
+    os.environ.pop(name, None)
+os.environ["TERM"] = "xterm"
 
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and all processes that they start would, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

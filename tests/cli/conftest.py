@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import SCRIPTED, Announcements
+from tests.cli.harness import SCRIPTED, Announcements, Terminal
 
 
 @pytest.fixture
@@ -20,3 +22,13 @@ def announcements(home: Path) -> Iterator[Announcements]:
     announcements = Announcements(home)
     yield announcements
     announcements.close()
+
+
+@pytest.fixture(autouse=True)
+def no_command_goes_on() -> Iterator[None]:
+    """A test that fails before its command has ended does not leave it to disturb all others."""
+    yield
+    for pid in list(Terminal.unfinished):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        Terminal.unfinished.remove(pid)

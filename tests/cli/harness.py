@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 PATIENCE = 30.0  # seconds: far more than anything takes; a test that needs them fails
 
@@ -147,7 +148,13 @@ class Announcements:
 
 
 class Terminal:
-    """The command on a terminal of its own, in the foreground."""
+    """The command on a terminal of its own, in the foreground.
+
+    Attributes:
+        unfinished: The process ids of commands whose ends no test has waited for.
+    """
+
+    unfinished: ClassVar[set[int]] = set()
 
     def __init__(self, *arguments: object, cwd: Path, columns: int = 80) -> None:
         with _interruptible():
@@ -155,6 +162,7 @@ class Terminal:
             if self.pid == 0:
                 os.chdir(cwd)
                 os.execv(sys.executable, command(*arguments))
+        self.unfinished.add(self.pid)
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.text = ""
 
@@ -183,4 +191,6 @@ class Terminal:
         while self.read():
             pass
         os.close(self._fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.unfinished.remove(self.pid)
+        return code
