@@ -39,7 +39,7 @@ _CLOSE_SECONDS = 1.0  # for a server to notice that it is no longer needed
 
 
 def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> WorkerChild:
-    """Start a worker process.
+    """Start a worker process, and do not wait for it; see `WorkerChild.await_start`.
 
     Args:
         method: How.
@@ -52,8 +52,8 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], thr
 
     Raises:
         OSError: There are no processes or descriptors left.
-        WatchdogLostError: There is no knowing whether the worker was started. The next attempt has another server, and
-            must not hand over the same descriptors: they may be somebody's already.
+        WatchdogLostError: There is no knowing whether the worker was started, which `await_start` raises, too. The next
+            attempt has another server, and must not hand over the same descriptors: they may be somebody's already.
     """
     bury_strays()
     match method:
@@ -150,9 +150,13 @@ class _Server:
         method: "forkserver", whose workers are copies of it, or "spawn", whose workers are fresh interpreters.
         main: What its workers run.
         threads: How many threads the libraries compute on that it has loaded.
+
+    Attributes:
+        lost: Whether it is gone or hangs: no other worker is started by it, and its answers are not waited for.
     """
 
     def __init__(self, method: StartMethod, main: Main, threads: int | None) -> None:
+        self.lost = False
         self._owner = os.getpid()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
@@ -181,13 +185,21 @@ class _Server:
                     socket.send_fds(connection, [STATUS.pack(number)], [*fds, status_write])
             finally:
                 os.close(status_write)
-            return WorkerChild(status_read)
+            return WorkerChild(status_read, starter=self)
         except BaseException as error:
             close_fd(status_read)
-            if isinstance(error, (ConnectionError, WatchdogLostError)):
-                _forget(self)
+            if isinstance(error, ConnectionError):
+                self.forget()
                 raise WatchdogLostError(f"the fork server was lost: {error}") from error
             raise
+
+    def forget(self) -> None:
+        """Let the next worker be started by another server, because this one is lost."""
+        self.lost = True
+        with _servers_lock:
+            for key, known in list(_servers.items()):
+                if known is self:
+                    del _servers[key]
 
 
 def _start(command: Sequence[str], fds: Sequence[int], threads: int | None) -> ServerProcess:
@@ -226,11 +238,3 @@ def _server(method: StartMethod, main: Main, threads: int | None) -> _Server:
         if server is None or not server.alive():
             server = _servers[method, threads] = _Server(method, main, threads)
         return server
-
-
-def _forget(server: _Server) -> None:
-    """Let the next worker be started by another server than this one."""
-    with _servers_lock:
-        for key, known in list(_servers.items()):
-            if known is server:
-                del _servers[key]

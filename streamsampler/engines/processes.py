@@ -47,6 +47,7 @@ STUCK_SECONDS = 1.0
 """How long a worker that is not closing its environment may take to begin with it, before it is killed."""
 
 _GRACE_SECONDS = 1.0  # between a worker's last word and its end
+_AT_ONCE = 8  # workers that are being started; the kernel bounds how many descriptors may be on their way to a server
 _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a few regions, and every ticket a message
 
 
@@ -99,10 +100,11 @@ class ProcessEngine(Engine):
                 n_workers, make_worker, seed, INLINE_LIMIT, report_memory=report_memory, threads=threads
             )
             self._share(setup_fd)
-            for number in range(n_workers):
-                self._links.append(self._link(number))
+            self._start_all()
         except BaseException:
-            self.close()
+            # None has made an environment that would have to be closed.
+            self._end_all()
+            self._shared.close()
             raise
 
     def _share(self, setup_fd: int) -> None:
@@ -129,13 +131,38 @@ class ProcessEngine(Engine):
 
     # ------------------------------------------------------------------ starting
 
-    def _link(self, number: int) -> Link:
+    def _start_all(self) -> None:
+        """Start the workers, some side by side: each takes the turns of several processes, one after another."""
+        for number in range(self.n_workers + _AT_ONCE):
+            if number < self.n_workers:
+                self._links.append(self._asked_for(number))
+            first = number - _AT_ONCE
+            if first >= 0:
+                self._links[first] = self._started(self._links[first], first)
+
+    def _asked_for(self, number: int) -> Link:
+        """Ask for a worker, and do not wait until it runs; return its link, which `_started` completes."""
         try:
             return self._new_link(number)
         except WatchdogLostError:
-            # Once more, with everything new. Should the lost server have started a worker all the same, it ends with
-            # the pipes of the first attempt.
-            return self._new_link(number)
+            return self._new_link(number)  # with another server
+
+    def _started(self, link: Link, number: int) -> Link:
+        """Wait until a worker runs; return its link, or that of another attempt."""
+        try:
+            try:
+                link.child.await_start()
+            except WatchdogLostError:
+                # Once more, with everything new. Should the lost server have started a worker all the same, it ends
+                # with the pipes of the first attempt.
+                self._unlink(link, 0)
+                link = self._new_link(number)
+                link.child.await_start()
+            link.register(self._selector, number)
+        except BaseException:
+            self._unlink(link, END_SECONDS)
+            raise
+        return link
 
     def _new_link(self, number: int) -> Link:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -158,7 +185,6 @@ class ProcessEngine(Engine):
                 ArenaReader(arena_fd),
                 MessageReader(answers_read, self._longest),
             )
-            link.register(self._selector, number)
             ours.pop_all()
             return link
 
@@ -168,7 +194,7 @@ class ProcessEngine(Engine):
         self._restarting = True
         try:
             # The new one first: if it cannot be started, the old one is what it was, and can be tried again.
-            new, old = self._link(worker), self._links[worker]
+            new, old = self._started(self._asked_for(worker), worker), self._links[worker]
             self._links[worker] = new
             if self._wanted == NEVER_AGAIN:
                 new.child.kill()  # as all others were by another thread, which may not have seen this one
@@ -362,16 +388,20 @@ class ProcessEngine(Engine):
                 self.send(worker, Exit())
             last_words = self._await_ends(listen=listen)
         finally:
-            for link in self._links:
-                link.child.kill()
-            deadline = time.monotonic() + END_SECONDS
-            for link in self._links:
-                self._unlink(link, deadline - time.monotonic())
+            self._end_all()
         self._closed = True
         # A worker that is being started is given descriptors by their numbers, which may be somebody else's files soon.
         if not self._restarting:
             self._shared.close()
         return last_words
+
+    def _end_all(self) -> None:
+        """Kill the workers if need be, and close everything of them."""
+        for link in self._links:
+            link.child.kill()
+        deadline = time.monotonic() + END_SECONDS
+        for link in self._links:
+            self._unlink(link, deadline - time.monotonic())
 
     def _await_ends(self, *, listen: bool) -> list[Answered | Logged]:
         """Wait for the workers' ends; return what they still said."""

@@ -26,6 +26,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from streamsampler.engines.child import (
     STATUS,
@@ -39,6 +40,7 @@ from streamsampler.engines.leftovers import can_find_descendants, end_descendant
 __all__ = ["prepare_watchdogs", "watch_over"]
 
 _PR_SET_CHILD_SUBREAPER = 36
+_prctl: Any = None  # the system's function, where there is one
 
 _IGNORED = {
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
@@ -48,9 +50,13 @@ _IGNORED = {
 
 
 def prepare_watchdogs() -> None:
-    """Import what a watchdog needs, in the process that is going to fork it."""
-    if sys.platform == "linux":
-        import ctypes  # noqa: F401
+    """Load what a watchdog needs, in the process that is going to fork it."""
+    global _prctl
+    if sys.platform == "linux" and _prctl is None:
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            import ctypes
+
+            _prctl = ctypes.CDLL(None).prctl
 
 
 def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: int) -> None:
@@ -104,10 +110,10 @@ class _Watchdog:
         self._poller.register(wake_fd, select.POLLIN)
 
     def begin(self, number: int, blocked: set[int], wake_write: int) -> None:
+        _tell(self._status_fd, self._worker)
         for ignored in _IGNORED:
             signal.signal(ignored, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked - _IGNORED)
-        _tell(self._status_fd, self._worker)
         _hold_nothing({self._parent_fd, self._status_fd, self._wake_fd, wake_write})
         _call_it(f"streamsampler: watchdog of worker {number}")
         exitcode = self._await_end()
@@ -154,15 +160,7 @@ class _Watchdog:
 
 def _become_subreaper() -> bool:
     """Let orphans among this process's descendants become its children; return whether the system can do that."""
-    if sys.platform != "linux":
-        return False
-    try:
-        import ctypes
-
-        prctl = ctypes.CDLL(None).prctl
-    except (ImportError, OSError, AttributeError):
-        return False
-    return bool(prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    return _prctl is not None and bool(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def _hold_nothing(kept: set[int]) -> None:

@@ -7,13 +7,14 @@ import errno
 import os
 import signal
 import time
+from typing import Protocol
 
 from streamsampler.engines.child import STATUS
 from streamsampler.engines.children import forget_or_reap, open_pidfd
 from streamsampler.engines.descriptors import close_fd, readable_within
 from streamsampler.errors import SamplerError
 
-__all__ = ["WatchdogLostError", "WorkerChild"]
+__all__ = ["Starter", "WatchdogLostError", "WorkerChild"]
 
 _ANSWER_SECONDS = 120.0  # for a fork server's answer to its first request, too: after its imports
 _TOLD_SECONDS = 2.0  # from a worker's end until its watchdog tells of it: it has ended what was left of the worker then
@@ -21,45 +22,78 @@ _GONE_SECONDS = 0.25  # from then until the watchdog is gone and reaped
 _SIGNAL_GROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
 
+class Starter(Protocol):
+    """The server that is to start a worker.
+
+    Attributes:
+        lost: Whether it is gone or hangs: its answers are not waited for.
+    """
+
+    lost: bool
+
+    def forget(self) -> None:
+        """Let the next worker be started by another server, because this one is lost."""
+
+
 class WatchdogLostError(SamplerError):
     """A worker's watchdog, or the server that was to start it, was killed or stopped."""
 
 
 class WorkerChild:
-    """A running worker process.
+    """A worker process that was asked for: before `await_start` it may not run yet.
 
     Its end is told by the kernel where that is possible, else by its watchdog.
 
     Args:
-        status_fd: Tells its process id, which is waited for, and at the end its exit code. Owned by the child from here
-            on, unless this raises.
+        status_fd: Tells its process id, and at the end its exit code. Owned by the child from here on.
         watchdog: The watchdog's process id, if it is a child of this process.
+        starter: The server that starts it, if one does.
 
     Attributes:
-        pid: Its process id.
-
-    Raises:
-        OSError: It could not be started.
-        WatchdogLostError: There is no knowing whether it was.
+        pid: Its process id; 0 before `await_start`, when nothing but `kill` and `discard` may be called.
     """
 
-    def __init__(self, status_fd: int, watchdog: int | None = None) -> None:
-        answered = readable_within(status_fd, _ANSWER_SECONDS)
-        said = os.read(status_fd, STATUS.size) if answered else b""
-        if len(said) < STATUS.size:
-            raise WatchdogLostError("it ended" if answered else f"it did not answer within {_ANSWER_SECONDS:g} s")
-        (self.pid,) = STATUS.unpack(said)
-        if self.pid < 0:
-            raise OSError(-self.pid, os.strerror(-self.pid))
+    def __init__(self, status_fd: int, watchdog: int | None = None, starter: Starter | None = None) -> None:
+        self.pid = 0
         self._fd = status_fd
         self._watchdog = watchdog
-        self._pidfd = open_pidfd(self.pid)
-        # It may be gone already, and its number somebody else's: the watchdog has said so then.
-        if self._pidfd is not None and readable_within(status_fd, 0):
-            close_fd(self._pidfd)
-            self._pidfd = None
+        self._starter = starter
+        self._pidfd: int | None = None
         self._exitcode: int | None = None
         self._waited = self._given_up = self._closed = False
+
+    def await_start(self) -> None:
+        """Wait until the process runs.
+
+        Raises:
+            OSError: It could not be started.
+            WatchdogLostError: There is no knowing whether it was.
+        """
+        starter, self._starter = self._starter, None  # a server ends when nothing holds it any more
+        lost = self._hear_start(0.0 if starter is not None and starter.lost else _ANSWER_SECONDS)
+        if lost is not None:
+            if starter is not None:
+                starter.forget()
+            raise WatchdogLostError(f"the fork server, or a watchdog, was lost: {lost}")
+
+    def _hear_start(self, timeout: float) -> str | None:
+        """Wait for the process id; return why it did not come, if it did not."""
+        if self.pid:
+            return None
+        answered = readable_within(self._fd, timeout)
+        said = os.read(self._fd, STATUS.size) if answered else b""
+        if len(said) < STATUS.size:
+            return "it ended" if answered else f"it did not answer within {timeout:g} s"
+        (pid,) = STATUS.unpack(said)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        self.pid = pid  # from here on it can be killed and waited for, whatever else fails
+        self._pidfd = open_pidfd(pid)
+        # It may be gone already, and its number somebody else's: the watchdog has said so then.
+        if self._pidfd is not None and readable_within(self._fd, 0):
+            close_fd(self._pidfd)
+            self._pidfd = None
+        return None
 
     def filenos(self) -> set[int]:
         """Return the descriptors of which one becomes readable when the process ends, or its watchdog does."""
@@ -103,7 +137,7 @@ class WorkerChild:
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
         """Send a signal; nothing happens if the process is gone, or was waited for or given up and closed."""
         # Once waited for, the number may be somebody else's; once closed, the descriptor may.
-        if self._waited or self._closed:
+        if self._waited or self._closed or not self.pid:
             return
         try:
             if self._pidfd is not None:
@@ -125,14 +159,23 @@ class WorkerChild:
         self.kill()
 
     def discard(self, timeout: float) -> None:
-        """Let nothing be left of it; if it hangs in the kernel, nothing but that. May be repeated."""
+        """Let nothing be left of it; if it hangs in the kernel, nothing but that. May be repeated.
+
+        One whose start is not told of in that time ends by itself, when the pipes of its worker are closed.
+        """
+        deadline = time.monotonic() + timeout
+        if not self._closed:
+            with contextlib.suppress(OSError):  # it could not be started, or is known by its number alone
+                self._hear_start(timeout)
         self.kill()
-        self.wait(timeout)
+        if self.pid:
+            self.wait(deadline - time.monotonic())
         self.close()
 
     def close(self) -> None:
         """Close the descriptors; a watchdog that has not ended yet is remembered, see `bury_strays`."""
         self._closed = True
+        self._starter = None
         if self._watchdog is not None:
             forget_or_reap(self._watchdog, ended=False)
             self._watchdog = None
