@@ -134,11 +134,11 @@ class ProcessEngine(Engine):
     def _start_all(self) -> None:
         """Start the workers, some side by side: each takes the turns of several processes, one after another."""
         for number in range(self.n_workers + _AT_ONCE):
-            if number < self.n_workers:
-                self._links.append(self._asked_for(number))
             first = number - _AT_ONCE
             if first >= 0:
                 self._links[first] = self._started(self._links[first], first)
+            if number < self.n_workers:
+                self._links.append(self._asked_for(number))
 
     def _asked_for(self, number: int) -> Link:
         """Ask for a worker, and do not wait until it runs; return its link, which `_started` completes."""

@@ -99,6 +99,31 @@ def test_a_worker_that_the_fork_server_tells_of_too_late_is_nobody(give_up):
     assert gone_within([server], 2)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
+    """Its answers to the others are not waited for either."""
+    MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
+    server = launch._servers["forkserver", 1]._process.pid
+    servers = []
+
+    def launch_and_lose(*how):
+        child = launch.launch(*how)
+        servers.append(launch._servers["forkserver", 1]._process.pid)
+        if len(servers) == 3:
+            os.kill(server, number)
+        return child
+
+    os.kill(server, signal.SIGSTOP)
+    if number == signal.SIGSTOP:
+        give_up()
+    monkeypatch.setattr(processes, "launch", launch_and_lose)
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=SEED) as sampler:
+        assert servers == [server] * 3 + [servers[-1]] * 3
+        assert servers[-1] != server
+        assert gone_within([server], 2)
+        assert calls(sampler, 3) == undisturbed(3)
+
+
 def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)

@@ -1,4 +1,4 @@
-"""A parent that is gone while its processes still start: they end at once, whatever they are importing."""
+"""While workers start: side by side, nothing is left when one cannot start, or when the parent is gone meanwhile."""
 
 import os
 import signal
@@ -7,7 +7,75 @@ import sys
 
 import pytest
 
+from streamsampler import MultiprocessingSampler
+from streamsampler.engines import processes, worker_child
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from tests.contracts.conftest import descendants, open_files
 from tests.faults.test_ends import gone_within
+
+METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+
+
+def make(n_workers, method):
+    return MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=n_workers, start_method=method)
+
+
+def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
+    launch, await_start, said = processes.launch, worker_child.WorkerChild.await_start, []
+
+    def asking(method, main, number, *rest):
+        said.append(f"ask for {number}")
+        return launch(method, main, number, *rest)
+
+    def waiting(child):
+        said.append("wait")
+        await_start(child)
+
+    monkeypatch.setattr(processes, "_AT_ONCE", 3)
+    monkeypatch.setattr(processes, "launch", asking)
+    monkeypatch.setattr(worker_child.WorkerChild, "await_start", waiting)
+    make(4, "fork").close()
+    assert said == ["ask for 0", "ask for 1", "ask for 2", "wait", "ask for 3", "wait", "wait", "wait"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_nothing_is_left_when_a_worker_cannot_be_asked_for(monkeypatch, method, error):
+    launch = processes.launch
+
+    def fail(method, main, number, *rest):
+        if number == 2:
+            raise error
+        return launch(method, main, number, *rest)
+
+    make(1, method).close()  # the fork server stays, once there is one
+    before = descendants(), open_files()
+    monkeypatch.setattr(processes, "launch", fail)
+    with pytest.raises(error):
+        make(4, method)
+    assert (descendants(), open_files()) == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_nothing_is_left_when_a_worker_cannot_be_known(monkeypatch, method, failing):
+    """The process runs, and there is no descriptor left for it."""
+    open_pidfd, pids = worker_child.open_pidfd, []
+
+    def fail(pid):
+        pids.append(pid)
+        if len(pids) == failing:
+            raise OSError("none left")
+        return open_pidfd(pid)
+
+    make(1, method).close()
+    before = descendants(), open_files()
+    monkeypatch.setattr(worker_child, "open_pidfd", fail)
+    with pytest.raises(OSError, match="none left"):
+        make(3, method)
+    assert len(pids) == 3
+    assert (descendants(), open_files()) == before
+
 
 # Python imports `sitecustomize` before anything else. What is started here says so, and imports no further.
 SLOW_TO_START = """
