@@ -1,139 +1,233 @@
 """Taking trajectories into a batch while the rest of it is still being collected.
 
-Small arrays are joined when the batch is complete. Observations of many bytes are copied as soon as it is known where
-they belong: while the workers go on, instead of while they wait; and so the memory they came in is free for the next
-ones, and is small enough to stay in the processor's cache.
+What a batch is made of is copied as soon as it is known where it belongs: while the workers go on, instead of while
+they wait; and so the memory it came in is free for the next reports, and the batch is in memory once, not twice. Rows
+of many bytes are copied report by report, while they are in the processor's cache; others in groups of megabytes, since
+a copy of little costs more than its bytes. A batch that is smaller than one group is joined when it is complete.
+
+Infos are left as they came, in memory of their own: what their columns become is decided over all of them.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from . import trees
+from .columns import InfoColumn, InfoColumns
 from .recording import Rollouts, Run, timesteps_of
 from .trees import Array, Tree
 
-__all__ = ["EarlyObservations", "without_observations"]
+__all__ = ["EarlyRows", "infos_alone"]
 
 _LARGE_ROW_BYTES = 4096
+_GROUP_BYTES = 4_000_000
+_MOST_AHEAD = 128
+"""How many times as much memory as the first group takes may be asked for; what is not written to takes none."""
+
+_PER_TIMESTEP = "observations", "actions", "rewards"
+_PER_TRAJECTORY = "last_observations", "terminated", "truncated", "lengths"
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 
-def _has_large_rows(tree: Tree) -> bool:
-    """Whether a row of one of the leaves is worth copying early."""
-    return any(
-        not leaf.dtype.hasobject and math.prod(leaf.shape[1:]) * leaf.itemsize >= _LARGE_ROW_BYTES
-        for _, leaf in trees.leaves(tree)
-    )
+def _row_bytes(leaf: Array) -> int:
+    return math.prod(leaf.shape[1:]) * leaf.itemsize
 
 
-def without_observations(rollouts: Rollouts) -> Rollouts:
-    """Copy everything but the observations, so that the memory it came in can be given back."""
-    return copy.deepcopy(replace(rollouts, observations=()))
+def _is_large(leaf: Array) -> bool:
+    return not leaf.dtype.hasobject and _row_bytes(leaf) >= _LARGE_ROW_BYTES
+
+
+def _group_bytes(rollouts: Rollouts) -> int | None:
+    """How many bytes are copied at once; None if nothing is copied early."""
+    leaves = [leaf for tree in (rollouts.observations, rollouts.actions) for _, leaf in trees.leaves(tree)]
+    if any(_is_large(leaf) for _, leaf in trees.leaves(rollouts.observations)):
+        return 0
+    return None if any(leaf.dtype.hasobject for leaf in leaves) else _GROUP_BYTES
+
+
+def infos_alone(rollouts: Rollouts) -> Rollouts:
+    """Copy the infos, lengths and anomalies alone, so that the memory they came in can be given back."""
+    nothing = np.empty(0)
+    none = np.empty(0, np.bool_)
+    return replace(
+        rollouts, observations=(), last_observations=(), actions=(), rewards=nothing, terminated=none, truncated=none,
+        lengths=rollouts.lengths.copy(), env_infos=_copied(rollouts.env_infos),
+        agent_infos=_copied(rollouts.agent_infos), episode_infos=_copied(rollouts.episode_infos),
+    )  # fmt: skip
+
+
+def _copied(infos: InfoColumns) -> InfoColumns:
+    return InfoColumns(infos.length, {key: _copied_column(column) for key, column in infos.columns.items()})
+
+
+def _copied_column(column: InfoColumn) -> InfoColumn:
+    steps = None if column.steps is None else column.steps.copy()
+    return InfoColumn(steps, trees.map_tree(_own, column.values), column.raw)
+
+
+def _own(array: Array) -> Array:
+    return cast(Array, trees.owned(array)) if array.dtype == object else array.copy()
 
 
 class _GrowingRows:
     """A tree that grows by rows.
 
     Args:
-        allocate: Makes an uninitialised array.
+        allocate: Makes an uninitialised array for leaves with large rows.
     """
 
     def __init__(self, allocate: Allocate) -> None:
         self._allocate = allocate
         self._buffers: list[Array] = []
-        self._like: Tree = ()
+        self._like: Tree | None = None
 
-    def write(self, tree: Tree, start: int, expected: int) -> bool:
-        """Write rows behind the first `start` ones.
+    def write(self, parts: Sequence[Tree], start: int, stop: int, expected: int) -> bool:
+        """Write rows after the first `start` ones.
 
         Args:
-            tree: The rows.
+            parts: Trees with the rows, in order.
             start: How many rows there are before them.
+            stop: How many rows there are with them.
             expected: How many rows there will be in all, as far as one can tell.
 
         Returns:
             False if they are of another form than those before; then nothing was written.
         """
-        arrays = [leaf for _, leaf in trees.leaves(tree)]
-        stop = start + len(arrays[0])
-        if not self._buffers:
-            self._like = trees.take(tree, slice(0, 0))
-            n_rows = max(expected, stop)
-            self._buffers = [self._allocate((n_rows, *array.shape[1:]), array.dtype) for array in arrays]
-        elif _form(tree) != _form(self._like):
+        if self._like is None:
+            self._buffers = [self._first(leaf, stop, expected) for _, leaf in trees.leaves(parts[0])]
+            # No view: it would keep alive a mapping that its arena has outgrown.
+            self._like = trees.map_tree(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), parts[0])
+        form = _form(self._like)
+        if any(_form(part) != form for part in parts):
             return False
-        if stop > len(self._buffers[0]):
-            self._buffers = [self._longer(buffer, start, max(stop, 2 * len(buffer))) for buffer in self._buffers]
-        for array, buffer in zip(arrays, self._buffers, strict=True):
-            buffer[start:stop] = array
+        if self._buffers and stop > len(self._buffers[0]):
+            self._buffers = [self._longer(buffer, start, stop) for buffer in self._buffers]
+        columns = zip(*([leaf for _, leaf in trees.leaves(part)] for part in parts), strict=True)
+        for buffer, column in zip(self._buffers, columns, strict=True):
+            # Arrays among objects may lie in memory that is used again.
+            own = tuple(map(_own, column)) if buffer.dtype == object else column
+            np.concatenate(own, out=buffer[start:stop])
         return True
 
-    def _longer(self, buffer: Array, n_used: int, n_rows: int) -> Array:
-        longer = self._allocate((n_rows, *buffer.shape[1:]), buffer.dtype)
+    def _first(self, leaf: Array, stop: int, expected: int) -> Array:
+        if _is_large(leaf):
+            return self._allocate((max(expected, stop), *leaf.shape[1:]), leaf.dtype)
+        return np.empty((max(min(expected, _MOST_AHEAD * stop), stop), *leaf.shape[1:]), leaf.dtype)
+
+    def _longer(self, buffer: Array, n_used: int, stop: int) -> Array:
+        if buffer.flags.owndata:
+            # The system moves the pages, not the bytes; and nothing looks into them yet.
+            buffer.resize((stop, *buffer.shape[1:]), refcheck=False)
+            return buffer
+        longer = self._allocate((max(stop, 2 * len(buffer)), *buffer.shape[1:]), buffer.dtype)
         longer[:n_used] = buffer[:n_used]
         return longer
 
     def tree(self, n_rows: int) -> Tree:
-        """The first `n_rows` rows, as a tree of views."""
+        """Return the first `n_rows` rows, which are all; what they did not need is given back."""
+        assert self._like is not None
+        for buffer in self._buffers:
+            if buffer.flags.owndata and len(buffer) > n_rows:
+                buffer.resize((n_rows, *buffer.shape[1:]), refcheck=False)
         buffers = iter(self._buffers)
-        return trees.map_tree(lambda _: next(buffers)[:n_rows], self._like)
+
+        def rows(_: Array) -> Array:
+            buffer = next(buffers)
+            return buffer if len(buffer) == n_rows else buffer[:n_rows]
+
+        return trees.map_tree(rows, self._like)
 
 
 def _form(tree: Tree) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
     return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in trees.leaves(tree)]
 
 
-class EarlyObservations:
-    """The observations of a batch, copied run by run as long as their rows are large.
+class EarlyRows:
+    """The rows of a batch that were copied before it is complete.
 
     Args:
-        allocate: Makes an uninitialised array.
+        allocate: Makes an uninitialised array for leaves with large rows.
     """
 
     def __init__(self, allocate: Allocate) -> None:
-        self._rows: _GrowingRows | None = _GrowingRows(allocate)
-        # One assignment for both, so that an interrupt leaves them in agreement: what it cut short is written again.
-        self._taken = 0, 0
+        self._rows = {name: _GrowingRows(allocate) for name in (*_PER_TIMESTEP, *_PER_TRAJECTORY)}
+        self._possible = True
+        self._group_bytes: int | None = None  # known with the first rollouts
+        self._n_counted = 0
+        self._bytes = 0  # of the runs that were counted since the last copy
+        # One assignment for all, so that an interrupt leaves them in agreement: what it cut short is written again.
+        self._taken = 0, 0, 0
 
     @property
     def n_runs(self) -> int:
-        """How many runs were taken in."""
+        """How many runs of the batch were taken in, those of which nothing is left included."""
         return self._taken[0]
 
-    def take(self, run: Run, expected: int) -> bool:
-        """Copy the observations of the batch's next run.
+    @property
+    def n_counted(self) -> int:
+        """How many runs of the batch were counted."""
+        return max(self._n_counted, self._taken[0])
+
+    def count(self, rollouts: Rollouts | None, n_bytes: int) -> None:
+        """Count the batch's next run.
 
         Args:
-            run: The run.
-            expected: How many timesteps the batch will have in all, as far as one can tell.
+            rollouts: What it is a part of; None if nothing of it is left.
+            n_bytes: How many bytes those have, about.
+        """
+        self._n_counted = self.n_counted + 1
+        self._bytes += n_bytes
+        if rollouts is not None and self._group_bytes is None:
+            self._group_bytes = _group_bytes(rollouts)
+            self._possible = self._group_bytes is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether what was counted is to be copied now."""
+        return self._possible and self._group_bytes is not None and self._bytes >= self._group_bytes
+
+    def take(self, runs: Sequence[Run], n_runs: int, expected: tuple[int, int]) -> bool:
+        """Copy the rows of the batch's next runs.
+
+        Args:
+            runs: Those of them of which something is left.
+            n_runs: How many runs there are, with those of which nothing is left.
+            expected: How many timesteps and trajectories the batch will have in all, as far as one can tell.
 
         Returns:
-            Whether they were copied. Once they were not, they never are: then they are joined in the end.
+            Whether they were copied. Once they were not, nothing ever is: two spaces in one batch are an error when it
+            is complete.
         """
-        n_runs, n_timesteps = self._taken
-        observations = trees.take(run[0].observations, timesteps_of([run])[0]) if self._rows is not None else ()
-        if self._rows is None or not _has_large_rows(observations):
-            self._rows = None
-            return False
-        if not self._rows.write(observations, n_timesteps, expected):
-            self._rows = None  # two spaces in one batch: an error when it is complete
-            return False
-        _, leaf = next(trees.leaves(observations))
-        self._taken = n_runs + 1, n_timesteps + len(leaf)
+        before, n_timesteps, n_trajectories = self._taken
+        timesteps = timesteps_of(runs)
+        end = n_timesteps + sum(rows.stop - rows.start for rows in timesteps)
+        stop = n_trajectories + sum(run[2] - run[1] for run in runs)
+        for name, rows in self._rows.items() if runs else ():
+            if name in _PER_TIMESTEP:
+                parts = [trees.take(getattr(run[0], name), span) for run, span in zip(runs, timesteps, strict=True)]
+                written = rows.write(parts, n_timesteps, end, expected[0])
+            else:
+                parts = [trees.take(getattr(run[0], name), slice(*run[1:])) for run in runs]
+                written = rows.write(parts, n_trajectories, stop, expected[1])
+            if not written:
+                self._possible = False
+                return False
+        self._taken = before + n_runs, end, stop
+        self._bytes = 0
         return True
 
-    def skip(self) -> None:
-        """Take note of a run of which nothing is left."""
-        self._taken = self._taken[0] + 1, self._taken[1]
-
-    def tree(self) -> Tree | None:
-        """All observations so far; None if they were not copied."""
-        return self._rows.tree(self._taken[1]) if self._rows is not None and self._taken[1] else None
+    def fields(self) -> dict[str, Any]:
+        """Return what was copied, by the names of a batch's fields; nothing if nothing was."""
+        _, n_timesteps, n_trajectories = self._taken
+        if not self._possible or not n_trajectories:
+            return {}
+        return {
+            name: rows.tree(n_timesteps if name in _PER_TIMESTEP else n_trajectories)
+            for name, rows in self._rows.items()
+        }

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import copy
-import math
+from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from streamsampler.anomaly_accounts import AnomalyAccounts
-from streamsampler.assembly import EarlyObservations, without_observations
+from streamsampler.assembly import EarlyRows, infos_alone
 from streamsampler.call_accounts import add_returned, add_unseen
 from streamsampler.checking import take_verdict
-from streamsampler.collector import Collector, Part, Spaces, indices_of, workers_of
+from streamsampler.collector import Collector, Part, Spaces, indices_of, rollouts_of, workers_of
 from streamsampler.crew import logger
 from streamsampler.deciding import Decisions
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.errors import ClosedError, DataError
 from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
+from streamsampler.plans import expected_rows
 from streamsampler.protocol import Failure, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
 from streamsampler.setbacks import UPDATE_PHASES, Setback
 from streamsampler.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.trajectories import TrajectoryBatch
-from streamsampler.trees import Tree, leaves
+from streamsampler.trees import leaves
 from streamsampler.worker_logs import handle_records
 
 __all__ = ["Call"]
@@ -61,7 +62,7 @@ class Call:
         self._stopped: set[int] = set()
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
-        self._early = None if isinstance(plan, Endless) else EarlyObservations(collector.pool.allocate)
+        self._early = None if isinstance(plan, Endless) else EarlyRows(collector.pool.allocate)
         self._anomalies = AnomalyAccounts(collector, stats, self.version)
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
         self._accounted = False  # whether what arrived is in the accounts
@@ -176,11 +177,11 @@ class Call:
             n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
             self._collector.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)
             if current:
-                self._take_in_rollouts(event, report, lengths, rollouts)
+                self._take_in_rollouts(event, report, lengths, rollouts, n_bytes)
                 return
             event.release()
         elif current and report.dropped:
-            self._take_in_rollouts(event, report, [], None)
+            self._take_in_rollouts(event, report, [], None, 0)
             return
         elif current:
             # It failed in another ticket, and runs no more of this version before it is told afresh.
@@ -188,10 +189,12 @@ class Call:
         self.stats.stale_trajectories += report.n_trajectories
         self.stats.stale_timesteps += report.n_timesteps
 
-    def _take_in_rollouts(self, event: Answered, report: Report, lengths: list[int], rollouts: Rollouts | None) -> None:
+    def _take_in_rollouts(
+        self, event: Answered, report: Report, lengths: list[int], rollouts: Rollouts | None, n_bytes: int
+    ) -> None:
         for position, _, _ in report.dropped:
             lengths.insert(position, 0)
-        part = Part(event.worker, rollouts, event.release, len(lengths), report.dropped)
+        part = Part(event.worker, rollouts, event.release, len(lengths), report.dropped, n_bytes)
         if self.gathering.add(event.worker, report.ticket.indices, lengths, part, self._collector.clock()):
             self._parts[id(part)] = part
             self._copy_early()
@@ -200,26 +203,23 @@ class Call:
             self.stats.surplus_trajectories += sum(map(bool, lengths))
             self.stats.surplus_timesteps += sum(lengths)
 
-    def _copy_early(self) -> None:
-        """Copy large observations that are new in the result, and give back the memory they came in."""
-        if self._early is None:
+    def _copy_early(self, *, rest: bool = False) -> None:
+        """Copy what is new in the result, if it is due or the `rest`, and give back the memory it came in."""
+        if (early := self._early) is None:
             return
-        for run in self.gathering.runs(self._early.n_runs):
-            part = run.part
-            start, stop = part.span(run.start, run.stop)
-            if part.rollouts is None or start == stop:
-                self._early.skip()
-                continue
-            if not self._early.take((part.rollouts, start, stop), self._expected_timesteps()):
-                self._early = None
-                return
-            if stop - start == part.rollouts.n_trajectories:
-                part.rollouts = without_observations(part.rollouts)
-                self.release(part)
-
-    def _expected_timesteps(self) -> int:
-        mean, plan = self.gathering.pace.timesteps or 1.0, self.gathering.plan
-        return math.ceil((plan.limit or 0) * mean * 1.1) if plan.timesteps is None else plan.timesteps + math.ceil(mean)
+        for run in self.gathering.runs(early.n_counted):
+            early.count(run.part.rollouts, run.part.bytes_of(len(run.lengths)))
+        if not (early.n_runs if rest else early.due):
+            return
+        runs = self.gathering.runs(early.n_runs)
+        expected = expected_rows(self.gathering.plan, self.gathering.pace.timesteps)
+        if not early.take(rollouts_of(runs), len(runs), expected):
+            self._early = None
+            return
+        for run in runs:
+            if run.part.rollouts is not None and run.stop == run.part.n_indices:
+                run.part.rollouts = infos_alone(run.part.rollouts)
+                self.release(run.part)
 
     def _take_in_failure(self, event: Answered, failure: Failure) -> None:
         collector = self._collector
@@ -284,13 +284,12 @@ class Call:
 
     # ------------------------------------------------------------------ the result
 
-    def batch(self, runs: list[Run[Part]], observations: Tree | None = None) -> TrajectoryBatch[Any, Any]:
-        """Return the trajectories of `runs` in memory of their own; their observations may be joined already."""
+    def batch(self, runs: list[Run[Part]], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
+        """Return the trajectories of `runs` in memory of their own; some of their fields may be joined already."""
         observation_space, action_space = self._spaces_of(runs)
         indices = indices_of(runs)
-        spans = [(run.part.rollouts, *run.part.span(run.start, run.stop)) for run in runs]
         return assemble(
-            [(rollouts, start, stop) for rollouts, start, stop in spans if rollouts is not None and start < stop],
+            rollouts_of(runs),
             observation_space=observation_space,
             action_space=action_space,
             indices=indices,
@@ -298,7 +297,7 @@ class Call:
             agent_versions=self.version,
             seed=self._collector.seed,
             stats=self.stats,
-            observations=observations,
+            joined=joined or {},
             worker_numbers=workers_of(runs),
         )
 
@@ -344,8 +343,8 @@ class Call:
             self._anomalies.returned()
             add_returned(self.stats, self.gathering, runs)
         self._stop_clock()
-        self._copy_early()  # an interrupt may have cut it short
-        return self.batch(runs, self._early.tree() if self._early is not None else None)
+        self._copy_early(rest=True)
+        return self.batch(runs, self._early.fields() if self._early is not None else {})
 
     def account_for_dropped(self, runs: list[Run[Part]]) -> None:
         """Count what was left out of these runs, and remember what may be wrong with the others."""

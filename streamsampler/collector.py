@@ -29,7 +29,7 @@ from streamsampler.updates import Updates
 from streamsampler.verdicts import Verdicts
 from streamsampler.worker_logs import Levels, levels_here
 
-__all__ = ["Collector", "Part", "Spaces", "indices_of", "workers_of"]
+__all__ = ["Collector", "Part", "Spaces", "indices_of", "rollouts_of", "workers_of"]
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
@@ -44,6 +44,7 @@ class Part:
         release: Gives that memory back.
         n_indices: How many trajectories the report tells of, those that were left out included.
         dropped: Those that were left out: position, phase, and the exception in one line; in order.
+        n_bytes: How many bytes the observations have.
     """
 
     worker: int
@@ -51,6 +52,14 @@ class Part:
     release: Callable[[], None]
     n_indices: int
     dropped: tuple[tuple[int, str, str], ...] = ()
+    n_bytes: int = 0
+
+    def bytes_of(self, n_indices: int) -> int:
+        """How many bytes so many trajectories of it take in a batch, about, without infos."""
+        if self.rollouts is None:
+            return 0
+        others = 26 * self.n_indices + 16 * self.rollouts.n_timesteps  # ends, actions and rewards
+        return (self.n_bytes + others) * n_indices // self.n_indices
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Where in `rollouts` the trajectories from position `start` to `stop` of the ticket are."""
@@ -58,6 +67,12 @@ class Part:
             return start, stop
         positions = [position for position, _, _ in self.dropped]
         return start - bisect_left(positions, start), stop - bisect_left(positions, stop)
+
+
+def rollouts_of(runs: Sequence[Run[Part]]) -> list[tuple[Rollouts, int, int]]:
+    """Return which trajectories of which rollouts these runs are, without runs of which nothing is left."""
+    spans = [(run.part.rollouts, *run.part.span(run.start, run.stop)) for run in runs]
+    return [(rollouts, start, stop) for rollouts, start, stop in spans if rollouts is not None and start < stop]
 
 
 def indices_of(runs: Sequence[Run[Part]]) -> NDArray[np.int64]:

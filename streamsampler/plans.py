@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 from streamsampler.errors import UsageError
 
-__all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "endless"]
+__all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "endless", "expected_rows"]
 
 
 class GatherPlan(Protocol):
@@ -116,3 +117,16 @@ def endless(lane: range, n_lanes: int) -> range:
             "where workers have agents or environments of their own"
         )
     return range(lane.start, _FOREVER, lane.step)
+
+
+def expected_rows(plan: GatherPlan, mean: float | None) -> tuple[int, int]:
+    """How many timesteps and trajectories a plan's result will have, as far as one can tell.
+
+    Args:
+        plan: What is wanted.
+        mean: Timesteps of a trajectory; None if nothing is known.
+    """
+    mean = mean or 1.0
+    if plan.timesteps is None:
+        return math.ceil((plan.limit or 0) * mean * 1.1), plan.limit or 0
+    return plan.timesteps + math.ceil(mean), math.ceil(plan.timesteps / mean * 1.1)

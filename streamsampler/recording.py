@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -300,7 +301,7 @@ def assemble(
     agent_versions: Any,
     seed: int | None,
     stats: Any = None,
-    observations: Tree | None = None,
+    joined: Mapping[str, Any] = MappingProxyType({}),
     worker_numbers: Any = None,
 ) -> TrajectoryBatch[Any, Any]:
     """Make a batch of trajectories of many tickets.
@@ -309,13 +310,14 @@ def assemble(
         runs: (rollouts, start, stop): trajectories start to stop of each, in the batch's order.
         observation_space: The environment's.
         action_space: The environment's.
-        indices: The index of each trajectory, N integers.
+        indices: The index of each trajectory, N integers; the batch's own from now on, if it is an array.
         seeds: The seed of each trajectory, N integers.
         agent_versions: One integer for all trajectories, or N.
         seed: The sampler's.
         stats: Accounts of the call.
-        observations: Those of all runs, where they are joined already; then the rollouts' own are not looked at.
-        worker_numbers: Which worker ran each trajectory, N integers; None where that is not known.
+        joined: Fields of the batch that are joined already, by name: the rollouts' own are not looked at. All that have
+            rows but infos, or none.
+        worker_numbers: Which worker ran each trajectory, N integers, as `indices`; None where that is not known.
 
     Returns:
         A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
@@ -325,48 +327,46 @@ def assemble(
         DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
     """
     runs = [run for run in runs if run[2] > run[1]]
-    timesteps = timesteps_of(runs)
+    timesteps = [(rows.start, rows.stop) for rows in timesteps_of(runs)]
+    trajectories = [(start, stop) for _, start, stop in runs]
 
-    def per_timestep(trees_of_runs: Sequence[Tree], space: AnySpace) -> Tree:
-        return _join([trees.take(tree, rows) for tree, rows in zip(trees_of_runs, timesteps, strict=True)], space)
+    def of_spaces(name: str, spans: Sequence[tuple[int, int]], space: AnySpace) -> Tree:
+        if name in joined:
+            return cast(Tree, joined[name])
+        rows = [trees.take(getattr(part, name), slice(*span)) for (part, _, _), span in zip(runs, spans, strict=True)]
+        return _join(rows, space)
 
-    def per_trajectory(name: str, dtype: type[np.generic]) -> Any:
-        return np.concatenate([np.empty(0, dtype), *(getattr(part, name)[start:stop] for part, start, stop in runs)])
+    def numbers(name: str, spans: Sequence[tuple[int, int]], dtype: type[np.generic]) -> Any:
+        if name in joined:
+            return joined[name]
+        rows = [getattr(part, name)[slice(*span)] for (part, _, _), span in zip(runs, spans, strict=True)]
+        return np.concatenate([np.empty(0, dtype), *rows])
 
     def infos(name: str, spans: Sequence[tuple[int, int]]) -> Any:
         columns = [(getattr(part, name), *span) for (part, _, _), span in zip(runs, spans, strict=True)]
         return trees.owned(cast(Tree, infos_of(merge(columns, name))))
 
-    spans = [(rows.start, rows.stop) for rows in timesteps]
     n_trajectories = sum(stop - start for _, start, stop in runs)
     return TrajectoryBatch(
         observation_space=observation_space,
         action_space=action_space,
-        observations=(
-            per_timestep([part.observations for part, _, _ in runs], observation_space)
-            if observations is None
-            else observations
-        ),
-        last_observations=_join(
-            [trees.take(part.last_observations, slice(start, stop)) for part, start, stop in runs], observation_space
-        ),
-        actions=per_timestep([part.actions for part, _, _ in runs], action_space),
-        rewards=np.concatenate(
-            [np.empty(0), *(part.rewards[rows] for (part, _, _), rows in zip(runs, timesteps, strict=True))]
-        ),
-        terminated=per_trajectory("terminated", np.bool_),
-        truncated=per_trajectory("truncated", np.bool_),
-        env_infos=infos("env_infos", spans),
-        agent_infos=infos("agent_infos", spans),
-        episode_infos=infos("episode_infos", [(start, stop) for _, start, stop in runs]),
-        lengths=per_trajectory("lengths", np.int64),
-        indices=np.array(indices, dtype=np.int64),
+        observations=of_spaces("observations", timesteps, observation_space),
+        last_observations=of_spaces("last_observations", trajectories, observation_space),
+        actions=of_spaces("actions", timesteps, action_space),
+        rewards=numbers("rewards", timesteps, np.float64),
+        terminated=numbers("terminated", trajectories, np.bool_),
+        truncated=numbers("truncated", trajectories, np.bool_),
+        env_infos=infos("env_infos", timesteps),
+        agent_infos=infos("agent_infos", timesteps),
+        episode_infos=infos("episode_infos", trajectories),
+        lengths=numbers("lengths", trajectories, np.int64),
+        indices=np.asarray(indices, dtype=np.int64),
         seeds=tuple(map(int, seeds)),
         agent_versions=np.array(np.broadcast_to(np.asarray(agent_versions, dtype=np.int64), (n_trajectories,))),
         seed=seed,
         stats=stats,
         worker_numbers=cast(
-            Any, worker_numbers if worker_numbers is None else np.array(worker_numbers, dtype=np.int64)
+            Any, worker_numbers if worker_numbers is None else np.asarray(worker_numbers, dtype=np.int64)
         ),
     )
 
@@ -376,6 +376,9 @@ def timesteps_of(runs: Sequence[Run]) -> list[slice]:
     bounds: dict[int, list[int]] = {}
     slices = []
     for part, start, stop in runs:
+        if start == 0 and stop == part.n_trajectories:  # no lists of numbers as long as a batch
+            slices.append(slice(0, int(part.lengths.sum())))
+            continue
         if id(part) not in bounds:
             bounds[id(part)] = [0, *np.cumsum(part.lengths).tolist()]
         bound = bounds[id(part)]
