@@ -88,11 +88,12 @@ FINE = {
     "delay": lambda: wrappers.DelayObservation(gymnasium.make(CARTPOLE), 2),
     "time": lambda: wrappers.TimeAwareObservation(gymnasium.make(CARTPOLE)),
     "sticky": lambda: wrappers.StickyAction(gymnasium.make(CARTPOLE), 0.5, (1, 3)),
-    "repeat": lambda: wrappers.RepeatAction(gymnasium.make(CARTPOLE), 3),
     "statistics": lambda: wrappers.RecordEpisodeStatistics(gymnasium.make(CARTPOLE)),
     "maximum": lambda: wrappers.MaxAndSkipObservation(gymnasium.make(CARTPOLE), 3),
     "one seed": lambda: minigrid("ReseedWrapper", (1,)),
 }
+if hasattr(wrappers, "RepeatAction"):  # not in the lowest version of Gymnasium
+    FINE["repeat"] = lambda: wrappers.RepeatAction(gymnasium.make(CARTPOLE), 3)
 
 
 def frozen(wrapper):

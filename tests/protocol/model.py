@@ -238,7 +238,13 @@ class World:
         assert worker.told == (("agent", ticket.version), "env"), "on policy, whatever it missed in between"
         lengths = [length_of(ticket.version, index) for index in ticket.indices]
         lengths = lengths[: n_sufficient(lengths, ticket.enough)]
-        rollouts = SimpleNamespace(observations=NOTHING_LARGE, lengths=np.array(lengths), made_under=worker.told[0][1])
+        rollouts = SimpleNamespace(
+            observations=NOTHING_LARGE,
+            actions=NOTHING_LARGE,
+            lengths=np.array(lengths),
+            n_timesteps=sum(lengths),
+            made_under=worker.told[0][1],
+        )
         seconds = (0.0, 0.0, seconds_of(number, sum(lengths), self.slowness), 0.0, 0.0)
         report = Report(ticket, n_trajectories=len(lengths), n_timesteps=sum(lengths), seconds=seconds)
         self.answer(worker, report, (rollouts, None))
