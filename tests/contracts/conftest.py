@@ -21,8 +21,9 @@ from .scripted import Steps, always_zero
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
 FORK = pytest.param("fork", marks=pytest.mark.slow)
 PROCESSES = ["forkserver", FORK, SPAWN]
-# The default start method with everything through shared memory, however small, and with nothing, however large.
-INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 40}
+# The default start method with everything through shared memory, however small, and with all that a pipe can hold
+# through pipes: nothing waits until there is room in one.
+INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 14}
 TRANSPORTS = [pytest.param(name, marks=pytest.mark.slow) for name in INLINE_LIMITS]
 # Workers of several environments, which are handed whole blocks: the core of C1 each time, all else in the slow tier.
 SIDE_BY_SIDE = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
