@@ -253,7 +253,10 @@ def test_workers_that_overwrite_each_others_videos_are_warned_of(make_sampler, t
     sampler = make_sampler(agents, partial(recorded, str(tmp_path)), n_workers=2, seed=3, check=check)
     for _ in range(2):
         sampler.obtain_exact_trajectories(6)
-    several = "environments of worker 0" if make_sampler.side_by_side else "workers 0 and 1"
+    # Of two workers with several environments each, whichever tells first.
+    several = (
+        ("environments of worker 0", "environments of worker 1") if make_sampler.side_by_side else "workers 0 and 1"
+    )
     warnings = [text for text in warnings_of(caplog) if text.startswith(several)]
     assert len(warnings) == (check is not None)
     assert all("write to the same files, " + str(tmp_path / "rl-video") in text for text in warnings)
