@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from .compact import by_position
-from .spaces import AnySpace, rows_inside, short, space_leaves
-from .trees import Array, Tree
+from streamsampler.compact import by_position
+from streamsampler.spaces import AnySpace, rows_inside, short, space_leaves
+from streamsampler.trees import Array, Tree
 
 __all__ = ["Anomaly", "AnomalyFinder"]
 

@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from . import trees
-from .columns import InfoColumn, InfoColumns
-from .recording import Rollouts, Run, timesteps_of
-from .trees import Array, Tree
+from streamsampler import trees
+from streamsampler.columns import InfoColumn, InfoColumns
+from streamsampler.recording import Rollouts, Run, timesteps_of
+from streamsampler.trees import Array, Tree
 
 __all__ = ["EarlyRows", "infos_alone"]
 

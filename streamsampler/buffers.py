@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from .conversion import Leaf
-from .errors import DataError, ObservationError
-from .spaces import AnySpace, AnyTuple, misfit, short
-from .trees import Array, Tree, object_array, snapshot
+from streamsampler.conversion import Leaf
+from streamsampler.errors import DataError, ObservationError
+from streamsampler.spaces import AnySpace, AnyTuple, misfit, short
+from streamsampler.trees import Array, Tree, object_array, snapshot
 
 __all__ = ["Allocate", "Recorder", "empty", "make_recorder"]
 

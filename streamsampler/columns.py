@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .compact import by_position
-from .errors import DataError
-from .exactness import changed, may_change
-from .trees import Array, object_array
+from streamsampler.compact import by_position
+from streamsampler.errors import DataError
+from streamsampler.exactness import changed, may_change
+from streamsampler.trees import Array, object_array
 
 __all__ = [
     "InfoColumn",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 import numpy as np
 
-from . import storage
-from .errors import DataError, StorageError
-from .generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
-from .manifest import MANIFEST, Manifest, Shard, read_manifest
-from .shard_files import all_shards, load_shard
-from .trajectories import Index, TrajectoryBatch
-from .words import count
+from streamsampler import storage
+from streamsampler.errors import DataError, StorageError
+from streamsampler.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
+from streamsampler.manifest import MANIFEST, Manifest, Shard, read_manifest
+from streamsampler.shard_files import all_shards, load_shard
+from streamsampler.trajectories import Index, TrajectoryBatch
+from streamsampler.words import count
 
 __all__ = ["TrajectoryFolder", "load"]
 

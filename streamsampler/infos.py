@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .columns import InfoColumn, InfoColumns, KeyPath, Owners, check_names, column_of, merge, name_of
-from .errors import DataError
-from .spaces import short
-from .trees import Array, snapshot
+from streamsampler.columns import InfoColumn, InfoColumns, KeyPath, Owners, check_names, column_of, merge, name_of
+from streamsampler.errors import DataError
+from streamsampler.spaces import short
+from streamsampler.trees import Array, snapshot
 
 __all__ = [
     "InfoRecorder",

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .errors import StorageError
-from .spaces import short
-from .version import __version__
+from streamsampler.errors import StorageError
+from streamsampler.spaces import short
+from streamsampler.version import __version__
 
 __all__ = ["LARGEST", "integer", "read_facts"]
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .atomic import write_whole
-from .errors import StorageError
-from .json_facts import LARGEST, integer, read_facts
-from .quotas import Target
-from .spaces import short
-from .version import __version__
+from streamsampler.atomic import write_whole
+from streamsampler.errors import StorageError
+from streamsampler.json_facts import LARGEST, integer, read_facts
+from streamsampler.quotas import Target
+from streamsampler.spaces import short
+from streamsampler.version import __version__
 
 __all__ = ["MANIFEST", "Manifest", "Shard", "read_manifest", "shard_name", "write_manifest"]
 

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .errors import SamplerError, StorageError
-from .trees import Array
+from streamsampler.errors import SamplerError, StorageError
+from streamsampler.trees import Array
 
 __all__ = ["Npz", "opened_npz"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from .errors import UsageError
+from streamsampler.errors import UsageError
 
 __all__ = ["OpaqueSpace", "Unwritten"]
 

@@ -12,17 +12,17 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from . import trees
-from .anomalies import Anomaly
-from .buffers import Allocate, empty, make_recorder
-from .columns import InfoColumns, merge
-from .compact import by_position
-from .errors import ActionError, DataError, ObservationError
-from .infos import InfoRecorder, infos_of
-from .spaces import AnySpace, check_actions
-from .step_values import flag_of, reward_recorder
-from .trajectories import TrajectoryBatch
-from .trees import Tree
+from streamsampler import trees
+from streamsampler.anomalies import Anomaly
+from streamsampler.buffers import Allocate, empty, make_recorder
+from streamsampler.columns import InfoColumns, merge
+from streamsampler.compact import by_position
+from streamsampler.errors import ActionError, DataError, ObservationError
+from streamsampler.infos import InfoRecorder, infos_of
+from streamsampler.spaces import AnySpace, check_actions
+from streamsampler.step_values import flag_of, reward_recorder
+from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.trees import Tree
 
 __all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "packed_floats", "timesteps_of"]
 

@@ -16,15 +16,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from . import storage
-from .atomic import is_leftover, sync_directory
-from .errors import DamagedShardError, StorageError, UsageError
-from .folder_lock import check_locks, lock_folder, unlock_folder
-from .manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name, write_manifest
-from .shard_files import all_shards, check_shard, read_shard, unlisted_shard, verify_shard
-from .trajectories import TrajectoryBatch
-from .trees import Array
-from .words import count
+from streamsampler import storage
+from streamsampler.atomic import is_leftover, sync_directory
+from streamsampler.errors import DamagedShardError, StorageError, UsageError
+from streamsampler.folder_lock import check_locks, lock_folder, unlock_folder
+from streamsampler.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name, write_manifest
+from streamsampler.shard_files import all_shards, check_shard, read_shard, unlisted_shard, verify_shard
+from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.trees import Array
+from streamsampler.words import count
 
 __all__ = ["ShardWriter", "check_folder"]
 

@@ -106,17 +106,17 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from .atomic import write_whole
-from .encoding import decode, encode
-from .errors import StorageError
-from .generics import AnyActionsT, AnyObservationsT
-from .json_facts import read_facts
-from .npz import Npz, opened_npz
-from .space_encoding import decode_space, encode_space
-from .spaces import short
-from .trajectories import TrajectoryBatch
-from .trees import Array, object_array
-from .version import __version__
+from streamsampler.atomic import write_whole
+from streamsampler.encoding import decode, encode
+from streamsampler.errors import StorageError
+from streamsampler.generics import AnyActionsT, AnyObservationsT
+from streamsampler.json_facts import read_facts
+from streamsampler.npz import Npz, opened_npz
+from streamsampler.space_encoding import decode_space, encode_space
+from streamsampler.spaces import short
+from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.trees import Array, object_array
+from streamsampler.version import __version__
 
 __all__ = ["load", "load_with_header", "read_arrays", "read_header", "read_some", "save", "verify"]
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 import numpy as np
 from numpy.typing import NDArray
 
-from . import trees
-from .batch_fields import check_batch, padded_infos, padded_tree, tensors_of, worker_numbers_of
-from .errors import DataError
-from .generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
-from .infos import concatenate_infos, take_infos
-from .spaces import AnySpace
-from .statistics import Stats
-from .trees import Array
-from .words import count
+from streamsampler import trees
+from streamsampler.batch_fields import check_batch, padded_infos, padded_tree, tensors_of, worker_numbers_of
+from streamsampler.errors import DataError
+from streamsampler.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
+from streamsampler.infos import concatenate_infos, take_infos
+from streamsampler.spaces import AnySpace
+from streamsampler.statistics import Stats
+from streamsampler.trees import Array
+from streamsampler.words import count
 
 __all__ = ["Index", "StepType", "TrajectoryBatch"]
 
@@ -372,14 +372,14 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
 
     def save(self, path: str | PathLike[str], provenance: Mapping[str, Any] | None = None) -> Path:
         """Write this batch to an `.npz` file; see `streamsampler.storage.save`."""
-        from .storage import save  # the layer above
+        from streamsampler.storage import save  # the layer above
 
         return save(self, path, provenance=provenance)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
         """Read a batch from a file; see `streamsampler.storage.load`."""
-        from .storage import load  # the layer above
+        from streamsampler.storage import load  # the layer above
 
         return load(path)
 

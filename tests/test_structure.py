@@ -160,6 +160,11 @@ def modules():
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
+def is_module(parts):
+    path = PACKAGE.joinpath(*".".join(parts).split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
 def imports(module, path):
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     tree = ast.parse(path.read_text())
@@ -178,7 +183,10 @@ def imports(module, path):
             for name in [node.module] if node.module else [alias.name for alias in node.names]:
                 yield ".".join([*base, name])
         elif node.module and node.module.split(".")[0] == "streamsampler":
-            yield node.module.partition(".")[2]
+            base = node.module.partition(".")[2]
+            for name in [alias.name for alias in node.names]:
+                parts = [part for part in (base, name) if part]
+                yield ".".join(parts) if is_module(parts) else base
 
 
 def test_layers_import_downwards_only():

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, VecWorker
 from streamsampler.cutting import CAUTION
-
-from .contracts.scripted import Steps
-from .vec_scripted import Remembering
+from tests.contracts.scripted import Steps
+from tests.vec_scripted import Remembering
 
 LONGEST = 30
 

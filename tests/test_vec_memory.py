@@ -11,8 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-
-from .vec_scripted import Remembering
+from tests.vec_scripted import Remembering
 
 
 class Lengths(gymnasium.Env):

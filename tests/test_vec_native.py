@@ -11,9 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
-
-from .contracts.scripted import Nested, Steps, always_zero
-from .vec_scripted import Balancing, DrawnEndless, NestedBatches, OneSeed, Remembering, Sampling, vector
+from tests.contracts.scripted import Nested, Steps, always_zero
+from tests.vec_scripted import Balancing, DrawnEndless, NestedBatches, OneSeed, Remembering, Sampling, vector
 
 SEED = 11
 MODES = ["NEXT_STEP", "SAME_STEP", "DISABLED"]

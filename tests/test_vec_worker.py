@@ -17,9 +17,8 @@ from streamsampler import (
 from streamsampler.blocks import Blocks
 from streamsampler.environments import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
-
-from .contracts.scripted import Attentive, Echo, Linear, Nested, Steps, always_zero
-from .vec_scripted import Balancing, DrawnEndless, NestedBatches, Remembering, RememberingAlone, Sampling
+from tests.contracts.scripted import Attentive, Echo, Linear, Nested, Steps, always_zero
+from tests.vec_scripted import Balancing, DrawnEndless, NestedBatches, Remembering, RememberingAlone, Sampling
 
 SEED = 7
 

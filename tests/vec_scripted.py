@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from .contracts.scripted import LINE, Linear, Steps
+from tests.contracts.scripted import LINE, Linear, Steps
 
 
 class Balancing:

@@ -13,8 +13,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.samplers import Sampler
-
-from .scripted import Steps, always_zero
+from tests.contracts.scripted import Steps, always_zero
 
 # Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with
 # every start method; the rest of those is in the slow tier.

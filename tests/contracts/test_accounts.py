@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamsampler import TrajectoryBatch
-
-from .conftest import Maker
-from .scripted import AnyLength, Stamping, Steps, TwoOrFifty, always_zero, count, counted
+from tests.contracts.conftest import Maker
+from tests.contracts.scripted import AnyLength, Stamping, Steps, TwoOrFifty, always_zero, count, counted
 
 SEED = 41
 FATES = ("kept", "surplus", "stale", "abandoned", "checked")

@@ -16,9 +16,8 @@ import pytest
 from streamsampler import PerWorker
 from streamsampler.errors import ClosedError, RolloutError, WorkerDiedError
 from streamsampler.samplers import Sampler
-
-from .conftest import Maker
-from .scripted import AnyLength, Steps, TwoOrFifty, always_zero, count, counted
+from tests.contracts.conftest import Maker
+from tests.contracts.scripted import AnyLength, Steps, TwoOrFifty, always_zero, count, counted
 
 SEED = 43
 

@@ -11,9 +11,8 @@ import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import DataError, RolloutError
-
-from .conftest import SIDE_BY_SIDE, Maker
-from .scripted import Steps, always_zero
+from tests.contracts.conftest import SIDE_BY_SIDE, Maker
+from tests.contracts.scripted import Steps, always_zero
 
 SEED = 11
 N = 40

@@ -17,9 +17,19 @@ import pytest
 
 from streamsampler import LocalSampler, NewEnvUpdate, PerWorker, SetTaskUpdate, TrajectoryBatch
 from streamsampler.samplers import Sampler
-
-from .conftest import CORE_ENGINES, SIDE_BY_SIDE, Maker
-from .scripted import AnyLength, Attentive, Drawing, GlobalNoise, Linear, Nested, Stamping, Steps, Wide, jittery
+from tests.contracts.conftest import CORE_ENGINES, SIDE_BY_SIDE, Maker
+from tests.contracts.scripted import (
+    AnyLength,
+    Attentive,
+    Drawing,
+    GlobalNoise,
+    Linear,
+    Nested,
+    Stamping,
+    Steps,
+    Wide,
+    jittery,
+)
 
 SEED = 20_240_607
 

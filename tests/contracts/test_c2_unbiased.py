@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
-
-from .conftest import PROCESSES, Maker
-from .scripted import AnyLength, TwoOrFifty, always_zero
+from tests.contracts.conftest import PROCESSES, Maker
+from tests.contracts.scripted import AnyLength, TwoOrFifty, always_zero
 
 SEED = 3
 CALLS = 100

@@ -11,9 +11,8 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.errors import RolloutError, SamplerError
-
-from .conftest import PROCESSES, Maker
-from .scripted import AnyLength, Marathon, Stamping, Steps, always_zero, count, jittery
+from tests.contracts.conftest import PROCESSES, Maker
+from tests.contracts.scripted import AnyLength, Marathon, Stamping, Steps, always_zero, count, jittery
 
 SEED = 17
 # The step under way when the word is written goes on to its end, and the word may be written just after it was read.

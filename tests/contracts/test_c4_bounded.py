@@ -14,9 +14,8 @@ import pytest
 from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
 from streamsampler.samplers import Sampler
-
-from .conftest import PROCESSES, Maker
-from .scripted import AnyLength, SlowOne, Stamping, Steps, Wide, always_zero, count, counted, jittery
+from tests.contracts.conftest import PROCESSES, Maker
+from tests.contracts.scripted import AnyLength, SlowOne, Stamping, Steps, Wide, always_zero, count, counted, jittery
 
 SEED = 23
 

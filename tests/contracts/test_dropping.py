@@ -17,8 +17,7 @@ from streamsampler import LocalSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.gathering import AtLeast, Exactly, Gathering
 from streamsampler.seeding import TrajectorySeeds
-
-from .conftest import Maker
+from tests.contracts.conftest import Maker
 
 SEED = 77
 

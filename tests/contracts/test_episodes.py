@@ -13,8 +13,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, SerializationError, UsageError
 from streamsampler.testing import Fault, Faults
 from streamsampler.workers.base import Worker
-
-from .scripted import AnyLength, Drawing, always_zero
+from tests.contracts.scripted import AnyLength, Drawing, always_zero
 
 
 class Told(AnyLength):

@@ -11,8 +11,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, WorkerDiedError
-
-from .scripted import Steps, always_zero
+from tests.contracts.scripted import Steps, always_zero
 
 LOG = logging.getLogger("tests.an_environment")
 

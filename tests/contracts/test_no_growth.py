@@ -13,8 +13,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from .conftest import SIDE_BY_SIDE, Maker
-from .scripted import AnyLength, Wide
+from tests.contracts.conftest import SIDE_BY_SIDE, Maker
+from tests.contracts.scripted import AnyLength, Wide
 
 SEED = 31
 N_CALLS = 1_000

@@ -16,8 +16,7 @@ from gymnasium.wrappers import NormalizeObservation, RecordVideo
 from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate
 from streamsampler.errors import NotReproducibleError, RolloutError
 from streamsampler.workers.purity import is_checking
-
-from .scripted import AnyLength, Steps, always_zero
+from tests.contracts.scripted import AnyLength, Steps, always_zero
 
 ENGINES = ["local", "vec", "forkserver", pytest.param("vec forkserver", marks=pytest.mark.slow)]
 

@@ -6,8 +6,7 @@ import pytest
 
 from streamsampler.blocks import Blocks
 from streamsampler.gathering import AtLeast, Exactly, ExactlyPerWorker
-
-from .model import N_WORKERS, ONE_LOSS, RAISE_AT_ONCE, explore
+from tests.protocol.model import N_WORKERS, ONE_LOSS, RAISE_AT_ONCE, explore
 
 
 @pytest.fixture(autouse=True)
