@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from streamsampler import errors as errors
-    from streamsampler.agents import Agent
+    from streamsampler.agents.base import Agent
+    from streamsampler.agents.random import RandomAgent
     from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.errors import (
         ActionError,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from streamsampler.factory import WorkerFactory
     from streamsampler.folders import TrajectoryFolder, load
     from streamsampler.per_worker import PerWorker
-    from streamsampler.random_agent import RandomAgent
     from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
     from streamsampler.trajectories import StepType, TrajectoryBatch
     from streamsampler.worker_loop import run_worker
@@ -113,8 +113,8 @@ _HOMES = {
     "WorkerDiedError": "errors",
     "WorkerError": "errors",
     "WorkerHungError": "errors",
-    "Agent": "agents",
-    "RandomAgent": "random_agent",
+    "Agent": "agents.base",
+    "RandomAgent": "agents.random",
     "EnvUpdate": "environments",
     "ExistingEnvUpdate": "environments",
     "NewEnvUpdate": "environments",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streamsampler.agent_updates import AgentTraits, UpdateKind, resolved_update, traits_of
-from streamsampler.agents import as_agent, is_agent
+from streamsampler.agents.base import as_agent, is_agent
+from streamsampler.agents.updates import AgentTraits, UpdateKind, resolved_update, traits_of
 from streamsampler.environments import SetTaskUpdate, as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.per_worker import check_length, items_by_worker

@@ -12,8 +12,8 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, VecWorker
-from streamsampler.agent_updates import apply_agent_update, is_parameters, resolved_update, traits_of
-from streamsampler.agents import CallableAgent, as_agent
+from streamsampler.agents.base import CallableAgent, as_agent
+from streamsampler.agents.updates import apply_agent_update, is_parameters, resolved_update, traits_of
 from streamsampler.errors import RolloutError, UsageError
 
 

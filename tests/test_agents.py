@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler.agents import Agent, CallableAgent, RandomAgent, as_agent, reset_agent_function
+from streamsampler.agents.base import Agent, CallableAgent, RandomAgent, as_agent, reset_agent_function
 from streamsampler.errors import UsageError
 
 ACTIONS = spaces.Discrete(5)

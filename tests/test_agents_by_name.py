@@ -8,7 +8,7 @@ import sys
 import pytest
 from gymnasium import spaces
 
-from streamsampler.agents import RandomAgent, load_agent
+from streamsampler.agents.base import RandomAgent, load_agent
 from streamsampler.errors import UnknownAgentError
 
 OBSERVATIONS = spaces.Box(-1, 1, (3,))
@@ -16,7 +16,7 @@ ACTIONS = spaces.Discrete(5)
 
 MODULE = """
 import numpy as np
-from streamsampler.agents import RandomAgent
+from streamsampler.agents.base import RandomAgent
 
 class Agent:
     def __init__(self, *spaces, **named):
@@ -110,7 +110,7 @@ class TestLoadAgent:
         assert load("my_agents:ByName").named == {"action_space": ACTIONS, "hidden": 3}
         assert load("my_agents:ByKeyword").named == {"observation_space": OBSERVATIONS, "action_space": ACTIONS}
         assert isinstance(load("my_agents:factory"), RandomAgent)
-        assert isinstance(load("streamsampler.agents:RandomAgent"), RandomAgent)
+        assert isinstance(load("streamsampler.agents.base:RandomAgent"), RandomAgent)
         assert load("my_agents:of_policies").get_action(0) == (9, {})
 
     @pytest.mark.parametrize("name", ["NoArguments", "bare"])

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from streamsampler.agents import as_agent
+from streamsampler.agents.base import as_agent
 from streamsampler.board import Board, board_bytes
 from streamsampler.environments import as_env_update
 from streamsampler.errors import ActionError, ObservationError, UsageError

@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import RandomAgent
-from streamsampler.agents import CallableAgent
+from streamsampler.agents.base import CallableAgent
 from streamsampler.board import Board, board_bytes
 from streamsampler.environments import as_env_update
 from streamsampler.protocol import NEVER_AGAIN, CheckOrder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamsampler.agents import CallableAgent
+from streamsampler.agents.base import CallableAgent
 from streamsampler.board import Board, board_bytes
 from streamsampler.environments import as_env_update
 from streamsampler.protocol import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket

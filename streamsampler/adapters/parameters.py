@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.agent_updates import is_parameters
+from streamsampler.agents.updates import is_parameters
 from streamsampler.errors import UsageError
 
 __all__ = ["ModuleConverter", "array_of", "arrays_of", "is_module", "load_arrays", "on_cpu"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from streamsampler.agents import load_agent
+from streamsampler.agents.base import load_agent
 from streamsampler.cli.failures import Failure
 from streamsampler.errors import UnknownAgentError, UsageError
 

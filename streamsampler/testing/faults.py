@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from streamsampler.agents import as_agent
+from streamsampler.agents.base import as_agent
 from streamsampler.environments import EnvUpdate, NewEnvUpdate, as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed

@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from streamsampler.agent_updates import apply_agent_update
-from streamsampler.agents import Agent, as_agent, mask_argument, reset_agent_function, takes_seed, tell_spaces
+from streamsampler.agents.base import Agent, as_agent, mask_argument, reset_agent_function, takes_seed, tell_spaces
+from streamsampler.agents.updates import apply_agent_update
 from streamsampler.errors import UsageError
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps, loads

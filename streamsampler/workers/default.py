@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import gymnasium
 
-from streamsampler.agent_updates import apply_agent_update
-from streamsampler.agents import Agent, as_agent, reset_agent_function, tell_spaces
+from streamsampler.agents.base import Agent, as_agent, reset_agent_function, tell_spaces
+from streamsampler.agents.updates import apply_agent_update
 from streamsampler.board import WorkerRow, phase_number
 from streamsampler.environments import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError

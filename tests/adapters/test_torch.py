@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 
 from streamsampler.adapters.torch import CategoricalHead, GaussianHead, TorchAgent
-from streamsampler.agent_updates import is_parameters
-from streamsampler.agents import as_agent
+from streamsampler.agents.base import as_agent
+from streamsampler.agents.updates import is_parameters
 from streamsampler.errors import ActionError, UsageError
 from streamsampler.serialization import dumps, loads
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from gymnasium.spaces import Space
 
+from streamsampler.agents.random import RandomAgent
 from streamsampler.current_directory import import_named
 from streamsampler.errors import UnknownAgentError, UsageError
-from streamsampler.random_agent import RandomAgent
 
 __all__ = [
     "Agent",

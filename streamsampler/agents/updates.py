@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streamsampler.agents import Agent, CallableAgent, as_agent, is_agent
+from streamsampler.agents.base import Agent, CallableAgent, as_agent, is_agent
 from streamsampler.errors import UsageError
 from streamsampler.serialization import Payload, dumps, loads
 

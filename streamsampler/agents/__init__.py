@@ -1,0 +1,1 @@
+"""What turns observations into actions."""
