@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streamsampler import errors as errors
     from streamsampler.agents.base import Agent
     from streamsampler.agents.random import RandomAgent
-    from streamsampler.environments import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
+    from streamsampler.environments.updates import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.errors import (
         ActionError,
         ClosedError,
@@ -115,10 +115,10 @@ _HOMES = {
     "WorkerHungError": "errors",
     "Agent": "agents.base",
     "RandomAgent": "agents.random",
-    "EnvUpdate": "environments",
-    "ExistingEnvUpdate": "environments",
-    "NewEnvUpdate": "environments",
-    "SetTaskUpdate": "environments",
+    "EnvUpdate": "environments.updates",
+    "ExistingEnvUpdate": "environments.updates",
+    "NewEnvUpdate": "environments.updates",
+    "SetTaskUpdate": "environments.updates",
     "WorkerFactory": "factory",
     "TrajectoryFolder": "folders",
     "load": "folders",

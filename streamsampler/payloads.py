@@ -8,7 +8,7 @@ from typing import Any
 
 from streamsampler.agents.base import as_agent, is_agent
 from streamsampler.agents.updates import AgentTraits, UpdateKind, resolved_update, traits_of
-from streamsampler.environments import SetTaskUpdate, as_env_update
+from streamsampler.environments.updates import SetTaskUpdate, as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.per_worker import check_length, items_by_worker
 from streamsampler.serialization import Payload, dumps

@@ -11,7 +11,7 @@ from streamsampler.blocks import Blocks
 from streamsampler.checks import CheckMode, positive, refuse_two_numbers
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
-from streamsampler.environments import as_env_update
+from streamsampler.environments.updates import as_env_update
 from streamsampler.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.factory import WorkerFactory

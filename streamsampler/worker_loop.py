@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from streamsampler.board import WorkerRow
+from streamsampler.environments.worker_numbers import for_worker
 from streamsampler.protocol import (
     Answer,
     Checked,
@@ -28,7 +29,6 @@ from streamsampler.protocol import (
     WorkerSide,
 )
 from streamsampler.seeding import TrajectorySeeds, seed_generators
-from streamsampler.worker_numbers import for_worker
 from streamsampler.workers.base import Outcome, Worker, class_names, summary_of
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from streamsampler import environments
-from streamsampler.environments import (
+from streamsampler.environments import updates as environments
+from streamsampler.environments.updates import (
     EnvCloseError,
     EnvUpdate,
     ExistingEnvUpdate,

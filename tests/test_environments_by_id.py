@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
-from streamsampler.environments import apply_env_update, as_env_update, describe
+from streamsampler.environments.updates import apply_env_update, as_env_update, describe
 from streamsampler.errors import UnknownEnvironmentError, UsageError
 
 
@@ -235,7 +235,7 @@ SCRIPT = """
 import sys
 import cloudpickle
 import gymnasium
-from streamsampler.environments import SetTaskUpdate, as_env_update
+from streamsampler.environments.updates import SetTaskUpdate, as_env_update
 
 class Mine(gymnasium.Env):
     observation_space = action_space = gymnasium.spaces.Discrete(2)

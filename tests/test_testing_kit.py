@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch
-from streamsampler.environments import ExistingEnvUpdate
+from streamsampler.environments.updates import ExistingEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.testing import FailPoint, Fault, Faults, InjectedError, ScriptedAgent, ScriptedEnv
 from streamsampler.testing.misdeeds import EXIT_CODE, _leaked

@@ -8,7 +8,7 @@ import pytest
 
 from streamsampler import VecWorker
 from streamsampler.board import Board, board_bytes
-from streamsampler.environments import as_env_update
+from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol import Phase, Ticket
 
 

@@ -15,7 +15,7 @@ from streamsampler import (
     WorkerFactory,
 )
 from streamsampler.blocks import Blocks
-from streamsampler.environments import NewEnvUpdate
+from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
 from tests.contracts.scripted import Attentive, Echo, Linear, Nested, Steps, always_zero
 from tests.vec_scripted import Balancing, DrawnEndless, NestedBatches, Remembering, RememberingAlone, Sampling

@@ -4,7 +4,7 @@ import pytest
 
 from streamsampler.agents.base import CallableAgent
 from streamsampler.board import Board, board_bytes
-from streamsampler.environments import as_env_update
+from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
 from streamsampler.worker_loop import Life, run_worker
 from streamsampler.workers.default import DefaultWorker

@@ -6,9 +6,9 @@ import gymnasium
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate, VecWorker
-from streamsampler.environments import SpecEnvUpdate, as_env_update
+from streamsampler.environments.updates import SpecEnvUpdate, as_env_update
+from streamsampler.environments.worker_numbers import for_worker, with_worker_number
 from streamsampler.testing import Fault, Faults
-from streamsampler.worker_numbers import for_worker, with_worker_number
 
 
 class Numbered(gymnasium.Env):

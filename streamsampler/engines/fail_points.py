@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import gymnasium
 
-from streamsampler.environments import EnvUpdate
+from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol import Answer, Continue, Exit, Message, Report, Start, Stop
 from streamsampler.worker_loop import Channel
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from streamsampler.agents.base import as_agent
-from streamsampler.environments import EnvUpdate, NewEnvUpdate, as_env_update
+from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.testing.misdeeds import KINDS, InjectedError, Kind, commit

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from streamsampler.agents.base import Agent, reset_agent_function, tell_spaces
-from streamsampler.environments import EnvUpdate, apply_env_update
+from streamsampler.environments.updates import EnvUpdate, apply_env_update
 
 if TYPE_CHECKING:
     from streamsampler.testing.faults import Faults

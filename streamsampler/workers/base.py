@@ -16,7 +16,7 @@ from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.checks import CheckMode
-from streamsampler.environments import AnyEnv, AnyVectorEnv, EnvUpdate
+from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
 from streamsampler.episodes import Episodes
 from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket

@@ -11,7 +11,7 @@ import gymnasium
 from streamsampler.agents.base import Agent, as_agent, reset_agent_function, tell_spaces
 from streamsampler.agents.updates import apply_agent_update
 from streamsampler.board import WorkerRow, phase_number
-from streamsampler.environments import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
+from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import RolloutRecorder

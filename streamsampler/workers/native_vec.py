@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.board import phase_number
-from streamsampler.environments import AnyVectorEnv
+from streamsampler.environments.updates import AnyVectorEnv
 from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
 from streamsampler.seeding import Stream, derived_seed

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.checks import positive
-from streamsampler.environments import (
+from streamsampler.environments.updates import (
     AnyEnv,
     AnyVectorEnv,
     EnvCloseError,

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.board import Board, board_bytes
-from streamsampler.environments import NewEnvUpdate
+from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
 from streamsampler.protocol import Start, Ticket
 from streamsampler.seeding import TrajectorySeeds

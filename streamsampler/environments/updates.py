@@ -19,10 +19,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
-from streamsampler.env_ids import find_spec
-from streamsampler.env_kinds import foreign_kind, foreign_kind_in
+from streamsampler.environments.ids import find_spec
+from streamsampler.environments.kinds import foreign_kind, foreign_kind_in
+from streamsampler.environments.worker_numbers import with_worker_number
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.worker_numbers import with_worker_number
 
 __all__ = [
     "AnyEnv",

@@ -1,0 +1,1 @@
+"""Making environments, and changing them between calls."""
