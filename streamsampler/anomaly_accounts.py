@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from streamsampler.anomalies import Anomaly
 from streamsampler.collector import Collector, Part
 from streamsampler.crew import logger
-from streamsampler.gathering import Run
+from streamsampler.scheduling.gathering import Run
 from streamsampler.statistics import FoundAnomaly, Stats
 
 __all__ = ["AnomalyAccounts"]

@@ -13,7 +13,7 @@ from streamsampler.collecting import Call
 from streamsampler.collector import Part
 from streamsampler.columns import are_uniform
 from streamsampler.errors import DataError
-from streamsampler.gathering import Run
+from streamsampler.scheduling.gathering import Run
 from streamsampler.trajectories import TrajectoryBatch
 
 __all__ = ["apart", "slice_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streamsampler.gathering import Gathering, Run
+from streamsampler.scheduling.gathering import Gathering, Run
 from streamsampler.statistics import Stats
 
 __all__ = ["add_returned", "add_unseen"]

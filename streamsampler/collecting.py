@@ -17,10 +17,10 @@ from streamsampler.crew import logger
 from streamsampler.deciding import Decisions
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.errors import ClosedError, DataError
-from streamsampler.gathering import Endless, Gathering, GatherPlan, Run
-from streamsampler.plans import expected_rows
 from streamsampler.protocol import Failure, Report, Start, Stop
 from streamsampler.recording import Rollouts, assemble
+from streamsampler.scheduling.gathering import Endless, Gathering, GatherPlan, Run
+from streamsampler.scheduling.plans import expected_rows
 from streamsampler.setbacks import UPDATE_PHASES, Setback
 from streamsampler.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.trajectories import TrajectoryBatch

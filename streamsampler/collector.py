@@ -12,19 +12,19 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.blocks import Blocks
 from streamsampler.crew import Crew
-from streamsampler.dispatch import CAPACITY, Dispatcher
 from streamsampler.engines.base import Engine
 from streamsampler.episodes import Episodes
-from streamsampler.gathering import Order, Run
 from streamsampler.leases import Pool
-from streamsampler.pacing import Pace
 from streamsampler.protocol import Answer
 from streamsampler.recording import Rollouts
+from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.dispatch import CAPACITY, Dispatcher
+from streamsampler.scheduling.gathering import Order, Run
+from streamsampler.scheduling.restarts import Policy
+from streamsampler.scheduling.throughput import Pace
 from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
-from streamsampler.supervision import Policy
 from streamsampler.updates import Updates
 from streamsampler.verdicts import Verdicts
 from streamsampler.worker_logs import Levels, levels_here

@@ -11,8 +11,8 @@ from streamsampler.board import Progress
 from streamsampler.engines.base import Died, Engine
 from streamsampler.errors import WorkerError
 from streamsampler.protocol import Failure, Phase, Ticket
+from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
 from streamsampler.setbacks import Setback
-from streamsampler.supervision import Incident, Losses, Policy, cause_of_death
 
 __all__ = ["Crew", "logger"]
 

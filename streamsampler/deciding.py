@@ -9,8 +9,8 @@ from streamsampler.collector import Collector, Part
 from streamsampler.crew import logger
 from streamsampler.errors import RolloutError, WorkerError
 from streamsampler.failures import dropped_error
-from streamsampler.gathering import Endless, Gathering
-from streamsampler.ordering import Hopeless
+from streamsampler.scheduling.gathering import Endless, Gathering
+from streamsampler.scheduling.result import Hopeless
 from streamsampler.setbacks import Setback
 from streamsampler.statistics import Stats
 

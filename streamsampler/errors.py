@@ -133,7 +133,7 @@ class WorkerError(SamplerError):
         worker_number: The worker, 0 to n-1.
         phase: What it was doing, a word of `streamsampler.protocol.Phase`.
         trajectory: Index of the trajectory in hand, or None outside trajectories.
-        incidents: What was lost before and made good (`streamsampler.supervision.Incident`), this loss included if it
+        incidents: What was lost before and made good (`streamsampler.scheduling.restarts.Incident`), this loss included if it
             was one; oldest first, and empty for an exception that is raised at once.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol import Answer, Failure, Phase
-from streamsampler.supervision import Incident
+from streamsampler.scheduling.restarts import Incident
 
 __all__ = ["dropped_error", "failure_error", "loss_error", "told", "unreadable"]
 

@@ -19,13 +19,13 @@ from streamsampler.episodes import Episodes
 from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError
 from streamsampler.factory import WorkerFactory
 from streamsampler.failures import failure_error
-from streamsampler.gathering import GatherPlan, Order
 from streamsampler.payloads import makes_environment, pickled_updates
 from streamsampler.protocol import NEVER_AGAIN, Failure, Phase, Report
+from streamsampler.scheduling.gathering import GatherPlan, Order
+from streamsampler.scheduling.restarts import Policy
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
 from streamsampler.statistics import Stats
-from streamsampler.supervision import Policy
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
 from streamsampler.verdicts import Verdicts

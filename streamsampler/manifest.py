@@ -18,7 +18,7 @@ from typing import Any
 from streamsampler.atomic import write_whole
 from streamsampler.errors import StorageError
 from streamsampler.json_facts import LARGEST, integer, read_facts
-from streamsampler.quotas import Target
+from streamsampler.scheduling.quotas import Target
 from streamsampler.spaces import short
 from streamsampler.version import __version__
 

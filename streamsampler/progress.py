@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
-from streamsampler.gathering import GatherPlan
+from streamsampler.scheduling.gathering import GatherPlan
 from streamsampler.words import count, duration
 
 if TYPE_CHECKING:

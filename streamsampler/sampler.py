@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from streamsampler.apart import apart
-from streamsampler.blocks import Blocks
 from streamsampler.checks import CheckMode, positive, refuse_two_numbers
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
@@ -15,7 +14,6 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.factory import WorkerFactory
-from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
 from streamsampler.generics import ActionsT, ObservationsT, brackets
 from streamsampler.lifetime import SamplerLife
 from streamsampler.payloads import pickled, put_agents
@@ -23,8 +21,10 @@ from streamsampler.per_worker import items_by_worker
 from streamsampler.progress import ProgressArgument
 from streamsampler.progress_output import display
 from streamsampler.sampler_options import SamplerOptions
+from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
+from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.serialization import Payload
-from streamsampler.supervision import OnFailure, Policy, Quota
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
 from streamsampler.workers.base import Worker

@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 
 from streamsampler.checks import CheckMode
 from streamsampler.engines.start_methods import StartMethod
-from streamsampler.gathering import Order
-from streamsampler.supervision import OnFailure, Quota
+from streamsampler.scheduling.gathering import Order
+from streamsampler.scheduling.restarts import OnFailure, Quota
 
 __all__ = ["ProcessSamplerOptions", "SamplerOptions"]
 

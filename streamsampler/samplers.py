@@ -14,12 +14,12 @@ from streamsampler.engines.base import Engine
 from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.start_methods import StartMethod, check_processes, check_start_method
 from streamsampler.factory import WorkerFactory
-from streamsampler.gathering import Order
 from streamsampler.generics import ActionsT, ObservationsT
 from streamsampler.sampler import Sampler
 from streamsampler.sampler_options import ProcessSamplerOptions
+from streamsampler.scheduling.gathering import Order
+from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.serialization import dumps
-from streamsampler.supervision import OnFailure, Quota
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 

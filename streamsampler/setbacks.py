@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from streamsampler.errors import WorkerError
 from streamsampler.failures import failure_error, loss_error
 from streamsampler.protocol import Failure, Phase
-from streamsampler.supervision import Incident, Losses
+from streamsampler.scheduling.restarts import Incident, Losses
 
 __all__ = ["UPDATE_PHASES", "Setback"]
 

@@ -8,9 +8,9 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from streamsampler.dispatch import CAPACITY
-from streamsampler.gathering import Gathering
-from streamsampler.pacing import Pace
+from streamsampler.scheduling.dispatch import CAPACITY
+from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.throughput import Pace
 
 
 @dataclass

@@ -16,7 +16,7 @@ from streamsampler.anomalies import Anomaly, AnomalyFinder
 from streamsampler.anomaly_accounts import AnomalyAccounts
 from streamsampler.collector import Part
 from streamsampler.errors import DataError, RolloutError
-from streamsampler.gathering import Run
+from streamsampler.scheduling.gathering import Run
 from streamsampler.statistics import FoundAnomaly, Stats
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from streamsampler import trees
 from streamsampler.assembly import EarlyRows, infos_alone
 from streamsampler.collector import indices_of, workers_of
-from streamsampler.gathering import Run
 from streamsampler.recording import RolloutRecorder
+from streamsampler.scheduling.gathering import Run
 
 LARGE = S.Box(0, 255, (5000,), np.uint8)
 SMALL = S.Box(0, 255, (5,), np.uint8)

@@ -6,7 +6,7 @@ from streamsampler.board import Progress
 from streamsampler.crew import Crew
 from streamsampler.engines.base import Died
 from streamsampler.protocol import Phase, Ticket
-from streamsampler.supervision import Policy
+from streamsampler.scheduling.restarts import Policy
 
 TICKET = Ticket(1, range(3))
 

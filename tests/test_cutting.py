@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from streamsampler.blocks import Blocks
 from streamsampler.errors import ProtocolError, UsageError
-from streamsampler.gathering import AtLeast, Exactly, ExactlyPerWorker, Gathering
-from streamsampler.pacing import Pace
+from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.gathering import AtLeast, Exactly, ExactlyPerWorker, Gathering
+from streamsampler.scheduling.throughput import Pace
 
 
 def known(length, n=100, seconds=1.0, spread=0):

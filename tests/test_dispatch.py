@@ -1,8 +1,8 @@
 import pytest
 
-from streamsampler.dispatch import Dispatcher
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol import Continue, Report, Start, Ticket
+from streamsampler.scheduling.dispatch import Dispatcher
 
 
 def test_the_first_ticket_of_a_version_travels_in_a_start():

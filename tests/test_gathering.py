@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.blocks import Blocks
 from streamsampler.errors import ProtocolError
-from streamsampler.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, Gathering
-from streamsampler.pacing import Pace
+from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, Gathering
+from streamsampler.scheduling.throughput import Pace
 
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
 

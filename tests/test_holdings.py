@@ -3,9 +3,9 @@
 import pytest
 
 from streamsampler.errors import ProtocolError
-from streamsampler.gathering import AtLeast, Endless, Exactly, Gathering
-from streamsampler.holdings import Holdings
-from streamsampler.pacing import TICKET_SECONDS, Pace
+from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, Gathering
+from streamsampler.scheduling.in_flight import Holdings
+from streamsampler.scheduling.throughput import TICKET_SECONDS, Pace
 
 
 def pace_of(*seconds):

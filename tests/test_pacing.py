@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from streamsampler.pacing import Pace
+from streamsampler.scheduling.throughput import Pace
 
 
 def test_pace_follows_a_policy_that_learns():

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler, progress_output
-from streamsampler.gathering import AtLeast
 from streamsampler.progress import Bar, Display, Snapshot
 from streamsampler.progress_output import Lines, NotebookBar, output_on
+from streamsampler.scheduling.gathering import AtLeast
 
 
 class Tty(io.StringIO):

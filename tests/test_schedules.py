@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from streamsampler import gathering, holdings
-from streamsampler.gathering import AtLeast, Exactly
+from streamsampler.scheduling import gathering
+from streamsampler.scheduling import in_flight as holdings
+from streamsampler.scheduling.gathering import AtLeast, Exactly
 from tests.simulation import Outcome, Simulation
 
 STEP = 80e-6

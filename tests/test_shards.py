@@ -15,7 +15,7 @@ from streamsampler import LocalSampler, RandomAgent, atomic
 from streamsampler.errors import SamplerError, StorageError, UsageError
 from streamsampler.manifest import MANIFEST, Manifest, read_manifest, shard_name
 from streamsampler.portions import Portions
-from streamsampler.quotas import Quota, Target
+from streamsampler.scheduling.quotas import Quota, Target
 from streamsampler.shards import ShardWriter
 from tests.test_recording import batch_of, tickets
 

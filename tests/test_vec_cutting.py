@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, VecWorker
-from streamsampler.cutting import CAUTION
+from streamsampler.scheduling.early_stop import CAUTION
 from tests.contracts.scripted import Steps
 from tests.vec_scripted import Remembering
 

@@ -14,9 +14,9 @@ from streamsampler import (
     VecWorker,
     WorkerFactory,
 )
-from streamsampler.blocks import Blocks
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
+from streamsampler.scheduling.blocks import Blocks
 from tests.contracts.scripted import Attentive, Echo, Linear, Nested, Steps, always_zero
 from tests.vec_scripted import Balancing, DrawnEndless, NestedBatches, Remembering, RememberingAlone, Sampling
 

@@ -14,7 +14,7 @@ import click
 
 from streamsampler.current_directory import import_named
 from streamsampler.errors import UsageError
-from streamsampler.supervision import Quota
+from streamsampler.scheduling.restarts import Quota
 
 __all__ = ["Count", "env_kwargs", "import_modules", "number_or_none", "parse_value", "quota", "seconds", "size"]
 

@@ -16,10 +16,10 @@ from streamsampler.cli.tally import Tally
 from streamsampler.engines.start_methods import StartMethod, has_processes
 from streamsampler.errors import UsageError
 from streamsampler.factory import usable_cores
-from streamsampler.gathering import Order
 from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
+from streamsampler.scheduling.gathering import Order
+from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.statistics import Stats
-from streamsampler.supervision import OnFailure, Quota
 from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker

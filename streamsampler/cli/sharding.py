@@ -20,7 +20,7 @@ from streamsampler.manifest import Manifest
 from streamsampler.portions import Portions
 from streamsampler.progress import Snapshot
 from streamsampler.progress_output import Output
-from streamsampler.quotas import Target
+from streamsampler.scheduling.quotas import Target
 from streamsampler.shards import ShardWriter
 from streamsampler.statistics import Stats
 from streamsampler.trajectories import TrajectoryBatch

@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 
 from streamsampler.anomalies import Anomaly, AnomalyFinder
-from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.buffers import Allocate
 from streamsampler.checks import CheckMode
@@ -21,6 +20,7 @@ from streamsampler.episodes import Episodes
 from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import Rollouts
+from streamsampler.scheduling.blocks import Blocks
 
 __all__ = ["Outcome", "Worker", "class_names", "summary_of", "tell_where"]
 

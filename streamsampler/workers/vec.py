@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from streamsampler.blocks import Blocks
 from streamsampler.board import WorkerRow
 from streamsampler.checks import positive
 from streamsampler.environments.updates import (
@@ -24,6 +23,7 @@ from streamsampler.environments.updates import (
 from streamsampler.errors import DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.recording import Rollouts
+from streamsampler.scheduling.blocks import Blocks
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.gathering import AtLeast, Exactly, Gathering
+from streamsampler.scheduling.gathering import AtLeast, Exactly, Gathering
 from streamsampler.seeding import TrajectorySeeds
 from tests.contracts.conftest import Maker
 

@@ -15,8 +15,8 @@ from streamsampler.collector import Collector
 from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.protocol import Exit, Failure, Phase, Report, State, Stop, WorkerSide
+from streamsampler.scheduling.restarts import Policy
 from streamsampler.statistics import Stats
-from streamsampler.supervision import Policy
 from streamsampler.updates import Updates
 
 N_WORKERS = 2

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from streamsampler.blocks import Blocks
-from streamsampler.gathering import AtLeast, Exactly, ExactlyPerWorker
+from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.gathering import AtLeast, Exactly, ExactlyPerWorker
 from tests.protocol.model import N_WORKERS, ONE_LOSS, RAISE_AT_ONCE, explore
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from streamsampler.pacing import Pace
+from streamsampler.scheduling.throughput import Pace
 
 __all__ = ["Cuts"]
 

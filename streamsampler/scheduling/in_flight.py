@@ -9,7 +9,7 @@ from now on than the copy would: it is slower, or the ticket waits behind anothe
 from __future__ import annotations
 
 from streamsampler.errors import ProtocolError
-from streamsampler.pacing import Pace
+from streamsampler.scheduling.throughput import Pace
 
 __all__ = ["WORTH_A_COPY", "Holdings"]
 

@@ -37,13 +37,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from streamsampler.blocks import Blocks, Lane
-from streamsampler.cutting import Cuts
 from streamsampler.errors import ProtocolError
-from streamsampler.holdings import Holdings
-from streamsampler.ordering import Held, Order, Result, Run, too_many_dropped
-from streamsampler.pacing import TICKET_SECONDS, Pace, needed_for
-from streamsampler.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, endless
+from streamsampler.scheduling.blocks import Blocks, Lane
+from streamsampler.scheduling.early_stop import Cuts
+from streamsampler.scheduling.in_flight import Holdings
+from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, endless
+from streamsampler.scheduling.result import Held, Order, Result, Run, too_many_dropped
+from streamsampler.scheduling.throughput import TICKET_SECONDS, Pace, needed_for
 
 __all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "Gathering", "Order", "Run"]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Generic, Literal, TypeVar
 
-from streamsampler.plans import GatherPlan
+from streamsampler.scheduling.plans import GatherPlan
 
 __all__ = ["Held", "Hopeless", "Order", "Result", "Run", "too_many_dropped"]
 
