@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from streamsampler import errors as errors
     from streamsampler.agents.base import Agent
     from streamsampler.agents.random import RandomAgent
+    from streamsampler.data.batch import StepType, TrajectoryBatch
     from streamsampler.environments.updates import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.errors import (
         ActionError,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from streamsampler.folders import TrajectoryFolder, load
     from streamsampler.per_worker import PerWorker
     from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
-    from streamsampler.trajectories import StepType, TrajectoryBatch
     from streamsampler.worker_loop import run_worker
     from streamsampler.workers.base import Worker
     from streamsampler.workers.default import DefaultWorker
@@ -126,8 +126,8 @@ _HOMES = {
     "LocalSampler": "samplers",
     "MultiprocessingSampler": "samplers",
     "Sampler": "samplers",
-    "StepType": "trajectories",
-    "TrajectoryBatch": "trajectories",
+    "StepType": "data.batch",
+    "TrajectoryBatch": "data.batch",
     "run_worker": "worker_loop",
     "Worker": "workers.base",
     "DefaultWorker": "workers.default",

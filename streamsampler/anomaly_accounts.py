@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from streamsampler.anomalies import Anomaly
 from streamsampler.collector import Collector, Part
 from streamsampler.crew import logger
+from streamsampler.data.anomalies import Anomaly
+from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.scheduling.gathering import Run
-from streamsampler.statistics import FoundAnomaly, Stats
 
 __all__ = ["AnomalyAccounts"]
 

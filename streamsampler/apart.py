@@ -11,10 +11,10 @@ from typing import Any
 
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
-from streamsampler.columns import are_uniform
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.info_columns import are_uniform
 from streamsampler.errors import DataError
 from streamsampler.scheduling.gathering import Run
-from streamsampler.trajectories import TrajectoryBatch
 
 __all__ = ["apart", "slice_of"]
 

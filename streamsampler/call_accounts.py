@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from streamsampler.data.statistics import Stats
 from streamsampler.scheduling.gathering import Gathering, Run
-from streamsampler.statistics import Stats
 
 __all__ = ["add_returned", "add_unseen"]
 

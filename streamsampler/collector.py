@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.crew import Crew
+from streamsampler.data.memory import Pool
+from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine
 from streamsampler.episodes import Episodes
-from streamsampler.leases import Pool
 from streamsampler.protocol import Answer
-from streamsampler.recording import Rollouts
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.dispatch import CAPACITY, Dispatcher
 from streamsampler.scheduling.gathering import Order, Run

@@ -7,12 +7,12 @@ from typing import Any
 
 from streamsampler.collector import Collector, Part
 from streamsampler.crew import logger
+from streamsampler.data.statistics import Stats
 from streamsampler.errors import RolloutError, WorkerError
 from streamsampler.failures import dropped_error
 from streamsampler.scheduling.gathering import Endless, Gathering
 from streamsampler.scheduling.result import Hopeless
 from streamsampler.setbacks import Setback
-from streamsampler.statistics import Stats
 
 __all__ = ["Decisions"]
 

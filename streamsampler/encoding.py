@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import GraphInstance
 
+from streamsampler.data.trees import object_array
 from streamsampler.errors import StorageError
-from streamsampler.trees import object_array
 
 __all__ = ["decode", "encode"]
 

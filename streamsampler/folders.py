@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, cast, overload
 import numpy as np
 
 from streamsampler import storage
+from streamsampler.data.batch import Index, TrajectoryBatch
+from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
+from streamsampler.data.words import count
 from streamsampler.errors import DataError, StorageError
-from streamsampler.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.manifest import MANIFEST, Manifest, Shard, read_manifest
 from streamsampler.shard_files import all_shards, load_shard
-from streamsampler.trajectories import Index, TrajectoryBatch
-from streamsampler.words import count
 
 __all__ = ["TrajectoryFolder", "load"]
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from streamsampler.data.spaces import short
 from streamsampler.errors import StorageError
-from streamsampler.spaces import short
 from streamsampler.version import __version__
 
 __all__ = ["LARGEST", "integer", "read_facts"]

@@ -14,6 +14,8 @@ from typing import Any, Self
 from streamsampler.checks import positive
 from streamsampler.collecting import Call
 from streamsampler.collector import Collector
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.episodes import Episodes
 from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError
@@ -25,8 +27,6 @@ from streamsampler.scheduling.gathering import GatherPlan, Order
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
-from streamsampler.statistics import Stats
-from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
 from streamsampler.verdicts import Verdicts
 from streamsampler.worker_logs import handle_records

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler.atomic import write_whole
+from streamsampler.data.spaces import short
 from streamsampler.errors import StorageError
 from streamsampler.json_facts import LARGEST, integer, read_facts
 from streamsampler.scheduling.quotas import Target
-from streamsampler.spaces import short
 from streamsampler.version import __version__
 
 __all__ = ["MANIFEST", "Manifest", "Shard", "read_manifest", "shard_name", "write_manifest"]

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from streamsampler.data.trees import Array
 from streamsampler.errors import SamplerError, StorageError
-from streamsampler.trees import Array
 
 __all__ = ["Npz", "opened_npz"]
 

@@ -8,10 +8,10 @@ from typing import Any, Self
 from streamsampler.apart import slice_of
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
+from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.sampler import Sampler
 from streamsampler.scheduling.gathering import Endless, Run
 from streamsampler.scheduling.quotas import Quota
-from streamsampler.trajectories import TrajectoryBatch
 
 __all__ = ["Portions"]
 

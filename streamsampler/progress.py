@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
+from streamsampler.data.words import count, duration
 from streamsampler.scheduling.gathering import GatherPlan
-from streamsampler.words import count, duration
 
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar

@@ -10,11 +10,12 @@ from streamsampler.apart import apart
 from streamsampler.checks import CheckMode, positive, refuse_two_numbers
 from streamsampler.collecting import Call
 from streamsampler.collector import Part
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
 from streamsampler.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.factory import WorkerFactory
-from streamsampler.generics import ActionsT, ObservationsT, brackets
 from streamsampler.lifetime import SamplerLife
 from streamsampler.payloads import pickled, put_agents
 from streamsampler.per_worker import items_by_worker
@@ -25,7 +26,6 @@ from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.serialization import Payload
-from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.updates import Kind, Updates
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker

@@ -16,10 +16,10 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 
+from streamsampler.data.opaque import OpaqueSpace, Unwritten
+from streamsampler.data.spaces import AnySpace, row_spec
 from streamsampler.encoding import decode, encode
 from streamsampler.errors import StorageError
-from streamsampler.opaque import OpaqueSpace, Unwritten
-from streamsampler.spaces import AnySpace, row_spec
 
 __all__ = ["check_writable", "decode_space", "encode_space"]
 

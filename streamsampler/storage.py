@@ -71,7 +71,7 @@ A space is an object whose key `space` names its kind:
   `Graph`: `nodes`, `edges` (spaces; `edges` may be null).
 - `custom`: any other. `class`: its name in Python. `shape`, `dtype`: or null. `attributes`: an object of values, in
   which `{"$": "space", "description": space}` is a space and `{"$": "unwritten", "type": class, "name": name or
-  null}` stands for what JSON cannot hold, such as a function. Python reads it as a `streamsampler.opaque.OpaqueSpace`
+  null}` stands for what JSON cannot hold, such as a function. Python reads it as a `streamsampler.data.opaque.OpaqueSpace`
   where its class is not there, or not all of it could be written.
 
 Leaves of Box, Discrete, MultiDiscrete and MultiBinary are arrays of the space's dtype; those of all others are
@@ -107,15 +107,15 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from streamsampler.atomic import write_whole
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.generics import AnyActionsT, AnyObservationsT
+from streamsampler.data.spaces import short
+from streamsampler.data.trees import Array, object_array
 from streamsampler.encoding import decode, encode
 from streamsampler.errors import StorageError
-from streamsampler.generics import AnyActionsT, AnyObservationsT
 from streamsampler.json_facts import read_facts
 from streamsampler.npz import Npz, opened_npz
 from streamsampler.space_encoding import decode_space, encode_space
-from streamsampler.spaces import short
-from streamsampler.trajectories import TrajectoryBatch
-from streamsampler.trees import Array, object_array
 from streamsampler.version import __version__
 
 __all__ = ["load", "load_with_header", "read_arrays", "read_header", "read_some", "save", "verify"]

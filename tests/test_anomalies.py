@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-from streamsampler.anomalies import Anomaly, AnomalyFinder
 from streamsampler.anomaly_accounts import AnomalyAccounts
 from streamsampler.collector import Part
+from streamsampler.data.anomalies import Anomaly, AnomalyFinder
+from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
 from streamsampler.scheduling.gathering import Run
-from streamsampler.statistics import FoundAnomaly, Stats
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
 PARTS = S.Dict(a=BOX, b=S.Tuple([S.Discrete(3, start=1), S.Box(0, 9, (2, 2), np.uint8), S.MultiBinary(2)]))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces as S
 
-from streamsampler import RandomAgent, TrajectoryBatch, trees
+from streamsampler import RandomAgent, TrajectoryBatch
+from streamsampler.data import trees
+from streamsampler.data.opaque import OpaqueSpace, Unwritten
 from streamsampler.errors import StorageError, UsageError
-from streamsampler.opaque import OpaqueSpace, Unwritten
 from streamsampler.space_encoding import check_writable, decode_space, encode_space
 from streamsampler.storage import load, read_header, save
 from tests.test_recording import batch_of, tickets

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler import trees
-from streamsampler.columns import are_uniform, column_of, merge
+from streamsampler.data import trees
+from streamsampler.data.info_columns import are_uniform, column_of, merge
+from streamsampler.data.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
 from streamsampler.errors import DataError
-from streamsampler.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
 from streamsampler.workers.batch_infos import BatchInfos
 
 SCALARS = st.sampled_from(

@@ -7,8 +7,8 @@ from gymnasium import spaces as S
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler.data.recorder import RolloutRecorder, assemble
 from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.recording import RolloutRecorder, assemble
 from tests.test_spaces import nested_spaces
 
 OBSERVATIONS = S.Box(-100, 100, (2,), np.float32)

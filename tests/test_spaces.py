@@ -8,10 +8,10 @@ from gymnasium import spaces as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler import buffers, trees
-from streamsampler.buffers import empty, make_recorder
+from streamsampler.data import buffers, trees
+from streamsampler.data.buffers import empty, make_recorder
+from streamsampler.data.spaces import check_actions, validate
 from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.spaces import check_actions, validate
 
 IMAGES = S.Box(0, 255, (70, 80), np.uint8)
 LEAVES = st.sampled_from(

@@ -13,13 +13,14 @@ from gymnasium import spaces as S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamsampler import storage, trees
+from streamsampler import storage
+from streamsampler.data import trees
+from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.encoding import decode, encode
 from streamsampler.errors import StorageError
 from streamsampler.manifest import Manifest, Shard, _as_json
 from streamsampler.space_encoding import decode_space, encode_space
 from streamsampler.storage import load, read_arrays, read_header, save
-from streamsampler.trajectories import TrajectoryBatch
 from tests.test_recording import batch_of, tickets
 from tests.test_spaces import nested_spaces
 from tests.test_trajectories import batches

@@ -15,17 +15,27 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 LAYERS = [
     [
         "version",
-        "words",
+        "data.words",
         "errors",
         "compact",
         "checks",
-        "exactness",
+        "data.exactness",
         "per_worker",
         "threads",
         "atomic",
         "scheduling.quotas",
     ],
-    ["trees", "generics", "leases", "columns", "seeding", "serialization", "protocol", "updates", "statistics"],
+    [
+        "data.trees",
+        "data.generics",
+        "data.memory",
+        "data.info_columns",
+        "seeding",
+        "serialization",
+        "protocol",
+        "updates",
+        "data.statistics",
+    ],
     [
         "episodes",
         "verdicts",
@@ -43,14 +53,14 @@ LAYERS = [
         "failures",
         "worker_logs",
         "scheduling.dispatch",
-        "spaces",
+        "data.spaces",
         "json_facts",
         "npz",
-        "conversion",
-        "buffers",
-        "infos",
+        "data.conversion",
+        "data.buffers",
+        "data.infos",
         "encoding",
-        "opaque",
+        "data.opaque",
         "space_encoding",
         "current_directory",
         "agents.random",
@@ -61,7 +71,7 @@ LAYERS = [
         "environments.worker_numbers",
         "environments.updates",
     ],
-    ["batch_fields", "trajectories"],
+    ["data.batch_fields", "data.batch"],
     [
         "adapters",
         "adapters.heads",
@@ -73,10 +83,10 @@ LAYERS = [
         "adapters.sb3",
     ],
     [
-        "anomalies",
-        "step_values",
-        "recording",
-        "assembly",
+        "data.anomalies",
+        "data.step_values",
+        "data.recorder",
+        "data.assembly",
         "storage",
         "manifest",
         "folder_lock",
@@ -153,7 +163,7 @@ LAYERS = [
     ["__main__"],
 ]
 # Inside a function: `batch.save(…)` is worth it.
-UPWARDS_INSIDE_FUNCTIONS = {("trajectories", "storage")}
+UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "storage")}
 
 
 def rank(module):

@@ -8,8 +8,8 @@ from gymnasium import spaces as S
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler.data.batch import StepType, TrajectoryBatch
 from streamsampler.errors import DataError
-from streamsampler.trajectories import StepType, TrajectoryBatch
 from tests.test_recording import batch_of, tickets
 from tests.test_spaces import nested_spaces
 

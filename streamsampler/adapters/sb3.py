@@ -21,8 +21,8 @@ from streamsampler.adapters.archives import algorithm_of
 from streamsampler.adapters.normalization import PREFIX, ObservationStatistics, find_statistics, load_vec_normalize
 from streamsampler.adapters.parameters import ModuleConverter, arrays_of, is_module, load_arrays, on_cpu
 from streamsampler.agents.updates import is_parameters
+from streamsampler.data.trees import leaves, map_tree
 from streamsampler.errors import UsageError
-from streamsampler.trees import leaves, map_tree
 
 __all__ = ["SB3Agent"]
 

@@ -13,14 +13,14 @@ from typing import Any
 from streamsampler.cli.models import is_model_file
 from streamsampler.cli.outfile import storable
 from streamsampler.cli.tally import Tally
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.statistics import Stats
 from streamsampler.engines.start_methods import StartMethod, has_processes
 from streamsampler.errors import UsageError
 from streamsampler.factory import usable_cores
 from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
 from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
-from streamsampler.statistics import Stats
-from streamsampler.trajectories import TrajectoryBatch
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.vec import VecWorker

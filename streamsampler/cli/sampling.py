@@ -18,13 +18,13 @@ from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.sharding import write_shards
 from streamsampler.cli.tally import Tally
 from streamsampler.current_directory import append_current_directory, warn_of_hidden
+from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.errors import SamplerError, UnknownEnvironmentError
 from streamsampler.progress import Snapshot
 from streamsampler.progress_output import Output
 from streamsampler.samplers import Sampler
 from streamsampler.space_encoding import check_writable
-from streamsampler.trajectories import TrajectoryBatch
 
 __all__ = ["run"]
 

@@ -15,6 +15,8 @@ from streamsampler.cli.failures import Failure
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.statistics import Stats
 from streamsampler.errors import DamagedShardError, SamplerError, StorageError
 from streamsampler.manifest import Manifest
 from streamsampler.portions import Portions
@@ -22,8 +24,6 @@ from streamsampler.progress import Snapshot
 from streamsampler.progress_output import Output
 from streamsampler.scheduling.quotas import Target
 from streamsampler.shards import ShardWriter
-from streamsampler.statistics import Stats
-from streamsampler.trajectories import TrajectoryBatch
 
 __all__ = ["write_shards"]
 

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
+from streamsampler.data.words import count, duration
 from streamsampler.version import __version__
-from streamsampler.words import count, duration
 
 __all__ = ["as_json", "as_line", "as_text", "spread_text"]
 

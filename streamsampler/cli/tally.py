@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.trajectories import TrajectoryBatch
+from streamsampler.data.batch import TrajectoryBatch
 
 __all__ = ["Spread", "Tally"]
 

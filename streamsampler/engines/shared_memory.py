@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamsampler.leases import Pool, lend
-from streamsampler.trees import Array
+from streamsampler.data.memory import Pool, lend
+from streamsampler.data.trees import Array
 
 __all__ = ["ArenaReader", "ArenaWriter", "Region", "Regions", "anonymous_file", "read_only"]
 

@@ -20,7 +20,7 @@ import numpy as np
 import setproctitle
 
 from streamsampler.board import Board, WorkerRow
-from streamsampler.buffers import Allocate
+from streamsampler.data.buffers import Allocate
 from streamsampler.engines.child import ignore_terminal
 from streamsampler.engines.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.fail_points import armed

@@ -8,10 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.columns import InfoColumn, InfoColumns, KeyPath, Owners, check_names, column_of, is_typed, name_of
+from streamsampler.data.info_columns import (
+    InfoColumn,
+    InfoColumns,
+    KeyPath,
+    Owners,
+    check_names,
+    column_of,
+    is_typed,
+    name_of,
+)
+from streamsampler.data.infos import info_value
+from streamsampler.data.trees import Array
 from streamsampler.errors import DataError
-from streamsampler.infos import info_value
-from streamsampler.trees import Array
 
 __all__ = ["BatchInfos", "info_of", "reordered"]
 

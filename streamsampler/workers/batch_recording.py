@@ -10,13 +10,13 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.buffers import make_recorder
-from streamsampler.columns import InfoColumns
+from streamsampler.data.buffers import make_recorder
+from streamsampler.data.info_columns import InfoColumns
+from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.recorder import Rollouts, packed_floats
+from streamsampler.data.spaces import AnySpace, check_actions
+from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.infos import InfoRecorder
-from streamsampler.recording import Rollouts, packed_floats
-from streamsampler.spaces import AnySpace, check_actions
-from streamsampler.trees import Tree
 from streamsampler.workers.batch_infos import BatchInfos, reordered
 from streamsampler.workers.batch_rows import BatchRows, in_order
 

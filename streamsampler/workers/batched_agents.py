@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from streamsampler.agents.base import Agent, as_agent, mask_argument, reset_agent_function, takes_seed, tell_spaces
 from streamsampler.agents.updates import apply_agent_update
+from streamsampler.data.trees import Tree, snapshot, take
 from streamsampler.errors import UsageError
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps, loads
-from streamsampler.trees import Tree, snapshot, take
 from streamsampler.workers.base import Worker
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batch_rows import copied, row_of

@@ -11,12 +11,12 @@ import gymnasium
 from streamsampler.agents.base import Agent, as_agent, reset_agent_function, tell_spaces
 from streamsampler.agents.updates import apply_agent_update
 from streamsampler.board import WorkerRow, phase_number
+from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.data.step_values import FLAGS
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
-from streamsampler.recording import RolloutRecorder
 from streamsampler.seeding import Stream, derived_seed, seed_generators
-from streamsampler.step_values import FLAGS
 from streamsampler.workers.base import Outcome, Worker, summary_of, tell_where
 
 __all__ = ["DefaultWorker"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.data.spaces import short
 from streamsampler.errors import DataError
-from streamsampler.spaces import short
 
 __all__ = ["check_infos", "column_of_slots"]
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.board import phase_number
+from streamsampler.data.step_values import check_rewards
+from streamsampler.data.trees import Tree, leaves, map_tree, owned, take
 from streamsampler.environments.updates import AnyVectorEnv
 from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
 from streamsampler.seeding import Stream, derived_seed
-from streamsampler.step_values import check_rewards
-from streamsampler.trees import Tree, leaves, map_tree, owned, take
 from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.batch_infos import info_of
 from streamsampler.workers.batch_recording import BatchRecorder

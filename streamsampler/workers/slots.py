@@ -11,10 +11,10 @@ import gymnasium
 import numpy as np
 
 from streamsampler.board import phase_number
+from streamsampler.data.step_values import FLAGS, flag_of, number_of
 from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
 from streamsampler.seeding import Stream, derived_seed
-from streamsampler.step_values import FLAGS, flag_of, number_of
 from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batched_agents import BatchedAgent, Rows

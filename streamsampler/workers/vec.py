@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.board import WorkerRow
 from streamsampler.checks import positive
+from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import (
     AnyEnv,
     AnyVectorEnv,
@@ -22,7 +23,6 @@ from streamsampler.environments.updates import (
 )
 from streamsampler.errors import DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
-from streamsampler.recording import Rollouts
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.serialization import dumps, loads

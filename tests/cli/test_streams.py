@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 import streamsampler
-from streamsampler.words import duration
+from streamsampler.data.words import duration
 from tests.cli.harness import PATIENCE, Terminal, command
 
 SAMPLE = ("sample", "CartPole-v1", "--num-trajectories", 1, "--workers", 1, "--start-method", "fork", "--seed", 1)

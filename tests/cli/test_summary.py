@@ -15,8 +15,8 @@ from streamsampler.cli import summary
 from streamsampler.cli.failures import traceback_of
 from streamsampler.cli.outfile import storable
 from streamsampler.cli.tally import Spread, Tally
+from streamsampler.data.words import count, duration
 from streamsampler.errors import RemoteTraceback, StorageError
-from streamsampler.words import count, duration
 
 
 @pytest.mark.parametrize(

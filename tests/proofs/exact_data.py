@@ -16,9 +16,9 @@ import pytest
 from gymnasium import spaces as S
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import RolloutError
 from streamsampler.seeding import Stream, derived_seed
-from streamsampler.trajectories import TrajectoryBatch
 
 PROGRAMS = {"short": 60, "long": 2_000}
 N = 7  # trajectories

@@ -12,11 +12,11 @@ import numpy as np
 
 from streamsampler.collecting import Call
 from streamsampler.collector import Collector
+from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.protocol import Exit, Failure, Phase, Report, State, Stop, WorkerSide
 from streamsampler.scheduling.restarts import Policy
-from streamsampler.statistics import Stats
 from streamsampler.updates import Updates
 
 N_WORKERS = 2

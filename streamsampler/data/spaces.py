@@ -15,8 +15,8 @@ from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from streamsampler.data.trees import Array, Tree
 from streamsampler.errors import DataError
-from streamsampler.trees import Array, Tree
 
 __all__ = ["AnySpace", "check_actions", "misfit", "row_spec", "rows_inside", "short", "space_leaves", "validate"]
 

@@ -15,10 +15,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from streamsampler.columns import InfoColumn, InfoColumns, KeyPath, Owners, check_names, column_of, merge, name_of
+from streamsampler.data.info_columns import (
+    InfoColumn,
+    InfoColumns,
+    KeyPath,
+    Owners,
+    check_names,
+    column_of,
+    merge,
+    name_of,
+)
+from streamsampler.data.spaces import short
+from streamsampler.data.trees import Array, snapshot
 from streamsampler.errors import DataError
-from streamsampler.spaces import short
-from streamsampler.trees import Array, snapshot
 
 __all__ = [
     "InfoRecorder",

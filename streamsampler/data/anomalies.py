@@ -16,8 +16,8 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.compact import by_position
-from streamsampler.spaces import AnySpace, rows_inside, short, space_leaves
-from streamsampler.trees import Array, Tree
+from streamsampler.data.spaces import AnySpace, rows_inside, short, space_leaves
+from streamsampler.data.trees import Array, Tree
 
 __all__ = ["Anomaly", "AnomalyFinder"]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # Type checkers know it without its being installed, and `typing` has no defaults before Python 3.13.
     from typing_extensions import TypeVar
 
-    from streamsampler.trees import Array
+    from streamsampler.data.trees import Array
 
     ActionsT = TypeVar("ActionsT", covariant=True, default=Array)
     ObservationsT = TypeVar("ObservationsT", covariant=True, default=Array)

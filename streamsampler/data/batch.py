@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler import trees
-from streamsampler.batch_fields import check_batch, padded_infos, padded_tree, tensors_of, worker_numbers_of
+from streamsampler.data import trees
+from streamsampler.data.batch_fields import check_batch, padded_infos, padded_tree, tensors_of, worker_numbers_of
+from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
+from streamsampler.data.infos import concatenate_infos, take_infos
+from streamsampler.data.spaces import AnySpace
+from streamsampler.data.statistics import Stats
+from streamsampler.data.trees import Array
+from streamsampler.data.words import count
 from streamsampler.errors import DataError
-from streamsampler.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
-from streamsampler.infos import concatenate_infos, take_infos
-from streamsampler.spaces import AnySpace
-from streamsampler.statistics import Stats
-from streamsampler.trees import Array
-from streamsampler.words import count
 
 __all__ = ["Index", "StepType", "TrajectoryBatch"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler import trees
+from streamsampler.data import trees
+from streamsampler.data.infos import is_mask, validate_infos
+from streamsampler.data.spaces import validate
+from streamsampler.data.trees import Array, Tree
 from streamsampler.errors import DataError
-from streamsampler.infos import is_mask, validate_infos
-from streamsampler.spaces import validate
-from streamsampler.trees import Array, Tree
 
 __all__ = ["check_batch", "padded_infos", "padded_tree", "tensors_of", "worker_numbers_of"]
 

@@ -12,17 +12,17 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler import trees
-from streamsampler.anomalies import Anomaly
-from streamsampler.buffers import Allocate, empty, make_recorder
-from streamsampler.columns import InfoColumns, merge
 from streamsampler.compact import by_position
+from streamsampler.data import trees
+from streamsampler.data.anomalies import Anomaly
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.buffers import Allocate, empty, make_recorder
+from streamsampler.data.info_columns import InfoColumns, merge
+from streamsampler.data.infos import InfoRecorder, infos_of
+from streamsampler.data.spaces import AnySpace, check_actions
+from streamsampler.data.step_values import flag_of, reward_recorder
+from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.infos import InfoRecorder, infos_of
-from streamsampler.spaces import AnySpace, check_actions
-from streamsampler.step_values import flag_of, reward_recorder
-from streamsampler.trajectories import TrajectoryBatch
-from streamsampler.trees import Tree
 
 __all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "packed_floats", "timesteps_of"]
 

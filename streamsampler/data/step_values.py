@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.data.exactness import changed
+from streamsampler.data.spaces import short
 from streamsampler.errors import DataError
-from streamsampler.exactness import changed
-from streamsampler.spaces import short
 
 __all__ = ["FLAGS", "check_rewards", "flag_of", "number_of", "reward_recorder"]
 

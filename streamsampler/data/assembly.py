@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from streamsampler import trees
-from streamsampler.columns import InfoColumn, InfoColumns
-from streamsampler.recording import Rollouts, Run, timesteps_of
-from streamsampler.trees import Array, Tree
+from streamsampler.data import trees
+from streamsampler.data.info_columns import InfoColumn, InfoColumns
+from streamsampler.data.recorder import Rollouts, Run, timesteps_of
+from streamsampler.data.trees import Array, Tree
 
 __all__ = ["EarlyRows", "infos_alone"]
 

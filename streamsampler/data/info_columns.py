@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.compact import by_position
+from streamsampler.data.exactness import changed, may_change
+from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import DataError
-from streamsampler.exactness import changed, may_change
-from streamsampler.trees import Array, object_array
 
 __all__ = [
     "InfoColumn",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.trees import Array
+from streamsampler.data.trees import Array
 
 __all__ = ["Pool", "lend"]
 

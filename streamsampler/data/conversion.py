@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.data.exactness import changed, may_change
+from streamsampler.data.spaces import AnySpace, row_spec, short
+from streamsampler.data.trees import Array
 from streamsampler.errors import DataError
-from streamsampler.exactness import changed, may_change
-from streamsampler.spaces import AnySpace, row_spec, short
-from streamsampler.trees import Array
 
 __all__ = ["Leaf"]
 

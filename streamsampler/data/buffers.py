@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from streamsampler.conversion import Leaf
+from streamsampler.data.conversion import Leaf
+from streamsampler.data.spaces import AnySpace, AnyTuple, misfit, short
+from streamsampler.data.trees import Array, Tree, object_array, snapshot
 from streamsampler.errors import DataError, ObservationError
-from streamsampler.spaces import AnySpace, AnyTuple, misfit, short
-from streamsampler.trees import Array, Tree, object_array, snapshot
 
 __all__ = ["Allocate", "Recorder", "empty", "make_recorder"]
 

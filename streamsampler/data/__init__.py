@@ -1,0 +1,1 @@
+"""Batches, and how they are recorded."""
