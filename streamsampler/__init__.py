@@ -40,9 +40,9 @@ if TYPE_CHECKING:
         WorkerHungError,
     )
     from streamsampler.factory import WorkerFactory
-    from streamsampler.folders import TrajectoryFolder, load
     from streamsampler.per_worker import PerWorker
     from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
+    from streamsampler.storage.folder import TrajectoryFolder, load
     from streamsampler.worker_loop import run_worker
     from streamsampler.workers.base import Worker
     from streamsampler.workers.default import DefaultWorker
@@ -120,8 +120,8 @@ _HOMES = {
     "NewEnvUpdate": "environments.updates",
     "SetTaskUpdate": "environments.updates",
     "WorkerFactory": "factory",
-    "TrajectoryFolder": "folders",
-    "load": "folders",
+    "TrajectoryFolder": "storage.folder",
+    "load": "storage.folder",
     "PerWorker": "per_worker",
     "LocalSampler": "samplers",
     "MultiprocessingSampler": "samplers",

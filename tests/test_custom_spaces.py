@@ -15,8 +15,8 @@ from streamsampler import RandomAgent, TrajectoryBatch
 from streamsampler.data import trees
 from streamsampler.data.opaque import OpaqueSpace, Unwritten
 from streamsampler.errors import StorageError, UsageError
-from streamsampler.space_encoding import check_writable, decode_space, encode_space
-from streamsampler.storage import load, read_header, save
+from streamsampler.storage.npz import load, read_header, save
+from streamsampler.storage.space_codec import check_writable, decode_space, encode_space
 from tests.test_recording import batch_of, tickets
 
 

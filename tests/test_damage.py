@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import streamsampler
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import StorageError
-from streamsampler.manifest import MANIFEST, read_manifest, shard_name
-from streamsampler.shards import ShardWriter
-from streamsampler.storage import load, read_header, save, verify
+from streamsampler.storage.manifest import MANIFEST, read_manifest, shard_name
+from streamsampler.storage.npz import load, read_header, save, verify
+from streamsampler.storage.shards import ShardWriter
 from tests.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
 from tests.test_recording import batch_of, tickets
 from tests.test_shards import LENGTHS, SHARDS, WANTED, write_all

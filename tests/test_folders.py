@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import streamsampler
-from streamsampler import TrajectoryBatch, TrajectoryFolder, storage
+from streamsampler import TrajectoryBatch, TrajectoryFolder
 from streamsampler.errors import DataError, StorageError
-from streamsampler.manifest import MANIFEST, shard_name
-from streamsampler.shards import ShardWriter
+from streamsampler.storage import npz as storage
+from streamsampler.storage.manifest import MANIFEST, shard_name
+from streamsampler.storage.shards import ShardWriter
 from tests.test_recording import batch_of, tickets
 from tests.test_shards import LENGTHS, SHARDS, WANTED, write_all
 

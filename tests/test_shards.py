@@ -11,12 +11,13 @@ from gymnasium.spaces import Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler import LocalSampler, RandomAgent, atomic
+from streamsampler import LocalSampler, RandomAgent
 from streamsampler.errors import SamplerError, StorageError, UsageError
-from streamsampler.manifest import MANIFEST, Manifest, read_manifest, shard_name
 from streamsampler.portions import Portions
 from streamsampler.scheduling.quotas import Quota, Target
-from streamsampler.shards import ShardWriter
+from streamsampler.storage import atomic
+from streamsampler.storage.manifest import MANIFEST, Manifest, read_manifest, shard_name
+from streamsampler.storage.shards import ShardWriter
 from tests.test_recording import batch_of, tickets
 
 LENGTHS = [2, 1, 3, 2, 2, 4, 1, 1, 5]
@@ -334,8 +335,10 @@ def test_what_is_there_is_summed_up(batch, tmp_path):
 
 def test_the_manifest_is_written_seldom_when_there_are_many_shards(batch, tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr("streamsampler.shards.storage.save", lambda *_, **__: None)
-    monkeypatch.setattr("streamsampler.shards.write_manifest", lambda _, manifest: written.append(len(manifest.shards)))
+    monkeypatch.setattr("streamsampler.storage.shards.storage.save", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "streamsampler.storage.shards.write_manifest", lambda _, manifest: written.append(len(manifest.shards))
+    )
     with ShardWriter(tmp_path / "folder") as writer:
         writer.begin(WANTED)
         for _ in range(2_000):

@@ -13,14 +13,14 @@ from gymnasium import spaces as S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamsampler import storage
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.encoding import decode, encode
 from streamsampler.errors import StorageError
-from streamsampler.manifest import Manifest, Shard, _as_json
-from streamsampler.space_encoding import decode_space, encode_space
-from streamsampler.storage import load, read_arrays, read_header, save
+from streamsampler.storage import npz as storage
+from streamsampler.storage.json_codec import decode, encode
+from streamsampler.storage.manifest import Manifest, Shard, _as_json
+from streamsampler.storage.npz import load, read_arrays, read_header, save
+from streamsampler.storage.space_codec import decode_space, encode_space
 from tests.test_recording import batch_of, tickets
 from tests.test_spaces import nested_spaces
 from tests.test_trajectories import batches
@@ -212,7 +212,7 @@ def test_equal_batches_make_equal_files(batch, tmp_path, monkeypatch):
 
 def test_sets_are_written_in_one_order_in_every_process():
     """Strings hash differently in each process, unless told otherwise."""
-    script = "from streamsampler.encoding import encode; print(encode({*'abcdefgh'}, 'x')['items'])"
+    script = "from streamsampler.storage.json_codec import encode; print(encode({*'abcdefgh'}, 'x')['items'])"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout == "['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']\n"

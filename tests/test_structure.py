@@ -22,7 +22,7 @@ LAYERS = [
         "data.exactness",
         "per_worker",
         "threads",
-        "atomic",
+        "storage.atomic",
         "scheduling.quotas",
     ],
     [
@@ -54,14 +54,14 @@ LAYERS = [
         "worker_logs",
         "scheduling.dispatch",
         "data.spaces",
-        "json_facts",
-        "npz",
+        "storage.json_facts",
+        "storage.npz_reader",
         "data.conversion",
         "data.buffers",
         "data.infos",
-        "encoding",
+        "storage.json_codec",
         "data.opaque",
-        "space_encoding",
+        "storage.space_codec",
         "current_directory",
         "agents.random",
         "agents.base",
@@ -87,12 +87,12 @@ LAYERS = [
         "data.step_values",
         "data.recorder",
         "data.assembly",
-        "storage",
-        "manifest",
-        "folder_lock",
-        "shard_files",
-        "folders",
-        "shards",
+        "storage.npz",
+        "storage.manifest",
+        "storage.lock",
+        "storage.shard_files",
+        "storage.folder",
+        "storage.shards",
     ],
     [
         "workers",
@@ -163,7 +163,7 @@ LAYERS = [
     ["__main__"],
 ]
 # Inside a function: `batch.save(…)` is worth it.
-UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "storage")}
+UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "storage.npz")}
 
 
 def rank(module):

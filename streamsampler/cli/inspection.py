@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler import storage
 from streamsampler.cli.failures import translated
 from streamsampler.cli.streams import print_result, tell
 from streamsampler.cli.summary import spread_text
 from streamsampler.cli.tally import Tally
 from streamsampler.data.words import count
 from streamsampler.errors import DamagedShardError, StorageError
-from streamsampler.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name
-from streamsampler.shard_files import read_shard, unlisted_shard, verify_shard
-from streamsampler.space_encoding import decode_space
+from streamsampler.storage import npz as storage
+from streamsampler.storage.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name
+from streamsampler.storage.shard_files import read_shard, unlisted_shard, verify_shard
+from streamsampler.storage.space_codec import decode_space
 
 __all__ = ["inspect"]
 

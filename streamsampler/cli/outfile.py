@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from streamsampler.atomic import temporary_beside
 from streamsampler.cli.failures import Failure
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import StorageError, UsageError
-from streamsampler.shards import check_folder
+from streamsampler.storage.atomic import temporary_beside
+from streamsampler.storage.shards import check_folder
 from streamsampler.version import __version__
 
 __all__ = ["out_file", "storable", "write"]

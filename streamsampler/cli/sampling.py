@@ -24,7 +24,7 @@ from streamsampler.errors import SamplerError, UnknownEnvironmentError
 from streamsampler.progress import Snapshot
 from streamsampler.progress_output import Output
 from streamsampler.samplers import Sampler
-from streamsampler.space_encoding import check_writable
+from streamsampler.storage.space_codec import check_writable
 
 __all__ = ["run"]
 

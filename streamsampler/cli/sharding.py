@@ -18,12 +18,12 @@ from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import DamagedShardError, SamplerError, StorageError
-from streamsampler.manifest import Manifest
 from streamsampler.portions import Portions
 from streamsampler.progress import Snapshot
 from streamsampler.progress_output import Output
 from streamsampler.scheduling.quotas import Target
-from streamsampler.shards import ShardWriter
+from streamsampler.storage.manifest import Manifest
+from streamsampler.storage.shards import ShardWriter
 
 __all__ = ["write_shards"]
 

@@ -371,15 +371,15 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     # --- Files
 
     def save(self, path: str | PathLike[str], provenance: Mapping[str, Any] | None = None) -> Path:
-        """Write this batch to an `.npz` file; see `streamsampler.storage.save`."""
-        from streamsampler.storage import save  # the layer above
+        """Write this batch to an `.npz` file; see `streamsampler.storage.npz.save`."""
+        from streamsampler.storage.npz import save  # the layer above
 
         return save(self, path, provenance=provenance)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-        """Read a batch from a file; see `streamsampler.storage.load`."""
-        from streamsampler.storage import load  # the layer above
+        """Read a batch from a file; see `streamsampler.storage.npz.load`."""
+        from streamsampler.storage.npz import load  # the layer above
 
         return load(path)
 

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 import streamsampler
 from streamsampler.cli.commands import cli
 from streamsampler.errors import StorageError
-from streamsampler.manifest import Shard
-from streamsampler.shard_files import check_shard
+from streamsampler.storage.manifest import Shard
+from streamsampler.storage.shard_files import check_shard
 from tests.cli.harness import Terminal, run
 
 # A user's module: the kit's environment, with one fault of each kind that is asked for.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import streamsampler
 from streamsampler import LocalSampler, RandomAgent, __version__
 from streamsampler.cli.commands import cli
-from streamsampler.manifest import MANIFEST
+from streamsampler.storage.manifest import MANIFEST
 from tests.damage import damaged_bytes, damaged_json, header_of, with_header
 
 

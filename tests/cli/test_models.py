@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from streamsampler import LocalSampler, load, storage
+from streamsampler import LocalSampler, load
 from streamsampler.cli.commands import cli
+from streamsampler.storage import npz as storage
 
 pytestmark = pytest.mark.extras
 

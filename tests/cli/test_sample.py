@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import streamsampler
-from streamsampler.storage import read_header
+from streamsampler.storage.npz import read_header
 from tests.cli.harness import SCRIPTED as MODULE
 from tests.cli.harness import finish, run, start
 

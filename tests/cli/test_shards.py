@@ -19,10 +19,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import streamsampler
-from streamsampler import storage
 from streamsampler.cli.commands import cli
 from streamsampler.progress import Snapshot, describe
-from streamsampler.shards import ShardWriter
+from streamsampler.storage import npz as storage
+from streamsampler.storage.shards import ShardWriter
 from tests.cli.harness import Announcements, Terminal, finish, run, start
 
 CARTPOLE = ("sample", "CartPole-v1", "--shard-size", 300, "--num-samples", 2000, "--start-method", "fork")
@@ -47,7 +47,7 @@ for name in ("fsync", "rename", "replace", "unlink"):
 # A user's module that stops the command in the middle of writing the third shard, until a signal comes.
 PAUSING = """
 import signal
-from streamsampler import storage
+from streamsampler.storage import npz as storage
 n, write = 0, storage._write
 def pausing(file, *rest):
     global n

@@ -17,9 +17,9 @@ from gymnasium import spaces as S
 import streamsampler
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import StorageError
-from streamsampler.manifest import MANIFEST
-from streamsampler.shards import ShardWriter
-from streamsampler.storage import load, read_arrays, save, verify
+from streamsampler.storage.manifest import MANIFEST
+from streamsampler.storage.npz import load, read_arrays, save, verify
+from streamsampler.storage.shards import ShardWriter
 from tests.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
 from tests.test_damage import assert_same_folder, spoil
 from tests.test_recording import batch_of, tickets

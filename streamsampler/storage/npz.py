@@ -106,16 +106,16 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from streamsampler.atomic import write_whole
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import AnyActionsT, AnyObservationsT
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
-from streamsampler.encoding import decode, encode
 from streamsampler.errors import StorageError
-from streamsampler.json_facts import read_facts
-from streamsampler.npz import Npz, opened_npz
-from streamsampler.space_encoding import decode_space, encode_space
+from streamsampler.storage.atomic import write_whole
+from streamsampler.storage.json_codec import decode, encode
+from streamsampler.storage.json_facts import read_facts
+from streamsampler.storage.npz_reader import Npz, opened_npz
+from streamsampler.storage.space_codec import decode_space, encode_space
 from streamsampler.version import __version__
 
 __all__ = ["load", "load_with_header", "read_arrays", "read_header", "read_some", "save", "verify"]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 import numpy as np
 
-from streamsampler import storage
 from streamsampler.data.batch import Index, TrajectoryBatch
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.words import count
 from streamsampler.errors import DataError, StorageError
-from streamsampler.manifest import MANIFEST, Manifest, Shard, read_manifest
-from streamsampler.shard_files import all_shards, load_shard
+from streamsampler.storage import npz as storage
+from streamsampler.storage.manifest import MANIFEST, Manifest, Shard, read_manifest
+from streamsampler.storage.shard_files import all_shards, load_shard
 
 __all__ = ["TrajectoryFolder", "load"]
 

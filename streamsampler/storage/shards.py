@@ -16,15 +16,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from streamsampler import storage
-from streamsampler.atomic import is_leftover, sync_directory
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.trees import Array
 from streamsampler.data.words import count
 from streamsampler.errors import DamagedShardError, StorageError, UsageError
-from streamsampler.folder_lock import check_locks, lock_folder, unlock_folder
-from streamsampler.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name, write_manifest
-from streamsampler.shard_files import all_shards, check_shard, read_shard, unlisted_shard, verify_shard
+from streamsampler.storage import npz as storage
+from streamsampler.storage.atomic import is_leftover, sync_directory
+from streamsampler.storage.lock import check_locks, lock_folder, unlock_folder
+from streamsampler.storage.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name, write_manifest
+from streamsampler.storage.shard_files import all_shards, check_shard, read_shard, unlisted_shard, verify_shard
 
 __all__ = ["ShardWriter", "check_folder"]
 

@@ -18,8 +18,8 @@ from gymnasium.spaces import Space
 
 from streamsampler.data.opaque import OpaqueSpace, Unwritten
 from streamsampler.data.spaces import AnySpace, row_spec
-from streamsampler.encoding import decode, encode
 from streamsampler.errors import StorageError
+from streamsampler.storage.json_codec import decode, encode
 
 __all__ = ["check_writable", "decode_space", "encode_space"]
 

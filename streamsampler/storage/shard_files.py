@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from streamsampler import storage
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.trees import Array
 from streamsampler.errors import DamagedShardError, StorageError
-from streamsampler.json_facts import LARGEST
-from streamsampler.manifest import MANIFEST, Manifest, Shard, shard_name
+from streamsampler.storage import npz as storage
+from streamsampler.storage.json_facts import LARGEST
+from streamsampler.storage.manifest import MANIFEST, Manifest, Shard, shard_name
 
 __all__ = ["all_shards", "check_shard", "load_shard", "read_shard", "unlisted_shard", "verify_shard"]
 

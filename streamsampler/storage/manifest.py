@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streamsampler.atomic import write_whole
 from streamsampler.data.spaces import short
 from streamsampler.errors import StorageError
-from streamsampler.json_facts import LARGEST, integer, read_facts
 from streamsampler.scheduling.quotas import Target
+from streamsampler.storage.atomic import write_whole
+from streamsampler.storage.json_facts import LARGEST, integer, read_facts
 from streamsampler.version import __version__
 
 __all__ = ["MANIFEST", "Manifest", "Shard", "read_manifest", "shard_name", "write_manifest"]

@@ -1,0 +1,1 @@
+"""Files: batches, folders of shards, and what they are written with."""
