@@ -39,13 +39,13 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerHungError,
     )
-    from streamsampler.factory import WorkerFactory
     from streamsampler.per_worker import PerWorker
     from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
     from streamsampler.storage.folder import TrajectoryFolder, load
-    from streamsampler.worker_loop import run_worker
     from streamsampler.workers.base import Worker
     from streamsampler.workers.default import DefaultWorker
+    from streamsampler.workers.factory import WorkerFactory
+    from streamsampler.workers.loop import run_worker
     from streamsampler.workers.vec import VecWorker
 
 __all__ = [
@@ -119,7 +119,7 @@ _HOMES = {
     "ExistingEnvUpdate": "environments.updates",
     "NewEnvUpdate": "environments.updates",
     "SetTaskUpdate": "environments.updates",
-    "WorkerFactory": "factory",
+    "WorkerFactory": "workers.factory",
     "TrajectoryFolder": "storage.folder",
     "load": "storage.folder",
     "PerWorker": "per_worker",
@@ -128,7 +128,7 @@ _HOMES = {
     "Sampler": "samplers",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
-    "run_worker": "worker_loop",
+    "run_worker": "workers.loop",
     "Worker": "workers.base",
     "DefaultWorker": "workers.default",
     "VecWorker": "workers.vec",

@@ -25,7 +25,7 @@ from streamsampler.protocol import Failure, Report, Start, Stop
 from streamsampler.scheduling.gathering import Endless, Gathering, GatherPlan, Run
 from streamsampler.scheduling.plans import expected_rows
 from streamsampler.setbacks import UPDATE_PHASES, Setback
-from streamsampler.worker_logs import handle_records
+from streamsampler.workers.logs import handle_records
 
 __all__ = ["Call"]
 

@@ -16,7 +16,6 @@ from streamsampler.crew import Crew
 from streamsampler.data.memory import Pool
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine
-from streamsampler.episodes import Episodes
 from streamsampler.protocol import Answer
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.dispatch import CAPACITY, Dispatcher
@@ -27,7 +26,8 @@ from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
 from streamsampler.updates import Updates
 from streamsampler.verdicts import Verdicts
-from streamsampler.worker_logs import Levels, levels_here
+from streamsampler.workers.episodes import Episodes
+from streamsampler.workers.logs import Levels, levels_here
 
 __all__ = ["Collector", "Part", "Spaces", "indices_of", "rollouts_of", "workers_of"]
 

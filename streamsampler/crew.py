@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from streamsampler.board import Progress
 from streamsampler.engines.base import Died, Engine
 from streamsampler.errors import WorkerError
 from streamsampler.protocol import Failure, Phase, Ticket
 from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
 from streamsampler.setbacks import Setback
+from streamsampler.workers.board import Progress
 
 __all__ = ["Crew", "logger"]
 

@@ -17,9 +17,7 @@ from streamsampler.collector import Collector
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.episodes import Episodes
 from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError
-from streamsampler.factory import WorkerFactory
 from streamsampler.failures import failure_error
 from streamsampler.payloads import makes_environment, pickled_updates
 from streamsampler.protocol import NEVER_AGAIN, Failure, Phase, Report
@@ -29,7 +27,9 @@ from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
 from streamsampler.updates import Kind, Updates
 from streamsampler.verdicts import Verdicts
-from streamsampler.worker_logs import handle_records
+from streamsampler.workers.episodes import Episodes
+from streamsampler.workers.factory import WorkerFactory
+from streamsampler.workers.logs import handle_records
 
 __all__ = ["SamplerLife"]
 

@@ -13,9 +13,7 @@ from streamsampler.collector import Part
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
-from streamsampler.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.factory import WorkerFactory
 from streamsampler.lifetime import SamplerLife
 from streamsampler.payloads import pickled, put_agents
 from streamsampler.per_worker import items_by_worker
@@ -29,6 +27,8 @@ from streamsampler.serialization import Payload
 from streamsampler.updates import Kind, Updates
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes
+from streamsampler.workers.factory import WorkerFactory
 
 __all__ = ["Sampler"]
 

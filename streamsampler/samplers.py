@@ -14,7 +14,6 @@ from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.start_methods import StartMethod, check_processes, check_start_method
-from streamsampler.factory import WorkerFactory
 from streamsampler.sampler import Sampler
 from streamsampler.sampler_options import ProcessSamplerOptions
 from streamsampler.scheduling.gathering import Order
@@ -22,6 +21,7 @@ from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.serialization import dumps
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.factory import WorkerFactory
 
 __all__ = ["LocalSampler", "MultiprocessingSampler", "Sampler"]
 

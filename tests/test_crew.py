@@ -2,11 +2,11 @@
 
 import pytest
 
-from streamsampler.board import Progress
 from streamsampler.crew import Crew
 from streamsampler.engines.base import Died
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.scheduling.restarts import Policy
+from streamsampler.workers.board import Progress
 
 TICKET = Ticket(1, range(3))
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from streamsampler.agents.base import as_agent
-from streamsampler.board import Board, board_bytes
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import ActionError, ObservationError, UsageError
 from streamsampler.protocol import Phase, Ticket
+from streamsampler.workers.board import Board, board_bytes
 from streamsampler.workers.default import DefaultWorker
 
 

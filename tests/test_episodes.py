@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from streamsampler.episodes import Episodes, common_episodes, given_episodes
 from streamsampler.errors import UsageError
 from streamsampler.seeding import TrajectorySeeds
+from streamsampler.workers.episodes import Episodes, common_episodes, given_episodes
 
 DERIVED = TrajectorySeeds(0, 1)
 

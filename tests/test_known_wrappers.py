@@ -6,11 +6,11 @@ import pytest
 from gymnasium import spaces, wrappers
 from gymnasium.wrappers import vector
 
-from streamsampler.board import Board, board_bytes
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol import CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import known_wrappers, purity
+from streamsampler.workers.board import Board, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.known_wrappers import files_of, kind_of, name_of, stateful_wrapper
 

@@ -7,12 +7,12 @@ from gymnasium import spaces
 
 from streamsampler import RandomAgent
 from streamsampler.agents.base import CallableAgent
-from streamsampler.board import Board, board_bytes
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol import NEVER_AGAIN, CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import purity
 from streamsampler.workers.base import Worker
+from streamsampler.workers.board import Board, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.purity import check_purity
 from streamsampler.workers.vec import VecWorker

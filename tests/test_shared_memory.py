@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.board import Board, board_bytes
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
 from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps_report
+from streamsampler.workers.board import Board, board_bytes
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines import launch, worker_process
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.threads import VARIABLES, ThreadLimit, _loaded_files, set_unset
+from streamsampler.workers.threads import VARIABLES, ThreadLimit, _loaded_files, set_unset
 
 
 def blas_functions():
@@ -197,7 +197,7 @@ def test_a_limit_is_looked_for_only_when_something_was_loaded(threads, clean, mo
     limit = ThreadLimit(1, {})
     with limit.held():
         assert threads() == 1
-        monkeypatch.setattr("streamsampler.threads._loaded_files", None)
+        monkeypatch.setattr("streamsampler.workers.threads._loaded_files", None)
         limit.hold()
     with limit.held():
         assert threads() == 1

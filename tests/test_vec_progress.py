@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from streamsampler import VecWorker
-from streamsampler.board import Board, board_bytes
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol import Phase, Ticket
+from streamsampler.workers.board import Board, board_bytes
 
 
 class Telling(gymnasium.Env):

@@ -161,8 +161,8 @@ def test_a_batch_shrinks_where_a_block_ends():
             return super().reset(seed=seed)
 
     factory = WorkerFactory(n_workers=1, seed=SEED, worker_class=VecWorker, worker_args={"n_envs": 2, "block_size": 3})
-    from streamsampler.board import Board, board_bytes
     from streamsampler.protocol import Ticket
+    from streamsampler.workers.board import Board, board_bytes
 
     worker = factory(Board(memoryview(bytearray(board_bytes(1)))).row(0), 0)
     worker.update_env(NewEnvUpdate(ByNumber))
@@ -219,7 +219,7 @@ def test_all_environments_are_closed():
         def close(self):
             closed.append(self)
 
-    from streamsampler.board import Board, board_bytes
+    from streamsampler.workers.board import Board, board_bytes
 
     worker = VecWorker(Board(memoryview(bytearray(board_bytes(1)))).row(0), n_envs=4)
     worker.update_env(NewEnvUpdate(Closing))

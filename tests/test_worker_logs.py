@@ -6,8 +6,8 @@ import logging
 import numpy as np
 import pytest
 
-from streamsampler import worker_logs
-from streamsampler.worker_logs import Levels, RecordKeeper, handle_records, levels_here
+from streamsampler.workers import logs as worker_logs
+from streamsampler.workers.logs import Levels, RecordKeeper, handle_records, levels_here
 
 
 class Raises:

@@ -3,11 +3,11 @@
 import pytest
 
 from streamsampler.agents.base import CallableAgent
-from streamsampler.board import Board, board_bytes
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
-from streamsampler.worker_loop import Life, run_worker
+from streamsampler.workers.board import Board, board_bytes
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.loop import Life, run_worker
 from tests.faults.scripted import Env
 
 

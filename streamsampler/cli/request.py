@@ -17,12 +17,12 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.start_methods import StartMethod, has_processes
 from streamsampler.errors import UsageError
-from streamsampler.factory import usable_cores
 from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
 from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.vec import VecWorker
 
 __all__ = ["Amount", "Outcome", "Request"]

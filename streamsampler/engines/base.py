@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from streamsampler.board import Progress
 from streamsampler.protocol import Answer, Message
 from streamsampler.serialization import Payload
+from streamsampler.workers.board import Progress
 
 __all__ = ["Answered", "Died", "Engine", "Event", "Logged"]
 

@@ -20,7 +20,7 @@ import gymnasium
 
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol import Answer, Continue, Exit, Message, Report, Start, Stop
-from streamsampler.worker_loop import Channel
+from streamsampler.workers.loop import Channel
 
 __all__ = ["POINTS", "VARIABLE", "armed", "encode"]
 

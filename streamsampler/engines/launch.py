@@ -31,7 +31,7 @@ from streamsampler.engines.shared_memory import ArenaWriter, anonymous_file
 from streamsampler.engines.start_methods import StartMethod
 from streamsampler.engines.watchdog import prepare_watchdogs, watch_over
 from streamsampler.engines.worker_child import WatchdogLostError, WorkerChild
-from streamsampler.threads import set_unset
+from streamsampler.workers.threads import set_unset
 
 __all__ = ["launch"]
 
@@ -48,7 +48,7 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], thr
         fds: Descriptors that it gets, in this order; the caller may close them afterwards. That at `PARENT_FD` is the
             reading end of a pipe whose other end only this process holds.
         threads: How many threads the libraries are to compute on that are loaded in a fresh interpreter; see
-            `streamsampler.threads`.
+            `streamsampler.workers.threads`.
 
     Raises:
         OSError: There are no processes or descriptors left.

@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from streamsampler.board import Board, Progress, WorkerRow, board_bytes
 from streamsampler.engines.base import Answered, Engine, Event, Logged
 from streamsampler.errors import SerializationError
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
-from streamsampler.threads import ThreadLimit
-from streamsampler.worker_loop import Life
 from streamsampler.workers.base import Worker
+from streamsampler.workers.board import Board, Progress, WorkerRow, board_bytes
+from streamsampler.workers.loop import Life
+from streamsampler.workers.threads import ThreadLimit
 
 __all__ = ["LocalEngine"]
 

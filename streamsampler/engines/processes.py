@@ -24,7 +24,6 @@ import selectors
 import time
 from mmap import mmap
 
-from streamsampler.board import Board, Progress, board_bytes
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
 from streamsampler.engines.children import END_SECONDS
 from streamsampler.engines.descriptor_limits import make_room
@@ -40,6 +39,7 @@ from streamsampler.engines.worker_child import WatchdogLostError
 from streamsampler.engines.worker_process import main, setup_file
 from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload
+from streamsampler.workers.board import Board, Progress, board_bytes
 
 __all__ = ["ProcessEngine"]
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import setproctitle
 
-from streamsampler.board import Board, WorkerRow
 from streamsampler.data.buffers import Allocate
 from streamsampler.engines.child import ignore_terminal
 from streamsampler.engines.descriptor_limits import lower_limit, original_limit
@@ -30,9 +29,10 @@ from streamsampler.engines.stacks import answer_with_stacks
 from streamsampler.engines.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
-from streamsampler.threads import ThreadLimit, set_unset
-from streamsampler.worker_logs import RecordKeeper
-from streamsampler.worker_loop import run_worker
+from streamsampler.workers.board import Board, WorkerRow
+from streamsampler.workers.logs import RecordKeeper
+from streamsampler.workers.loop import run_worker
+from streamsampler.workers.threads import ThreadLimit, set_unset
 
 __all__ = ["main", "setup_file"]
 

@@ -11,16 +11,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from streamsampler.board import WorkerRow
 from streamsampler.checks import CheckMode
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.buffers import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
-from streamsampler.episodes import Episodes
 from streamsampler.errors import ActionError, DataError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
+from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.episodes import Episodes
 
 __all__ = ["Outcome", "Worker", "class_names", "summary_of", "tell_where"]
 

@@ -10,7 +10,6 @@ import gymnasium
 
 from streamsampler.agents.base import Agent, as_agent, reset_agent_function, tell_spaces
 from streamsampler.agents.updates import apply_agent_update
-from streamsampler.board import WorkerRow, phase_number
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.step_values import FLAGS
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
@@ -18,6 +17,7 @@ from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.workers.base import Outcome, Worker, summary_of, tell_where
+from streamsampler.workers.board import WorkerRow, phase_number
 
 __all__ = ["DefaultWorker"]
 

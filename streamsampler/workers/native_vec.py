@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.board import phase_number
 from streamsampler.data.step_values import check_rewards
 from streamsampler.data.trees import Tree, leaves, map_tree, owned, take
 from streamsampler.environments.updates import AnyVectorEnv
@@ -21,6 +20,7 @@ from streamsampler.workers.batch_infos import info_of
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batch_rows import BatchRows, row_of
 from streamsampler.workers.batched_agents import BatchedAgent, Rows
+from streamsampler.workers.board import phase_number
 from streamsampler.workers.native_values import check_infos, column_of_slots
 from streamsampler.workers.slots import Block, FinishedPrefix, Seconds, begin_of, explain_batch
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
-from streamsampler.board import phase_number
 from streamsampler.data.step_values import FLAGS, flag_of, number_of
 from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
@@ -18,6 +17,7 @@ from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batched_agents import BatchedAgent, Rows
+from streamsampler.workers.board import phase_number
 
 __all__ = ["Block", "FinishedPrefix", "Seconds", "SlotRunner", "begin_of", "explain_batch"]
 

@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from streamsampler.board import WorkerRow
 from streamsampler.checks import positive
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import (
@@ -29,6 +28,7 @@ from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.batch_recording import BatchRecorder
 from streamsampler.workers.batched_agents import AgentPool
+from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.native_vec import NativeRunner
 from streamsampler.workers.slots import Block, Seconds, SlotRunner
 

@@ -13,14 +13,14 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-from streamsampler.board import Board, board_bytes
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
 from streamsampler.protocol import Start, Ticket
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
-from streamsampler.worker_loop import Life
+from streamsampler.workers.board import Board, board_bytes
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.loop import Life
 
 SEED = 11
 

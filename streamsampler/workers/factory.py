@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from streamsampler.board import WorkerRow
 from streamsampler.checks import CheckMode, check_mode, positive
 from streamsampler.errors import UsageError
 from streamsampler.seeding import check_seed
-from streamsampler.threads import check_threads
 from streamsampler.workers.base import Worker
+from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.threads import check_threads
 
 __all__ = ["WorkerFactory", "usable_cores"]
 

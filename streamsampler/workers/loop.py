@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from streamsampler.board import WorkerRow
 from streamsampler.environments.worker_numbers import for_worker
 from streamsampler.protocol import (
     Answer,
@@ -30,6 +29,7 @@ from streamsampler.protocol import (
 )
 from streamsampler.seeding import TrajectorySeeds, seed_generators
 from streamsampler.workers.base import Outcome, Worker, class_names, summary_of
+from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity
 
