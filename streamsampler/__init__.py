@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from streamsampler.workers.default import DefaultWorker
     from streamsampler.workers.factory import WorkerFactory
     from streamsampler.workers.loop import run_worker
-    from streamsampler.workers.vec import VecWorker
+    from streamsampler.workers.vec.worker import VecWorker
 
 __all__ = [
     "ActionError",
@@ -131,7 +131,7 @@ _HOMES = {
     "run_worker": "workers.loop",
     "Worker": "workers.base",
     "DefaultWorker": "workers.default",
-    "VecWorker": "workers.vec",
+    "VecWorker": "workers.vec.worker",
 }
 
 

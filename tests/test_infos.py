@@ -10,7 +10,7 @@ from streamsampler.data import trees
 from streamsampler.data.info_columns import are_uniform, column_of, merge
 from streamsampler.data.infos import InfoRecorder, columns_of, concatenate_infos, infos_of, take_infos, validate_infos
 from streamsampler.errors import DataError
-from streamsampler.workers.batch_infos import BatchInfos
+from streamsampler.workers.vec.infos import BatchInfos
 
 SCALARS = st.sampled_from(
     [True, 3, -1, 2**70, 0.5, np.nan, "text", None, np.float32(1.5), np.int8(-3), np.uint64(2**63), np.array(2.5), 1j]

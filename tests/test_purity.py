@@ -15,7 +15,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.board import Board, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.purity import check_purity
-from streamsampler.workers.vec import VecWorker
+from streamsampler.workers.vec.worker import VecWorker
 
 CARRIED = {
     "first observation": "its first observation",

@@ -23,7 +23,7 @@ from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import usable_cores
-from streamsampler.workers.vec import VecWorker
+from streamsampler.workers.vec.worker import VecWorker
 
 __all__ = ["Amount", "Outcome", "Request"]
 

@@ -65,7 +65,7 @@ def _begin() -> None:
 
 def _preload() -> None:
     import streamsampler.workers.default  # numpy and gymnasium with it
-    import streamsampler.workers.vec  # noqa: F401
+    import streamsampler.workers.vec.worker  # noqa: F401
 
 
 def _freeze(title: str) -> None:

@@ -15,9 +15,9 @@ from streamsampler.errors import ActionError, DataError, ObservationError, Usage
 from streamsampler.protocol import Phase
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker, tell_where
-from streamsampler.workers.batch_recording import BatchRecorder
-from streamsampler.workers.batched_agents import BatchedAgent, Rows
 from streamsampler.workers.board import phase_number
+from streamsampler.workers.vec.agents import BatchedAgent, Rows
+from streamsampler.workers.vec.recorder import BatchRecorder
 
 __all__ = ["Block", "FinishedPrefix", "Seconds", "SlotRunner", "begin_of", "explain_batch"]
 

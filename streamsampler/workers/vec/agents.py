@@ -20,8 +20,8 @@ from streamsampler.errors import UsageError
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Worker
-from streamsampler.workers.batch_recording import BatchRecorder
-from streamsampler.workers.batch_rows import copied, row_of
+from streamsampler.workers.vec.recorder import BatchRecorder
+from streamsampler.workers.vec.rows import copied, row_of
 
 __all__ = ["AgentPool", "BatchedAgent", "Rows"]
 

@@ -16,13 +16,13 @@ from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol import Phase
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker, tell_where
-from streamsampler.workers.batch_infos import info_of
-from streamsampler.workers.batch_recording import BatchRecorder
-from streamsampler.workers.batch_rows import BatchRows, row_of
-from streamsampler.workers.batched_agents import BatchedAgent, Rows
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.native_values import check_infos, column_of_slots
-from streamsampler.workers.slots import Block, FinishedPrefix, Seconds, begin_of, explain_batch
+from streamsampler.workers.vec.agents import BatchedAgent, Rows
+from streamsampler.workers.vec.infos import info_of
+from streamsampler.workers.vec.native_values import check_infos, column_of_slots
+from streamsampler.workers.vec.recorder import BatchRecorder
+from streamsampler.workers.vec.rows import BatchRows, row_of
+from streamsampler.workers.vec.slots import Block, FinishedPrefix, Seconds, begin_of, explain_batch
 
 __all__ = ["NativeRunner"]
 

@@ -26,11 +26,11 @@ from streamsampler.scheduling.blocks import Blocks
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.batch_recording import BatchRecorder
-from streamsampler.workers.batched_agents import AgentPool
 from streamsampler.workers.board import WorkerRow
-from streamsampler.workers.native_vec import NativeRunner
-from streamsampler.workers.slots import Block, Seconds, SlotRunner
+from streamsampler.workers.vec.agents import AgentPool
+from streamsampler.workers.vec.native import NativeRunner
+from streamsampler.workers.vec.recorder import BatchRecorder
+from streamsampler.workers.vec.slots import Block, Seconds, SlotRunner
 
 __all__ = ["VecWorker"]
 

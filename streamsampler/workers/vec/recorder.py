@@ -17,8 +17,8 @@ from streamsampler.data.recorder import Rollouts, packed_floats
 from streamsampler.data.spaces import AnySpace, check_actions
 from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.workers.batch_infos import BatchInfos, reordered
-from streamsampler.workers.batch_rows import BatchRows, in_order
+from streamsampler.workers.vec.infos import BatchInfos, reordered
+from streamsampler.workers.vec.rows import BatchRows, in_order
 
 __all__ = ["BatchRecorder"]
 

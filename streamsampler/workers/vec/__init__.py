@@ -1,0 +1,1 @@
+"""A worker with several environments, or with one that is vectorised natively."""
