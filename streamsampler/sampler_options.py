@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from streamsampler.checks import CheckMode
-from streamsampler.engines.start_methods import StartMethod
+from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
 

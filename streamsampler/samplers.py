@@ -12,8 +12,8 @@ from typing import Any, Self, Unpack
 from streamsampler.checks import CheckMode
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
+from streamsampler.engines.launch.start_methods import StartMethod, check_processes, check_start_method
 from streamsampler.engines.local import LocalEngine
-from streamsampler.engines.start_methods import StartMethod, check_processes, check_start_method
 from streamsampler.sampler import Sampler
 from streamsampler.sampler_options import ProcessSamplerOptions
 from streamsampler.scheduling.gathering import Order

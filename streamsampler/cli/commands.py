@@ -17,7 +17,7 @@ from streamsampler.cli import arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.streams import write_errors_told
-from streamsampler.engines.start_methods import START_METHODS
+from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.version import __version__
 
 __all__ = ["cli", "info", "main", "sample"]

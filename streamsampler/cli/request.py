@@ -15,7 +15,7 @@ from streamsampler.cli.outfile import storable
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
-from streamsampler.engines.start_methods import StartMethod, has_processes
+from streamsampler.engines.launch.start_methods import StartMethod, has_processes
 from streamsampler.errors import UsageError
 from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
 from streamsampler.scheduling.gathering import Order

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from streamsampler.engines.base import Answered, Event, Logged
-from streamsampler.engines.descriptors import close_fd
+from streamsampler.engines.launch.descriptors import close_fd
+from streamsampler.engines.launch.worker_child import WorkerChild
 from streamsampler.engines.messages import decode_answer, split_records
 from streamsampler.engines.shared_memory import ArenaReader, Region
 from streamsampler.engines.wire import GarbageError, MessageReader, is_from_copy, unframe
-from streamsampler.engines.worker_child import WorkerChild
 from streamsampler.failures import unreadable
 from streamsampler.protocol import Answer
 

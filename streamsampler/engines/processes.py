@@ -25,17 +25,17 @@ import time
 from mmap import mmap
 
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
-from streamsampler.engines.children import END_SECONDS
-from streamsampler.engines.descriptor_limits import make_room
-from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between, readable_within
-from streamsampler.engines.launch import launch
+from streamsampler.engines.launch.children import END_SECONDS
+from streamsampler.engines.launch.descriptor_limits import make_room
+from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between, readable_within
+from streamsampler.engines.launch.start import launch
+from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.launch.worker_child import WatchdogLostError
 from streamsampler.engines.links import CAME_BACK, KnownSpaces, Link, await_ends, never_block, terminate
 from streamsampler.engines.messages import encode_command
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
 from streamsampler.engines.stacks import stacks_of
-from streamsampler.engines.start_methods import StartMethod
 from streamsampler.engines.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
-from streamsampler.engines.worker_child import WatchdogLostError
 from streamsampler.engines.worker_process import main, setup_file
 from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload

@@ -20,9 +20,9 @@ import numpy as np
 import setproctitle
 
 from streamsampler.data.buffers import Allocate
-from streamsampler.engines.child import ignore_terminal
-from streamsampler.engines.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.fail_points import armed
+from streamsampler.engines.launch.child import ignore_terminal
+from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.messages import decode_command, encode_answer, with_records
 from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.stacks import answer_with_stacks

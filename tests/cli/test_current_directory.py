@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamsampler.engines.import_path import import_path
+from streamsampler.engines.launch.import_path import import_path
 from tests.cli.harness import PATIENCE, SCRIPTED
 
 SAMPLE = ("sample", "--num-trajectories", "1", "--quiet")

@@ -125,7 +125,7 @@ def test_real_interrupts_at_random_times(sampler):
 
 
 def test_the_fork_server_is_killed(sampler):
-    from streamsampler.engines import launch
+    from streamsampler.engines.launch import start as launch
 
     os.kill(launch._servers["forkserver", 1]._process.pid, signal.SIGKILL)
     for pid in sampler.worker_pids():

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.descriptor_limits import PER_WORKER
+from streamsampler.engines.launch.descriptor_limits import PER_WORKER
 from streamsampler.errors import RolloutError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.hungry import Hungry
@@ -176,7 +176,7 @@ def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path
 SERVERS_LIMIT = """
 import resource
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import launch
+from streamsampler.engines.launch import start as launch
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))

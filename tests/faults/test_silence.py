@@ -11,7 +11,9 @@ import time
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import children, descriptors, launch, processes, worker_child
+from streamsampler.engines import processes
+from streamsampler.engines.launch import children, descriptors, worker_child
+from streamsampler.engines.launch import start as launch
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within
@@ -139,7 +141,7 @@ def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
 STOPS_ITS_FORK_SERVER = """
 import os, signal
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import launch
+from streamsampler.engines.launch import start as launch
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.engines import launch
+from streamsampler.engines.launch import start as launch
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.bells import LENGTHS, ringing
 

@@ -28,14 +28,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from streamsampler.engines.child import (
+from streamsampler.engines.launch.child import (
     STATUS,
     close_all_but,
     end_with_parent,
     own_group,
     run_as_child,
 )
-from streamsampler.engines.leftovers import can_find_descendants, end_descendants, end_group
+from streamsampler.engines.launch.leftovers import can_find_descendants, end_descendants, end_group
 
 __all__ = ["prepare_watchdogs", "watch_over"]
 

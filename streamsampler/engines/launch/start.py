@@ -22,15 +22,21 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 
-from streamsampler.engines.child import PARENT_FD, STATUS, Main, ignore_terminal, kill_at_end_of, run_as_child
-from streamsampler.engines.children import END_SECONDS, ServerProcess, bury_strays, end_of_life_pipe, forget_or_reap
-from streamsampler.engines.descriptors import close_fd, own_fd, pipe_between
-from streamsampler.engines.fork_server import serve, serve_commands
-from streamsampler.engines.import_path import import_path
+from streamsampler.engines.launch.child import PARENT_FD, STATUS, Main, ignore_terminal, kill_at_end_of, run_as_child
+from streamsampler.engines.launch.children import (
+    END_SECONDS,
+    ServerProcess,
+    bury_strays,
+    end_of_life_pipe,
+    forget_or_reap,
+)
+from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
+from streamsampler.engines.launch.fork_server import serve, serve_commands
+from streamsampler.engines.launch.import_path import import_path
+from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
+from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
 from streamsampler.engines.shared_memory import ArenaWriter, anonymous_file
-from streamsampler.engines.start_methods import StartMethod
-from streamsampler.engines.watchdog import prepare_watchdogs, watch_over
-from streamsampler.engines.worker_child import WatchdogLostError, WorkerChild
 from streamsampler.workers.threads import set_unset
 
 __all__ = ["launch"]

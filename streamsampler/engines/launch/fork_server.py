@@ -19,9 +19,9 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from streamsampler.engines.child import PARENT_FD, STATUS, Main, ignore_terminal, own_group, run_as_child
-from streamsampler.engines.descriptor_limits import allow_all, lower_limit
-from streamsampler.engines.watchdog import prepare_watchdogs, watch_over
+from streamsampler.engines.launch.child import PARENT_FD, STATUS, Main, ignore_terminal, own_group, run_as_child
+from streamsampler.engines.launch.descriptor_limits import allow_all, lower_limit
+from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
 
 __all__ = ["run_command", "serve", "serve_commands"]
 

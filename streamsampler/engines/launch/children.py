@@ -10,7 +10,7 @@ import subprocess
 import threading
 from typing import Protocol
 
-from streamsampler.engines.descriptors import close_fd, own_fd, readable_within
+from streamsampler.engines.launch.descriptors import close_fd, own_fd, readable_within
 
 __all__ = ["END_SECONDS", "ServerProcess", "bury_strays", "end_of_life_pipe", "forget_or_reap", "open_pidfd"]
 

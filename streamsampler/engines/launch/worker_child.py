@@ -9,9 +9,9 @@ import signal
 import time
 from typing import Protocol
 
-from streamsampler.engines.child import STATUS
-from streamsampler.engines.children import forget_or_reap, open_pidfd
-from streamsampler.engines.descriptors import close_fd, readable_within
+from streamsampler.engines.launch.child import STATUS
+from streamsampler.engines.launch.children import forget_or_reap, open_pidfd
+from streamsampler.engines.launch.descriptors import close_fd, readable_within
 from streamsampler.errors import SamplerError
 
 __all__ = ["Starter", "WatchdogLostError", "WorkerChild"]
