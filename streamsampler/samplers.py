@@ -166,7 +166,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
 
     def _make_engine(self) -> Engine:
         # Here, because it needs what not every system has.
-        from streamsampler.engines.processes import ProcessEngine
+        from streamsampler.engines.processes.engine import ProcessEngine
 
         make_worker = dumps(self._factory, "the worker class or its arguments")
         return ProcessEngine(

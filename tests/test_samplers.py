@@ -24,7 +24,7 @@ from streamsampler import (
     RandomAgent,
     WorkerFactory,
 )
-from streamsampler.engines import links
+from streamsampler.engines.processes import links
 from streamsampler.errors import (
     ClosedError,
     ConcurrentCallError,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
-from streamsampler.engines.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
+from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
+from streamsampler.engines.processes.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps_report
 from streamsampler.workers.board import Board, board_bytes

@@ -114,10 +114,10 @@ LAYERS = [
     [
         "engines",
         "engines.base",
-        "engines.shared_memory",
-        "engines.messages",
-        "engines.stacks",
-        "engines.wire",
+        "engines.processes.shared_memory",
+        "engines.processes.messages",
+        "engines.processes.stacks",
+        "engines.processes.wire",
         "engines.launch.child",
         "engines.launch.descriptor_limits",
         "engines.launch.descriptors",
@@ -130,10 +130,10 @@ LAYERS = [
         "engines.launch.import_path",
         "engines.launch.start",
         "engines.fail_points",
-        "engines.worker_process",
-        "engines.links",
+        "engines.processes.worker_main",
+        "engines.processes.links",
         "engines.local",
-        "engines.processes",
+        "engines.processes.engine",
     ],
     [
         "setbacks",
@@ -261,7 +261,10 @@ def test_errors_are_there_at_once():
 @pytest.mark.parametrize(
     ("imported", "not_needed"),
     [
-        ("streamsampler.engines.worker_process, streamsampler.workers.default", {"click", "streamsampler.sampler"}),
+        (
+            "streamsampler.engines.processes.worker_main, streamsampler.workers.default",
+            {"click", "streamsampler.sampler"},
+        ),
         ("streamsampler.cli", {"numpy", "gymnasium"}),
     ],
     ids=["worker", "help"],

@@ -15,8 +15,8 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.engines import worker_process
 from streamsampler.engines.launch import start as launch
+from streamsampler.engines.processes import worker_main as worker_process
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.workers.threads import VARIABLES, ThreadLimit, _loaded_files, set_unset
 

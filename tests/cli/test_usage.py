@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from streamsampler.cli.arguments import Count, parse_value, size
 from streamsampler.cli.commands import cli
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.engines import processes
+from streamsampler.engines.processes import engine as processes
 from streamsampler.errors import SerializationError
 
 

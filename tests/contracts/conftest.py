@@ -144,7 +144,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def make_sampler(engine: str, fork_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
     if engine in INLINE_LIMITS:
-        monkeypatch.setattr("streamsampler.engines.processes.INLINE_LIMIT", INLINE_LIMITS[engine])
+        monkeypatch.setattr("streamsampler.engines.processes.engine.INLINE_LIMIT", INLINE_LIMITS[engine])
     before = Traces()
     maker = Maker(engine)
     yield maker

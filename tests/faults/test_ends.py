@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import processes
+from streamsampler.engines.processes import engine as processes
 from streamsampler.errors import ClosedError
 from streamsampler.testing import InjectedError, ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
@@ -33,7 +33,7 @@ BUSY = {
 SCRIPT = """
 import functools, os, select, signal, sys, threading
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import processes
+from streamsampler.engines.processes import engine as processes
 from streamsampler.errors import ClosedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.wire import GarbageError, MessageReader
+from streamsampler.engines.processes.wire import GarbageError, MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within

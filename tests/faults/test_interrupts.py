@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.engines import links, processes
+from streamsampler.engines.processes import engine as processes
+from streamsampler.engines.processes import links
 from streamsampler.testing import Fault, Faults
 from tests.faults.scripted import Agent, Env
 from tests.faults.test_ends import gone_within

@@ -79,12 +79,12 @@ def test_full_shared_memory_does_not_matter(tmp_path):
 METHODS = ["forkserver", "spawn"]
 FEW_DESCRIPTORS = """
 import errno, itertools, os, resource
-import streamsampler.engines.processes
+import streamsampler.engines.processes.engine
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants
 
-streamsampler.engines.processes.make_room = lambda n_workers: None  # or there would be enough, or no attempt
+streamsampler.engines.processes.engine.make_room = lambda n_workers: None  # or there would be enough, or no attempt
 
 def make():
     return MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=1, start_method={method!r})

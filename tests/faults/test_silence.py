@@ -11,9 +11,9 @@ import time
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import processes
 from streamsampler.engines.launch import children, descriptors, worker_child
 from streamsampler.engines.launch import start as launch
+from streamsampler.engines.processes import engine as processes
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines import processes
 from streamsampler.engines.launch import children, worker_child
+from streamsampler.engines.processes import engine as processes
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
 from tests.faults.test_ends import gone_within

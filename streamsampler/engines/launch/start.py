@@ -36,7 +36,7 @@ from streamsampler.engines.launch.import_path import import_path
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
 from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
-from streamsampler.engines.shared_memory import ArenaWriter, anonymous_file
+from streamsampler.engines.processes.shared_memory import ArenaWriter, anonymous_file
 from streamsampler.workers.threads import set_unset
 
 __all__ = ["launch"]

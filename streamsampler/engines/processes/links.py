@@ -15,9 +15,9 @@ from typing import Any
 from streamsampler.engines.base import Answered, Event, Logged
 from streamsampler.engines.launch.descriptors import close_fd
 from streamsampler.engines.launch.worker_child import WorkerChild
-from streamsampler.engines.messages import decode_answer, split_records
-from streamsampler.engines.shared_memory import ArenaReader, Region
-from streamsampler.engines.wire import GarbageError, MessageReader, is_from_copy, unframe
+from streamsampler.engines.processes.messages import decode_answer, split_records
+from streamsampler.engines.processes.shared_memory import ArenaReader, Region
+from streamsampler.engines.processes.wire import GarbageError, MessageReader, is_from_copy, unframe
 from streamsampler.failures import unreadable
 from streamsampler.protocol import Answer
 

@@ -31,12 +31,12 @@ from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_betw
 from streamsampler.engines.launch.start import launch
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError
-from streamsampler.engines.links import CAME_BACK, KnownSpaces, Link, await_ends, never_block, terminate
-from streamsampler.engines.messages import encode_command
-from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
-from streamsampler.engines.stacks import stacks_of
-from streamsampler.engines.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
-from streamsampler.engines.worker_process import main, setup_file
+from streamsampler.engines.processes.links import CAME_BACK, KnownSpaces, Link, await_ends, never_block, terminate
+from streamsampler.engines.processes.messages import encode_command
+from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
+from streamsampler.engines.processes.stacks import stacks_of
+from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
+from streamsampler.engines.processes.worker_main import main, setup_file
 from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import Board, Progress, board_bytes

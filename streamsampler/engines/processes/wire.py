@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamsampler.compact import by_position
-from streamsampler.engines.shared_memory import Region
+from streamsampler.engines.processes.shared_memory import Region
 
 __all__ = [
     "INLINE_LIMIT",

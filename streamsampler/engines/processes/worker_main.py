@@ -23,10 +23,10 @@ from streamsampler.data.buffers import Allocate
 from streamsampler.engines.fail_points import armed
 from streamsampler.engines.launch.child import ignore_terminal
 from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
-from streamsampler.engines.messages import decode_command, encode_answer, with_records
-from streamsampler.engines.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
-from streamsampler.engines.stacks import answer_with_stacks
-from streamsampler.engines.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
+from streamsampler.engines.processes.messages import decode_command, encode_answer, with_records
+from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
+from streamsampler.engines.processes.stacks import answer_with_stacks
+from streamsampler.engines.processes.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
 from streamsampler.workers.board import Board, WorkerRow
