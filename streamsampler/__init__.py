@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerHungError,
     )
-    from streamsampler.per_worker import PerWorker
-    from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
+    from streamsampler.samplers.per_worker import PerWorker
+    from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler, Sampler
     from streamsampler.storage.folder import TrajectoryFolder, load
     from streamsampler.workers.base import Worker
     from streamsampler.workers.default import DefaultWorker
@@ -122,10 +122,10 @@ _HOMES = {
     "WorkerFactory": "workers.factory",
     "TrajectoryFolder": "storage.folder",
     "load": "storage.folder",
-    "PerWorker": "per_worker",
-    "LocalSampler": "samplers",
-    "MultiprocessingSampler": "samplers",
-    "Sampler": "samplers",
+    "PerWorker": "samplers.per_worker",
+    "LocalSampler": "samplers.processes",
+    "MultiprocessingSampler": "samplers.processes",
+    "Sampler": "samplers.processes",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
     "run_worker": "workers.loop",

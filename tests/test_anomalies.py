@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-from streamsampler.anomaly_accounts import AnomalyAccounts
-from streamsampler.collector import Part
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
+from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
+from streamsampler.samplers.session import Part
 from streamsampler.scheduling.gathering import Run
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))

@@ -7,10 +7,10 @@ from gymnasium import spaces as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.collector import indices_of, workers_of
 from streamsampler.data import trees
 from streamsampler.data.assembly import EarlyRows, infos_alone
 from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.samplers.session import indices_of, workers_of
 from streamsampler.scheduling.gathering import Run
 
 LARGE = S.Box(0, 255, (5000,), np.uint8)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from streamsampler.crew import Crew
 from streamsampler.engines.base import Died
 from streamsampler.protocol import Phase, Ticket
+from streamsampler.samplers.supervisor import Crew
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.workers.board import Progress
 

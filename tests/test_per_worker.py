@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, SetTaskUpdate
 from streamsampler.errors import UsageError
-from streamsampler.per_worker import items_by_worker
+from streamsampler.samplers.per_worker import items_by_worker
 
 
 class Linear:

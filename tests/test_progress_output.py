@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, progress_output
-from streamsampler.progress import Bar, Display, Snapshot
-from streamsampler.progress_output import Lines, NotebookBar, output_on
+from streamsampler import LocalSampler
+from streamsampler.samplers import progress_output
+from streamsampler.samplers.progress import Bar, Display, Snapshot
+from streamsampler.samplers.progress_output import Lines, NotebookBar, output_on
 from streamsampler.scheduling.gathering import AtLeast
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, RandomAgent
 from streamsampler.errors import SamplerError, StorageError, UsageError
-from streamsampler.portions import Portions
+from streamsampler.samplers.sharded import Portions
 from streamsampler.scheduling.quotas import Quota, Target
 from streamsampler.storage import atomic
 from streamsampler.storage.manifest import MANIFEST, Manifest, read_manifest, shard_name

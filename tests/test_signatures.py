@@ -12,8 +12,8 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, WorkerFactory
 from streamsampler.cli.commands import sample
 from streamsampler.errors import UsageError
-from streamsampler.sampler import Sampler
-from streamsampler.sampler_options import ProcessSamplerOptions, SamplerOptions
+from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.options import ProcessSamplerOptions, SamplerOptions
 from tests.faults.scripted import Agent, Env
 
 SAMPLERS = [LocalSampler, MultiprocessingSampler]

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.updates import Updates
+from streamsampler.samplers.updates import Updates
 
 
 def test_each_worker_is_told_once():

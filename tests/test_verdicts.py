@@ -3,7 +3,7 @@
 import pytest
 
 from streamsampler.protocol import Checked, CheckOrder
-from streamsampler.verdicts import Verdicts
+from streamsampler.samplers.verdicts import Verdicts
 
 FOUND = Checked("kind", complete=True, timesteps=3, finding="found")
 

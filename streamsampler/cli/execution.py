@@ -18,7 +18,7 @@ from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.request import Amount, Outcome, Request
 from streamsampler.cli.sampling import run
 from streamsampler.cli.streams import print_result, stdout_reserved, tell
-from streamsampler.progress_output import output_on
+from streamsampler.samplers.progress_output import output_on
 
 __all__ = ["execute"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from streamsampler.cli.failures import without_own_frames
 from streamsampler.cli.streams import tell
-from streamsampler.progress_output import Output
+from streamsampler.samplers.progress_output import Output
 
 __all__ = ["notices_shown"]
 

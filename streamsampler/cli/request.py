@@ -17,7 +17,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
 from streamsampler.errors import UsageError
-from streamsampler.samplers import LocalSampler, MultiprocessingSampler, Sampler
+from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler, Sampler
 from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.workers.base import Worker

@@ -21,9 +21,9 @@ from streamsampler.current_directory import append_current_directory, warn_of_hi
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.errors import SamplerError, UnknownEnvironmentError
-from streamsampler.progress import Snapshot
-from streamsampler.progress_output import Output
-from streamsampler.samplers import Sampler
+from streamsampler.samplers.processes import Sampler
+from streamsampler.samplers.progress import Snapshot
+from streamsampler.samplers.progress_output import Output
 from streamsampler.storage.space_codec import check_writable
 
 __all__ = ["run"]

@@ -18,9 +18,9 @@ from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import DamagedShardError, SamplerError, StorageError
-from streamsampler.portions import Portions
-from streamsampler.progress import Snapshot
-from streamsampler.progress_output import Output
+from streamsampler.samplers.progress import Snapshot
+from streamsampler.samplers.progress_output import Output
+from streamsampler.samplers.sharded import Portions
 from streamsampler.scheduling.quotas import Target
 from streamsampler.storage.manifest import Manifest
 from streamsampler.storage.shards import ShardWriter

@@ -12,12 +12,13 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from streamsampler import LocalSampler, progress_output
+from streamsampler import LocalSampler
 from streamsampler.cli import sampling
 from streamsampler.cli.commands import cli
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.notices import notices_shown
-from streamsampler.progress import Bar, Snapshot, clock, describe
+from streamsampler.samplers import progress_output
+from streamsampler.samplers.progress import Bar, Snapshot, clock, describe
 from tests.cli.harness import Terminal
 
 ENDLESS = ("sample", "scripted:Scripted-v0", "--env-kwarg", "endless_from=1", "--workers", 1)

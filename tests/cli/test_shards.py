@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 import streamsampler
 from streamsampler.cli.commands import cli
-from streamsampler.progress import Snapshot, describe
+from streamsampler.samplers.progress import Snapshot, describe
 from streamsampler.storage import npz as storage
 from streamsampler.storage.shards import ShardWriter
 from tests.cli.harness import Announcements, Terminal, finish, run, start

@@ -241,7 +241,7 @@ def test_close_while_a_worker_is_being_started(monkeypatch, method):
         except ClosedError as error:
             raised.append(error)
 
-    monkeypatch.setattr("streamsampler.lifetime._CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
     MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=method).close()
     files = open_files()
     sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method)

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from streamsampler.collecting import Call
-from streamsampler.collector import Collector
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.protocol import Exit, Failure, Phase, Report, State, Stop, WorkerSide
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.session import Collector
+from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.restarts import Policy
-from streamsampler.updates import Updates
 
 N_WORKERS = 2
 NOTHING_LARGE = np.empty(0, np.float32)

@@ -10,9 +10,9 @@ from streamsampler.agents.base import as_agent, is_agent
 from streamsampler.agents.updates import AgentTraits, UpdateKind, resolved_update, traits_of
 from streamsampler.environments.updates import SetTaskUpdate, as_env_update
 from streamsampler.errors import UsageError
-from streamsampler.per_worker import check_length, items_by_worker
+from streamsampler.samplers.per_worker import check_length, items_by_worker
+from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.serialization import Payload, dumps
-from streamsampler.updates import Kind, Updates
 
 __all__ = ["makes_environment", "pickled", "pickled_updates", "put_agents"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from streamsampler.collector import Collector, Part
-from streamsampler.crew import logger
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import RolloutError, WorkerError
-from streamsampler.failures import dropped_error
+from streamsampler.samplers.failures import dropped_error
+from streamsampler.samplers.session import Collector, Part
+from streamsampler.samplers.setbacks import Setback
+from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.gathering import Endless, Gathering
 from streamsampler.scheduling.result import Hopeless
-from streamsampler.setbacks import Setback
 
 __all__ = ["Decisions"]
 

@@ -12,11 +12,13 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.crew import Crew
 from streamsampler.data.memory import Pool
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine
 from streamsampler.protocol import Answer
+from streamsampler.samplers.supervisor import Crew
+from streamsampler.samplers.updates import Updates
+from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.dispatch import CAPACITY, Dispatcher
 from streamsampler.scheduling.gathering import Order, Run
@@ -24,8 +26,6 @@ from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.throughput import Pace
 from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
-from streamsampler.updates import Updates
-from streamsampler.verdicts import Verdicts
 from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.logs import Levels, levels_here
 

@@ -6,25 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
-from streamsampler.apart import apart
 from streamsampler.checks import CheckMode, positive, refuse_two_numbers
-from streamsampler.collecting import Call
-from streamsampler.collector import Part
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.lifetime import SamplerLife
-from streamsampler.payloads import pickled, put_agents
-from streamsampler.per_worker import items_by_worker
-from streamsampler.progress import ProgressArgument
-from streamsampler.progress_output import display
-from streamsampler.sampler_options import SamplerOptions
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.lifecycle import SamplerLife
+from streamsampler.samplers.options import SamplerOptions
+from streamsampler.samplers.payloads import pickled, put_agents
+from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.samplers.progress import ProgressArgument
+from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.session import Part
+from streamsampler.samplers.streaming import apart
+from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.serialization import Payload
-from streamsampler.updates import Kind, Updates
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes

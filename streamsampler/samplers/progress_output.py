@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
-from streamsampler.progress import INTERVAL, Bar, Display, ProgressArgument, Snapshot, describe
+from streamsampler.samplers.progress import INTERVAL, Bar, Display, ProgressArgument, Snapshot, describe
 from streamsampler.scheduling.gathering import GatherPlan
 
 __all__ = ["Lines", "NotebookBar", "Output", "display", "output_on"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from streamsampler.collector import Collector
-from streamsampler.crew import logger
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered
 from streamsampler.errors import NotReproducibleError
 from streamsampler.protocol import Checked, Failure, Phase
+from streamsampler.samplers.session import Collector
+from streamsampler.samplers.supervisor import logger
 
 __all__ = ["take_verdict"]
 

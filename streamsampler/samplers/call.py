@@ -8,23 +8,23 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from streamsampler.anomaly_accounts import AnomalyAccounts
-from streamsampler.call_accounts import add_returned, add_unseen
-from streamsampler.checking import take_verdict
-from streamsampler.collector import Collector, Part, Spaces, indices_of, rollouts_of, workers_of
-from streamsampler.crew import logger
 from streamsampler.data.assembly import EarlyRows, infos_alone
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.recorder import Rollouts, assemble
 from streamsampler.data.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.data.trees import leaves
-from streamsampler.deciding import Decisions
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.errors import ClosedError, DataError
 from streamsampler.protocol import Failure, Report, Start, Stop
+from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
+from streamsampler.samplers.call_accounts import add_returned, add_unseen
+from streamsampler.samplers.checking import take_verdict
+from streamsampler.samplers.decisions import Decisions
+from streamsampler.samplers.session import Collector, Part, Spaces, indices_of, rollouts_of, workers_of
+from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback
+from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.gathering import Endless, Gathering, GatherPlan, Run
 from streamsampler.scheduling.plans import expected_rows
-from streamsampler.setbacks import UPDATE_PHASES, Setback
 from streamsampler.workers.logs import handle_records
 
 __all__ = ["Call"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from streamsampler.collecting import Call
-from streamsampler.collector import Part
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.errors import DataError
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.session import Part
 from streamsampler.scheduling.gathering import Run
 
 __all__ = ["apart", "slice_of"]

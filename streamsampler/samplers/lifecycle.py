@@ -12,21 +12,21 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from streamsampler.checks import positive
-from streamsampler.collecting import Call
-from streamsampler.collector import Collector
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError
-from streamsampler.failures import failure_error
-from streamsampler.payloads import makes_environment, pickled_updates
 from streamsampler.protocol import NEVER_AGAIN, Failure, Phase, Report
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.failures import failure_error
+from streamsampler.samplers.payloads import makes_environment, pickled_updates
+from streamsampler.samplers.session import Collector
+from streamsampler.samplers.updates import Kind, Updates
+from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.gathering import GatherPlan, Order
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
-from streamsampler.updates import Kind, Updates
-from streamsampler.verdicts import Verdicts
 from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.factory import WorkerFactory
 from streamsampler.workers.logs import handle_records

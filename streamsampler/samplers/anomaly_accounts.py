@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from streamsampler.collector import Collector, Part
-from streamsampler.crew import logger
 from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.statistics import FoundAnomaly, Stats
+from streamsampler.samplers.session import Collector, Part
+from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.gathering import Run
 
 __all__ = ["AnomalyAccounts"]

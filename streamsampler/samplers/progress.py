@@ -17,7 +17,7 @@ from streamsampler.scheduling.gathering import GatherPlan
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
 
-    from streamsampler.collecting import Call
+    from streamsampler.samplers.call import Call
 
 __all__ = ["INTERVAL", "Bar", "Display", "ProgressArgument", "Snapshot", "describe"]
 

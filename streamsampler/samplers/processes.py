@@ -14,8 +14,8 @@ from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_processes, check_start_method
 from streamsampler.engines.local import LocalEngine
-from streamsampler.sampler import Sampler
-from streamsampler.sampler_options import ProcessSamplerOptions
+from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.options import ProcessSamplerOptions
 from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.serialization import dumps

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from streamsampler.apart import slice_of
-from streamsampler.collecting import Call
-from streamsampler.collector import Part
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.sampler import Sampler
+from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.session import Part
+from streamsampler.samplers.streaming import slice_of
 from streamsampler.scheduling.gathering import Endless, Run
 from streamsampler.scheduling.quotas import Quota
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamsampler.errors import WorkerError
-from streamsampler.failures import failure_error, loss_error
 from streamsampler.protocol import Failure, Phase
+from streamsampler.samplers.failures import failure_error, loss_error
 from streamsampler.scheduling.restarts import Incident, Losses
 
 __all__ = ["UPDATE_PHASES", "Setback"]

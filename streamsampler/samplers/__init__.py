@@ -1,0 +1,1 @@
+"""What users make, and how one obtaining call runs."""
