@@ -129,7 +129,7 @@ LAYERS = [
         "engines.launch.fork_server",
         "engines.launch.import_path",
         "engines.launch.start",
-        "engines.fail_points",
+        "testing.fail_points",
         "engines.processes.worker_main",
         "engines.processes.links",
         "engines.local",

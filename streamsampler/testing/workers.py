@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from streamsampler.engines import fail_points
 from streamsampler.errors import UsageError
+from streamsampler.testing import fail_points
 from streamsampler.testing.records import Records
 
 __all__ = ["FailPoint"]

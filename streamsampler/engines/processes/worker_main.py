@@ -20,7 +20,6 @@ import numpy as np
 import setproctitle
 
 from streamsampler.data.buffers import Allocate
-from streamsampler.engines.fail_points import armed
 from streamsampler.engines.launch.child import ignore_terminal
 from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.processes.messages import decode_command, encode_answer, with_records
@@ -29,6 +28,7 @@ from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
+from streamsampler.testing.fail_points import armed
 from streamsampler.workers.board import Board, WorkerRow
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import run_worker
