@@ -62,7 +62,7 @@ LAYERS = [
         "storage.json_codec",
         "data.opaque",
         "storage.space_codec",
-        "current_directory",
+        "cli.current_directory",
         "agents.random",
         "agents.base",
         "agents.updates",

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from streamsampler.agents.random import RandomAgent
-from streamsampler.current_directory import import_named
+from streamsampler.cli.current_directory import import_named
 from streamsampler.errors import UnknownAgentError, UsageError
 
 __all__ = [

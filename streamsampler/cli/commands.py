@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from streamsampler.cli import arguments
+from streamsampler.cli import options as arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.streams import write_errors_told
@@ -45,7 +45,7 @@ Exit codes:
 def _out_file(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
     if value is None:
         return None
-    from streamsampler.cli.outfile import out_file
+    from streamsampler.cli.output import out_file
 
     return out_file(ctx, param, value)
 

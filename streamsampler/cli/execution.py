@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from streamsampler.cli import summary
-from streamsampler.cli.arguments import import_modules
-from streamsampler.cli.failures import translated
+from streamsampler.cli import report as summary
+from streamsampler.cli.errors import translated
 from streamsampler.cli.grouping import TYPED
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.notices import notices_shown
+from streamsampler.cli.options import import_modules
 from streamsampler.cli.request import Amount, Outcome, Request
-from streamsampler.cli.sampling import run
+from streamsampler.cli.run import run
 from streamsampler.cli.streams import print_result, stdout_reserved, tell
 from streamsampler.samplers.progress_output import output_on
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.cli.failures import translated
+from streamsampler.cli.errors import translated
+from streamsampler.cli.report import spread_text
 from streamsampler.cli.streams import print_result, tell
-from streamsampler.cli.summary import spread_text
 from streamsampler.cli.tally import Tally
 from streamsampler.data.words import count
 from streamsampler.errors import DamagedShardError, StorageError

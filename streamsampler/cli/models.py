@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 
 from streamsampler.agents.base import load_agent
-from streamsampler.cli.failures import Failure
+from streamsampler.cli.errors import Failure
 from streamsampler.errors import UnknownAgentError, UsageError
 
 __all__ = ["is_model_file", "load_any_agent"]

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from streamsampler.cli.failures import without_own_frames
+from streamsampler.cli.errors import without_own_frames
 from streamsampler.cli.streams import tell
 from streamsampler.samplers.progress_output import Output
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler.cli.models import is_model_file
-from streamsampler.cli.outfile import storable
+from streamsampler.cli.output import storable
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from streamsampler.cli.failures import Failure
+from streamsampler.cli.errors import Failure
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally

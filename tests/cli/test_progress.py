@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamsampler import LocalSampler
-from streamsampler.cli import sampling
+from streamsampler.cli import run as sampling
 from streamsampler.cli.commands import cli
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.notices import notices_shown

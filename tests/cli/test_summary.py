@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamsampler
-from streamsampler.cli import summary
-from streamsampler.cli.failures import traceback_of
-from streamsampler.cli.outfile import storable
+from streamsampler.cli import report as summary
+from streamsampler.cli.errors import traceback_of
+from streamsampler.cli.output import storable
 from streamsampler.cli.tally import Spread, Tally
 from streamsampler.data.words import count, duration
 from streamsampler.errors import RemoteTraceback, StorageError

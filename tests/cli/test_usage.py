@@ -12,8 +12,8 @@ import gymnasium
 import pytest
 from click.testing import CliRunner, Result
 
-from streamsampler.cli.arguments import Count, parse_value, size
 from streamsampler.cli.commands import cli
+from streamsampler.cli.options import Count, parse_value, size
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.engines.processes import engine as processes
 from streamsampler.errors import SerializationError

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from streamsampler.current_directory import import_named
+from streamsampler.cli.current_directory import import_named
 from streamsampler.errors import UsageError
 from streamsampler.scheduling.restarts import Quota
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import gymnasium
 
-from streamsampler.cli.failures import Failure, traceback_of
+from streamsampler.cli.current_directory import append_current_directory, warn_of_hidden
+from streamsampler.cli.errors import Failure, traceback_of
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.models import load_any_agent
-from streamsampler.cli.outfile import write
+from streamsampler.cli.output import write
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.sharding import write_shards
 from streamsampler.cli.tally import Tally
-from streamsampler.current_directory import append_current_directory, warn_of_hidden
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.errors import SamplerError, UnknownEnvironmentError

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.failures import Failure
+from streamsampler.cli.errors import Failure
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.storage.atomic import temporary_beside
