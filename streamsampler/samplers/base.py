@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
-from streamsampler.checks import CheckMode, positive, refuse_two_numbers
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
-from streamsampler.errors import SamplerError, UsageError
+from streamsampler.errors import CheckMode, SamplerError, UsageError, positive, refuse_two_numbers
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.options import SamplerOptions

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-from streamsampler.checks import positive
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError
+from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError, positive
 from streamsampler.protocol import NEVER_AGAIN, Failure, Phase, Report
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.failures import failure_error

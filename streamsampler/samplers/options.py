@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from streamsampler.checks import CheckMode
 from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.errors import CheckMode
 from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self, Unpack
 
-from streamsampler.checks import CheckMode
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_processes, check_start_method
 from streamsampler.engines.local import LocalEngine
+from streamsampler.errors import CheckMode
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ProcessSamplerOptions
 from streamsampler.scheduling.gathering import Order

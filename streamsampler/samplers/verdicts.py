@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamsampler.checks import CheckMode
+from streamsampler.errors import CheckMode
 from streamsampler.protocol import Checked, CheckOrder
 
 __all__ = ["Verdicts"]

@@ -22,8 +22,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamsampler.checks import positive, positive_seconds
-from streamsampler.errors import UsageError
+from streamsampler.errors import UsageError, positive, positive_seconds
 from streamsampler.protocol import Phase
 
 __all__ = ["Incident", "Losses", "OnFailure", "Policy", "Quota", "Watch", "cause_of_death"]

@@ -71,8 +71,8 @@ A space is an object whose key `space` names its kind:
   `Graph`: `nodes`, `edges` (spaces; `edges` may be null).
 - `custom`: any other. `class`: its name in Python. `shape`, `dtype`: or null. `attributes`: an object of values, in
   which `{"$": "space", "description": space}` is a space and `{"$": "unwritten", "type": class, "name": name or
-  null}` stands for what JSON cannot hold, such as a function. Python reads it as a `streamsampler.data.opaque.OpaqueSpace`
-  where its class is not there, or not all of it could be written.
+  null}` stands for what JSON cannot hold, such as a function. Python reads it as a
+  `streamsampler.data.opaque.OpaqueSpace` where its class is not there, or not all of it could be written.
 
 Leaves of Box, Discrete, MultiDiscrete and MultiBinary are arrays of the space's dtype; those of all others are
 columns of values: a string for Text, a tuple or an array for Sequence, a tuple of position and value for OneOf.

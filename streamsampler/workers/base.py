@@ -11,12 +11,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from streamsampler.checks import CheckMode
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.buffers import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
-from streamsampler.errors import ActionError, DataError
+from streamsampler.errors import ActionError, CheckMode, DataError
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.workers.board import WorkerRow

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from streamsampler.checks import positive
-from streamsampler.errors import UsageError
+from streamsampler.errors import UsageError, positive
 from streamsampler.seeding import Indices, TrajectorySeeds
 
 __all__ = ["EpisodeOptions", "Episodes", "Options", "common_episodes", "given_episodes"]

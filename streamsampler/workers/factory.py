@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from streamsampler.checks import CheckMode, check_mode, positive
-from streamsampler.errors import UsageError
+from streamsampler.errors import CheckMode, UsageError, check_mode, positive
 from streamsampler.seeding import check_seed
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import WorkerRow

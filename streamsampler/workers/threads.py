@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamsampler.checks import positive
+from streamsampler.errors import positive
 
 __all__ = ["VARIABLES", "ThreadLimit", "check_threads", "set_unset"]
 

@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from streamsampler.checks import positive
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import (
     AnyEnv,
@@ -20,7 +19,7 @@ from streamsampler.environments.updates import (
     ExistingEnvUpdate,
     apply_any_env_update,
 )
-from streamsampler.errors import DataError, UsageError
+from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.protocol import Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.seeding import Stream, derived_seed, seed_generators
