@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.compact import by_position
 from streamsampler.data.spaces import AnySpace, rows_inside, short, space_leaves
 from streamsampler.data.trees import Array, Tree
+from streamsampler.protocol import by_position
 
 __all__ = ["Anomaly", "AnomalyFinder"]
 

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.compact import by_position
 from streamsampler.data.exactness import changed, may_change
 from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import DataError
+from streamsampler.protocol import by_position
 
 __all__ = [
     "InfoColumn",

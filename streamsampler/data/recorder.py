@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.compact import by_position
 from streamsampler.data import trees
 from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.batch import TrajectoryBatch
@@ -23,6 +22,7 @@ from streamsampler.data.spaces import AnySpace, check_actions
 from streamsampler.data.step_values import flag_of, reward_recorder
 from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
+from streamsampler.protocol import by_position
 
 __all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "packed_floats", "timesteps_of"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamsampler.compact import by_position
 from streamsampler.engines.processes.shared_memory import Region
+from streamsampler.protocol import by_position
 
 __all__ = [
     "INLINE_LIMIT",
