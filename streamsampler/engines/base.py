@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from streamsampler.protocol import Answer, Message
+from streamsampler.protocol import Answer, Failure, Message, Phase
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import Progress
 
-__all__ = ["Answered", "Died", "Engine", "Event", "Logged"]
+__all__ = ["Answered", "Died", "Engine", "Event", "Logged", "unreadable"]
 
 
 def _nothing() -> None:
@@ -164,3 +165,10 @@ class Engine(ABC):
             What the workers still said, without contents: reports of what they abandoned, failures to close
             their environments, and log records.
         """
+
+
+def unreadable(answer: Answer, error: Exception) -> Failure:
+    """Return the failure of a report whose contents cannot be unpickled here."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    summary = f"what it recorded was pickled there, but cannot be unpickled here: {type(error).__name__}: {error}"
+    return Failure(answer.ticket, Phase.SENDING, None, summary, text, lost_timesteps=answer.ran_timesteps)

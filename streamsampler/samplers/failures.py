@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import traceback
 from typing import Any
 
 from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError, WorkerError, WorkerHungError
-from streamsampler.protocol import Answer, Failure, Phase
+from streamsampler.protocol import Failure
 from streamsampler.scheduling.restarts import Incident
 
-__all__ = ["dropped_error", "failure_error", "loss_error", "told", "unreadable"]
+__all__ = ["dropped_error", "failure_error", "loss_error", "told"]
 
 _SHOWN = 20
 
@@ -66,13 +65,6 @@ def dropped_error(
         phase=phase,
         trajectory=index,
     )
-
-
-def unreadable(answer: Answer, error: Exception) -> Failure:
-    """Return the failure of a report whose contents cannot be unpickled here."""
-    text = "".join(traceback.format_exception(error)).rstrip()
-    summary = f"what it recorded was pickled there, but cannot be unpickled here: {type(error).__name__}: {error}"
-    return Failure(answer.ticket, Phase.SENDING, None, summary, text, lost_timesteps=answer.ran_timesteps)
 
 
 def _unpickled(exception: bytes | None) -> BaseException | None:

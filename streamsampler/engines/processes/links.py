@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from streamsampler.engines.base import Answered, Event, Logged
+from streamsampler.engines.base import Answered, Event, Logged, unreadable
 from streamsampler.engines.launch.descriptors import close_fd
 from streamsampler.engines.launch.worker_child import WorkerChild
 from streamsampler.engines.processes.messages import decode_answer, split_records
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region
 from streamsampler.engines.processes.wire import GarbageError, MessageReader, is_from_copy, unframe
 from streamsampler.protocol import Answer
-from streamsampler.samplers.failures import unreadable
 
 __all__ = ["CAME_BACK", "KnownSpaces", "Link", "await_ends", "never_block", "terminate"]
 
