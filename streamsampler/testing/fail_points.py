@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import gymnasium
 
+from streamsampler.engines.processes.worker_main import FAIL_POINT_VARIABLE
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol import Answer, Continue, Exit, Message, Report, Start, Stop
 from streamsampler.workers.loop import Channel
 
-__all__ = ["POINTS", "VARIABLE", "armed", "encode"]
+__all__ = ["POINTS", "armed", "encode"]
 
-VARIABLE = "STREAMSAMPLER_FAIL_POINT"
 POINTS = ("start", "continue", "stop", "exit", "rollout", "write", "send", "sent")
 
 _HEARD: dict[type[Message], str] = {Start: "start", Continue: "continue", Stop: "stop", Exit: "exit"}
@@ -50,7 +50,7 @@ def encode(point: str, worker: int, occurrence: int, folder: Path) -> str:
 
 def armed(channel: SendingChannel, number: int) -> Channel:
     """Return the channel of worker `number`; one that counts, if that worker is to die somewhere."""
-    value = os.environ.get(VARIABLE)
+    value = os.environ.get(FAIL_POINT_VARIABLE)
     if value is None:
         return channel
     point, worker, occurrence, folder = json.loads(value)

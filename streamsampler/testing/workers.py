@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from streamsampler.engines.processes.worker_main import FAIL_POINT_VARIABLE
 from streamsampler.errors import UsageError
 from streamsampler.testing import fail_points
 from streamsampler.testing.records import Records
@@ -48,15 +49,15 @@ class FailPoint:
     @contextmanager
     def armed(self) -> Iterator[None]:
         """Tell samplers that are made inside; their workers keep it for their life."""
-        before = os.environ.get(fail_points.VARIABLE)
-        os.environ[fail_points.VARIABLE] = self._value
+        before = os.environ.get(FAIL_POINT_VARIABLE)
+        os.environ[FAIL_POINT_VARIABLE] = self._value
         try:
             yield
         finally:
             if before is None:
-                del os.environ[fail_points.VARIABLE]
+                del os.environ[FAIL_POINT_VARIABLE]
             else:
-                os.environ[fail_points.VARIABLE] = before
+                os.environ[FAIL_POINT_VARIABLE] = before
 
     def fired(self) -> bool:
         """Whether the worker has died there."""

@@ -28,13 +28,15 @@ from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
-from streamsampler.testing.fail_points import armed
 from streamsampler.workers.board import Board, WorkerRow
 from streamsampler.workers.logs import RecordKeeper
-from streamsampler.workers.loop import run_worker
+from streamsampler.workers.loop import Channel, run_worker
 from streamsampler.workers.threads import ThreadLimit, set_unset
 
-__all__ = ["main", "setup_file"]
+__all__ = ["FAIL_POINT_VARIABLE", "main", "setup_file"]
+
+FAIL_POINT_VARIABLE = "STREAMSAMPLER_FAIL_POINT"
+"""The environment variable that switches fail points on; see `streamsampler.testing.fail_points`."""
 
 _LARGE = 1 << 30
 _HAS_PROC = os.path.exists("/proc/self/statm")
@@ -135,7 +137,7 @@ def main(number: int, fds: Sequence[int]) -> None:
     if setup.report_memory:
         channel.before_answer = partial(_tell_memory, row, _inherited_bytes())
     make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
-    run_worker(armed(channel, number), make_worker, row, setup.seed)
+    run_worker(_with_fail_points(channel, number), make_worker, row, setup.seed)
     channel.send_records()
 
 
@@ -151,6 +153,15 @@ def _put_out_of_reach(fd: int) -> None:
             if os.path.samestat(os.fstat(other), file):
                 os.dup2(nowhere, other, inheritable=False)
     os.close(nowhere)
+
+
+def _with_fail_points(channel: _ProcessChannel, number: int) -> Channel:
+    """Return the channel; where tests have switched them on, one that lets the worker die at a chosen place."""
+    if FAIL_POINT_VARIABLE not in os.environ:
+        return channel
+    from streamsampler.testing.fail_points import armed
+
+    return armed(channel, number)
 
 
 def _inherited_bytes() -> int:
