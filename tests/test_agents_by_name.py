@@ -8,7 +8,8 @@ import sys
 import pytest
 from gymnasium import spaces
 
-from streamsampler.agents.base import RandomAgent, load_agent
+from streamsampler.agents.base import RandomAgent
+from streamsampler.cli.agent_names import load_agent
 from streamsampler.errors import UnknownAgentError
 
 OBSERVATIONS = spaces.Box(-1, 1, (3,))

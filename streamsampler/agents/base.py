@@ -1,42 +1,42 @@
-"""What an agent is, the agents this package brings, and finding an agent by its name."""
+"""What an agent is, and how objects are taken for one."""
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium.spaces import Space
 
 from streamsampler.agents.random import RandomAgent
-from streamsampler.cli.current_directory import import_named
-from streamsampler.errors import UnknownAgentError, UsageError
+from streamsampler.errors import UsageError
 
 __all__ = [
+    "NAMED_AGENTS",
+    "WHAT_AN_AGENT_IS",
     "Agent",
     "CallableAgent",
     "RandomAgent",
     "as_agent",
+    "binds",
     "is_agent",
-    "load_agent",
     "mask_argument",
     "reset_agent_function",
+    "signature_of",
+    "takes_keyword",
     "takes_seed",
     "tell_spaces",
 ]
 
-_WHAT_AN_AGENT_IS = (
+WHAT_AN_AGENT_IS = (
     "an object with get_action(observation) -> (action, agent_info), or a plain callable observation -> action"
 )
 _OPTIONAL_METHODS = frozenset(
     {"reset", "get_actions", "set_spaces", "get_param_values", "set_param_values", "get_param_converter"}
 )
-_NAMED_AGENTS = ("random",)
+NAMED_AGENTS = ("random",)
 _MASKS = ("do_resets", "dones")
 """What the argument of `reset` is called that takes a mask: in garage, and in rllab before."""
 
@@ -139,7 +139,7 @@ def as_agent(obj: Any) -> Agent:
     """
     if isinstance(obj, type):
         raise UsageError(
-            f"the agent is the class {obj.__qualname__} itself: pass an instance of it. An agent is {_WHAT_AN_AGENT_IS}"
+            f"the agent is the class {obj.__qualname__} itself: pass an instance of it. An agent is {WHAT_AN_AGENT_IS}"
         )
     if callable(getattr(obj, "get_action", None)):
         agent: Agent = obj
@@ -147,11 +147,11 @@ def as_agent(obj: Any) -> Agent:
     if callable(obj):
         return CallableAgent(obj)
     if isinstance(obj, str):
-        if obj in _NAMED_AGENTS:
+        if obj in NAMED_AGENTS:
             return RandomAgent()
         raise UsageError(f"no agent has the name {obj!r}: the one that has a name is 'random'")
     hint = "; one for each worker goes into PerWorker([…])" if isinstance(obj, tuple) else ""
-    raise UsageError(f"an agent is {_WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither{hint}")
+    raise UsageError(f"an agent is {WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither{hint}")
 
 
 def is_agent(obj: Any) -> bool:
@@ -160,7 +160,7 @@ def is_agent(obj: Any) -> bool:
     Other callables, such as a torch module, may be the parameters of one.
     """
     if isinstance(obj, type | str):
-        return obj in _NAMED_AGENTS
+        return obj in NAMED_AGENTS
     return callable(getattr(obj, "get_action", None)) or inspect.isroutine(obj) or isinstance(obj, functools.partial)
 
 
@@ -179,19 +179,19 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
     reset = getattr(agent, "reset", None)
     if not callable(reset):
         return None
-    signature = _signature(reset)
-    if signature is None or _binds(signature, seed=0):
+    signature = signature_of(reset)
+    if signature is None or binds(signature, seed=0):
         return lambda seed: reset(seed=seed)
     parameter = signature.parameters.get("seed")
-    if parameter is not None and _binds(signature, 0):
+    if parameter is not None and binds(signature, 0):
         # A positional-only seed, as methods written in C have it.
         return lambda seed: reset(seed)
-    if _binds(signature):
+    if binds(signature):
         return lambda _: reset()
     if (name := mask_argument(reset)) is not None:
-        if _binds(signature, **{name: None}, seed=0):
+        if binds(signature, **{name: None}, seed=0):
             return lambda seed: reset(**{name: np.ones(1, dtype=np.bool_)}, seed=seed)
-        if _binds(signature, **{name: None}):
+        if binds(signature, **{name: None}):
             return lambda _: reset(**{name: np.ones(1, dtype=np.bool_)})
     raise UsageError(
         f"the agent ({type(agent).__qualname__}) has reset{signature}; it is called as reset(seed=…), or as reset() "
@@ -208,17 +208,17 @@ def tell_spaces(agent: Agent, observation_space: Space[Any], action_space: Space
 
 def mask_argument(reset: Callable[..., Any]) -> str | None:
     """Tell which argument of an agent's `reset` takes the mask of slots that begin a trajectory; None if none does."""
-    signature = _signature(reset)
-    return next((name for name in _MASKS if signature is not None and _takes_keyword(signature, name)), None)
+    signature = signature_of(reset)
+    return next((name for name in _MASKS if signature is not None and takes_keyword(signature, name)), None)
 
 
 def takes_seed(reset: Callable[..., Any]) -> bool:
     """Tell whether an agent's `reset` takes a seed by keyword."""
-    signature = _signature(reset)
-    return signature is None or _takes_keyword(signature, "seed")
+    signature = signature_of(reset)
+    return signature is None or takes_keyword(signature, "seed")
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature, or None where Python knows none (functions written in C)."""
     try:
         return inspect.signature(function)
@@ -226,7 +226,8 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+def binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    """Whether a function with that signature can be called so."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
@@ -234,127 +235,7 @@ def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Agent:
-    """Finds an agent by its name, as the command line gives it.
-
-    Modules are also looked for in the current directory, after all others; it is the last entry of ``sys.path`` from
-    then on.
-
-    Args:
-        name: ``random``, or ``package.module:object``, where the object is an agent, a plain callable
-            ``observation -> action``, or a factory: a class, or a function of two arguments, the observation space and
-            the action space. A factory with parameters of these names gets those it has; a factory that takes no
-            arguments gets none.
-        observation_space: The environment's observation space.
-        action_space: The environment's action space.
-
-    Returns:
-        The agent.
-
-    Raises:
-        UnknownAgentError: If there is none of that name, or what the name stands for is no agent, or the factory fails.
-    """
-    if name in _NAMED_AGENTS:
-        return RandomAgent(action_space)
-    module_name, colon, path = name.partition(":")
-    if not (module_name and colon and path) or _is_file_name(module_name):
-        raise UnknownAgentError(_malformed(name))
-    obj = _attribute(_module(module_name, name), path, name)
-    if not isinstance(obj, type) and callable(getattr(obj, "get_action", None)):
-        return as_agent(obj)
-    if not callable(obj):
-        raise UnknownAgentError(
-            f"{name!r} is no agent, but of type {type(obj).__qualname__}. An agent is {_WHAT_AN_AGENT_IS}"
-        )
-    call = _factory_call(obj, {"observation_space": observation_space, "action_space": action_space}, name)
-    return CallableAgent(obj) if call is None else _made(call, name)
-
-
-def _malformed(name: str) -> str:
-    message = f"unknown agent {name!r}: an agent is 'random' or 'package.module:object'"
-    near = difflib.get_close_matches(name.lower(), _NAMED_AGENTS, n=1)
-    if near:
-        return f"{message}. Did you mean {near[0]!r}?"
-    module_name, _, attribute = name.partition(":")
-    if _is_file_name(module_name):
-        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        return f"{message}. A module goes by its name, not its file's: '{dotted}:{attribute or 'object'}'"
-    module_name, _, attribute = name.rpartition(".")
-    if module_name and attribute and ":" not in name:
-        return f"{message}. Did you mean '{module_name}:{attribute}'?"
-    return message
-
-
-def _is_file_name(module_name: str) -> bool:
-    return module_name.endswith(".py") or "/" in module_name
-
-
-def _module(module_name: str, name: str) -> Any:
-    try:
-        return import_named(module_name)
-    except Exception as error:
-        raise UnknownAgentError(_import_failure(module_name, name, error)) from error
-
-
-def _import_failure(module_name: str, name: str, error: Exception) -> str:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is None or not f"{module_name}.".startswith(f"{missing}."):
-        return f"the agent {name!r} cannot be loaded: importing {module_name} raised {type(error).__name__}: {error}"
-    message = f"unknown agent {name!r}: there is no module {missing!r}"
-    here = [path.stem for path in Path.cwd().glob("*.py")]
-    near = difflib.get_close_matches(module_name, here, n=1)
-    return f"{message}. Did you mean {near[0]!r}?" if near else f"{message}, neither installed nor in {Path.cwd()}"
-
-
-def _attribute(module: Any, path: str, name: str) -> Any:
-    obj = module
-    for part in path.split("."):
-        try:
-            obj = getattr(obj, part)
-        except AttributeError:
-            owner = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__qualname__
-            near = difflib.get_close_matches(part, [other for other in dir(obj) if not other.startswith("_")], n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise UnknownAgentError(f"unknown agent {name!r}: {owner} has no attribute {part!r}{hint}") from None
-    return obj
-
-
-def _factory_call(obj: Callable[..., Any], spaces: dict[str, Space[Any]], name: str) -> Callable[[], Any] | None:
-    """How to call a factory, or None if the object is itself a plain callable ``observation -> action``."""
-    is_class = isinstance(obj, type)
-    signature = _signature(obj)
-    if signature is None:
-        return (lambda: obj(*spaces.values())) if is_class else None
-    named = {key: space for key, space in spaces.items() if _takes_keyword(signature, key)}
-    if named:
-        return lambda: obj(**named)
-    if _required(signature) < 2 and not is_class and _binds(signature, None):
-        return None
-    if _binds(signature, *spaces.values()):
-        return lambda: obj(*spaces.values())
-    if _binds(signature):
-        return obj
-    raise UnknownAgentError(
-        f"{name!r} takes {signature}, but an agent's factory takes (observation_space, action_space), and a plain "
-        "callable one observation"
-    )
-
-
-def _takes_keyword(signature: inspect.Signature, name: str) -> bool:
+def takes_keyword(signature: inspect.Signature, name: str) -> bool:
+    """Whether a signature has a parameter of that name that may be given by it."""
     parameter = signature.parameters.get(name)
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-
-
-def _required(signature: inspect.Signature) -> int:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is p.empty for p in signature.parameters.values())
-
-
-def _made(call: Callable[[], Any], name: str) -> Agent:
-    try:
-        made = call()
-    except Exception as error:
-        raise UnknownAgentError(f"the agent factory {name!r} raised {type(error).__name__}: {error}") from error
-    with contextlib.suppress(UsageError):
-        return as_agent(made)
-    raise UnknownAgentError(f"the agent factory {name!r} returned {made!r}, no agent. An agent is {_WHAT_AN_AGENT_IS}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from streamsampler.agents.base import load_agent
+from streamsampler.cli.agent_names import load_agent
 from streamsampler.cli.errors import Failure
 from streamsampler.errors import UnknownAgentError, UsageError
 

@@ -19,7 +19,7 @@ __all__ = ["Signalled", "answer_with_stacks", "stacks_of"]
 _FIRST_SECONDS = 1.0
 _SILENCE_SECONDS = 0.1  # handlers write without a pause, and do not say when they are done
 _MOST_BYTES = 1 << 18
-_OURS = ("/streamsampler/worker_loop.py", "/streamsampler/engines/", '"<string>"')  # frames that tell nobody anything
+_OURS = ("/streamsampler/workers/loop.py", "/streamsampler/engines/", '"<string>"')  # frames that tell nobody anything
 
 
 def answer_with_stacks(fd: int) -> None:
