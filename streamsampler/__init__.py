@@ -39,8 +39,10 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerHungError,
     )
+    from streamsampler.samplers.base import Sampler
+    from streamsampler.samplers.local import LocalSampler
     from streamsampler.samplers.per_worker import PerWorker
-    from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler, Sampler
+    from streamsampler.samplers.processes import MultiprocessingSampler
     from streamsampler.storage.folder import TrajectoryFolder, load
     from streamsampler.workers.base import Worker
     from streamsampler.workers.default import DefaultWorker
@@ -123,9 +125,9 @@ _HOMES = {
     "TrajectoryFolder": "storage.folder",
     "load": "storage.folder",
     "PerWorker": "samplers.per_worker",
-    "LocalSampler": "samplers.processes",
+    "LocalSampler": "samplers.local",
     "MultiprocessingSampler": "samplers.processes",
-    "Sampler": "samplers.processes",
+    "Sampler": "samplers.base",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
     "run_worker": "workers.loop",

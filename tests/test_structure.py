@@ -153,6 +153,7 @@ LAYERS = [
         "samplers.lifecycle",
         "samplers.options",
         "samplers.base",
+        "samplers.local",
         "samplers.processes",
         "samplers.sharded",
     ],

@@ -17,7 +17,9 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.launch.start_methods import StartMethod, has_processes
 from streamsampler.errors import UsageError
-from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler, Sampler
+from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.local import LocalSampler
+from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.workers.base import Worker

@@ -21,7 +21,7 @@ from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.errors import SamplerError, UnknownEnvironmentError
-from streamsampler.samplers.processes import Sampler
+from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.samplers.progress_output import Output
 from streamsampler.storage.space_codec import check_writable

@@ -1,4 +1,4 @@
-"""Samplers: what users make, one for each engine.
+"""The sampler whose workers are processes of this machine.
 
 Signatures are written out, for readers, editors and type checkers. An argument of all samplers stands in `Sampler`,
 which documents it, in each sampler here, and in `sampler_options`. A test says where it is missing.
@@ -12,7 +12,6 @@ from typing import Any, Self, Unpack
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_processes, check_start_method
-from streamsampler.engines.local import LocalEngine
 from streamsampler.errors import CheckMode
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ProcessSamplerOptions
@@ -23,61 +22,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory
 
-__all__ = ["LocalSampler", "MultiprocessingSampler", "Sampler"]
-
-
-class LocalSampler(Sampler[ObservationsT, ActionsT]):
-    """Collects trajectories in this process: the same batches as any other sampler, without any parallelism.
-
-    For debugging (exceptions keep their frames), for tests and for small jobs. The generators of `random`,
-    `numpy.random` and torch are left as they were found. `n_workers` defaults to 1.
-
-    See `Sampler` for the arguments. There are no limits of time and memory: no process can be ended and replaced.
-    """
-
-    _default_workers = 1
-
-    def __init__(
-        self,
-        agents: Any,
-        envs: Any,
-        *,
-        env_kwargs: Mapping[str, Any] | None = None,
-        n_workers: int | None = None,
-        seed: int | None = None,
-        max_episode_length: float | None = None,
-        worker_class: type[Worker] = DefaultWorker,
-        worker_args: Mapping[str, Any] | None = None,
-        order: Order = "index",
-        on_failure: OnFailure = "raise",
-        max_restarts: Quota = "auto",
-        restart_window: float | None = 60.0,
-        max_lifetime_restarts: Quota = "auto",
-        restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        check: CheckMode = "warn",
-        worker_threads: int | None = 1,
-    ) -> None:
-        super().__init__(
-            agents,
-            envs,
-            env_kwargs=env_kwargs,
-            n_workers=n_workers,
-            seed=seed,
-            max_episode_length=max_episode_length,
-            worker_class=worker_class,
-            worker_args=worker_args,
-            order=order,
-            on_failure=on_failure,
-            max_restarts=max_restarts,
-            restart_window=restart_window,
-            max_lifetime_restarts=max_lifetime_restarts,
-            restart_on=restart_on,
-            check=check,
-            worker_threads=worker_threads,
-        )
-
-    def _make_engine(self) -> Engine:
-        return LocalEngine(self._factory.n_workers, self._factory, self._factory.seed, threads=self._factory.threads)
+__all__ = ["MultiprocessingSampler"]
 
 
 class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-from streamsampler.samplers.processes import Sampler
+from streamsampler.samplers.base import Sampler
 from tests.contracts.scripted import Steps, always_zero
 
 # Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with

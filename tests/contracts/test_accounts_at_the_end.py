@@ -15,7 +15,7 @@ import pytest
 
 from streamsampler import PerWorker
 from streamsampler.errors import ClosedError, RolloutError, WorkerDiedError
-from streamsampler.samplers.processes import Sampler
+from streamsampler.samplers.base import Sampler
 from tests.contracts.conftest import Maker
 from tests.contracts.scripted import AnyLength, Steps, TwoOrFifty, always_zero, count, counted
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, NewEnvUpdate, PerWorker, SetTaskUpdate, TrajectoryBatch
-from streamsampler.samplers.processes import Sampler
+from streamsampler.samplers.base import Sampler
 from tests.contracts.conftest import CORE_ENGINES, SIDE_BY_SIDE, Maker
 from tests.contracts.scripted import (
     AnyLength,

@@ -13,7 +13,7 @@ import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
-from streamsampler.samplers.processes import Sampler
+from streamsampler.samplers.base import Sampler
 from tests.contracts.conftest import PROCESSES, Maker
 from tests.contracts.scripted import AnyLength, SlowOne, Stamping, Steps, Wide, always_zero, count, counted, jittery
 
