@@ -47,6 +47,7 @@ LAYERS = [
         "scheduling.in_flight",
         "scheduling.result",
         "scheduling.gathering",
+        "scheduling.hang_watch",
         "scheduling.restarts",
     ],
     [

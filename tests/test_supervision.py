@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
 from streamsampler.protocol import Phase
-from streamsampler.scheduling.restarts import Incident, Losses, Policy, Watch, cause_of_death
+from streamsampler.scheduling.hang_watch import Watch
+from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
 
 
 def death(seconds=0.0, worker=0, **more):
