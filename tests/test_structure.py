@@ -12,177 +12,17 @@ from streamsampler import errors
 
 PACKAGE = pathlib.Path(streamsampler.__file__).parent
 
-# From the ground up. A module may import those of lower layers, and its neighbours listed before it.
-LAYERS = [
-    [
-        "version",
-        "data.words",
-        "errors",
-        "compact",
-        "checks",
-        "data.exactness",
-        "samplers.per_worker",
-        "workers.threads",
-        "storage.atomic",
-        "scheduling.quotas",
-    ],
-    [
-        "data.trees",
-        "data.generics",
-        "data.memory",
-        "data.info_columns",
-        "seeding",
-        "serialization",
-        "protocol",
-        "samplers.updates",
-        "data.statistics",
-    ],
-    [
-        "workers.episodes",
-        "samplers.verdicts",
-        "scheduling.plans",
-        "scheduling.throughput",
-        "scheduling.blocks",
-        "scheduling.early_stop",
-        "scheduling.in_flight",
-        "scheduling.result",
-        "scheduling.gathering",
-        "scheduling.hang_watch",
-        "scheduling.restarts",
-    ],
-    [
-        "workers.board",
-        "samplers.failures",
-        "workers.logs",
-        "scheduling.dispatch",
-        "data.spaces",
-        "storage.json_facts",
-        "storage.npz_reader",
-        "data.conversion",
-        "data.buffers",
-        "data.infos",
-        "storage.json_codec",
-        "data.opaque",
-        "storage.space_codec",
-        "cli.current_directory",
-        "agents.random",
-        "agents.base",
-        "agents.updates",
-        "environments.ids",
-        "environments.kinds",
-        "environments.worker_numbers",
-        "environments.updates",
-    ],
-    ["data.batch_fields", "data.batch"],
-    [
-        "adapters",
-        "adapters.heads",
-        "adapters.parameters",
-        "adapters.normalization",
-        "adapters.mlp",
-        "adapters.torch",
-        "adapters.archives",
-        "adapters.sb3",
-    ],
-    [
-        "data.anomalies",
-        "data.step_values",
-        "data.recorder",
-        "data.assembly",
-        "storage.npz",
-        "storage.manifest",
-        "storage.lock",
-        "storage.shard_files",
-        "storage.folder",
-        "storage.shards",
-    ],
-    [
-        "workers",
-        "workers.base",
-        "workers.known_wrappers",
-        "workers.purity",
-        "workers.default",
-        "workers.vec.infos",
-        "workers.vec.rows",
-        "workers.vec.recorder",
-        "workers.vec.agents",
-        "workers.vec.slots",
-        "workers.vec.native_values",
-        "workers.vec.native",
-        "workers.vec.worker",
-        "workers.factory",
-    ],
-    ["workers.loop"],
-    [
-        "engines",
-        "engines.base",
-        "engines.processes.shared_memory",
-        "engines.processes.messages",
-        "engines.processes.stacks",
-        "engines.processes.wire",
-        "engines.launch.child",
-        "engines.launch.descriptor_limits",
-        "engines.launch.descriptors",
-        "engines.launch.children",
-        "engines.launch.start_methods",
-        "engines.launch.worker_child",
-        "engines.launch.leftovers",
-        "engines.launch.watchdog",
-        "engines.launch.fork_server",
-        "engines.launch.import_path",
-        "engines.launch.start",
-        "testing.fail_points",
-        "engines.processes.worker_main",
-        "engines.processes.links",
-        "engines.local",
-        "engines.processes.engine",
-    ],
-    [
-        "samplers.setbacks",
-        "samplers.supervisor",
-        "samplers.session",
-        "samplers.anomaly_accounts",
-        "samplers.checking",
-        "samplers.call_accounts",
-        "samplers.decisions",
-        "samplers.call",
-        "samplers.streaming",
-    ],
-    ["samplers.progress", "samplers.progress_output"],
-    [
-        "samplers.payloads",
-        "samplers.lifecycle",
-        "samplers.options",
-        "samplers.base",
-        "samplers.local",
-        "samplers.processes",
-        "samplers.sharded",
-    ],
-    [
-        "testing.records",
-        "testing.misdeeds",
-        "testing.scripted",
-        "testing.wrappers",
-        "testing.faults",
-        "testing.workers",
-        "testing",
-    ],
-    [""],
-    ["examples", "examples.reinforce"],
-    ["cli"],
-    ["__main__"],
+# The rooms of the house, from the ground up: a module may import those of its own room and of rooms listed before it.
+ROOMS = [
+    *("version", "errors", "seeding", "serialization", "agents", "environments", "protocol", "scheduling", "data"),
+    *("storage", "workers", "adapters", "engines", "samplers", "testing", "", "examples", "cli", "__main__"),
 ]
-# Inside a function: `batch.save(…)` is worth it.
-UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "storage.npz")}
+# Inside a function: `batch.save(…)` is worth it; fail points are loaded only where they are switched on.
+UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "storage.npz"), ("engines.processes.worker_main", "testing.fail_points")}
 
 
-def rank(module):
-    parts = module.split(".")
-    for name in (module, parts[0]):
-        for height, layer in enumerate(LAYERS):
-            if name in layer:
-                return height, layer.index(name)
-    raise AssertionError(f"{module} has no place in the house")
+def room(module):
+    return module.partition(".")[0]
 
 
 def modules():
@@ -220,14 +60,35 @@ def imports(module, path):
                 yield ".".join(parts) if is_module(parts) else base
 
 
-def test_layers_import_downwards_only():
+def test_rooms_import_downwards_only():
     wrong = [
         f"{module or 'streamsampler'} imports {imported}"
         for module, path in modules()
         for imported in imports(module, path)
-        if rank(imported) > rank(module) and (module, imported) not in UPWARDS_INSIDE_FUNCTIONS
+        if ROOMS.index(room(imported)) > ROOMS.index(room(module))
+        and (module, imported) not in UPWARDS_INSIDE_FUNCTIONS
     ]
     assert wrong == []
+
+
+def test_no_modules_import_one_another():
+    graph = {module: set(imports(module, path)) for module, path in modules()}
+    for upwards, target in UPWARDS_INSIDE_FUNCTIONS:
+        graph[upwards].discard(target)
+    seen, path = set(), []
+
+    def visit(module):
+        assert module not in path, " imports ".join([*path[path.index(module) :], module])
+        if module in seen:
+            return
+        seen.add(module)
+        path.append(module)
+        for imported in sorted(graph.get(module, ())):
+            visit(imported)
+        path.pop()
+
+    for module in graph:
+        visit(module)
 
 
 def test_the_public_face():
