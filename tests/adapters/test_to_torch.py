@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, VecWorker
-from tests.test_recording import batch_of, tickets
-from tests.test_trajectories import INFOS
+from tests.data.test_batch import INFOS
+from tests.data.test_recorder import batch_of, tickets
 
 torch = pytest.importorskip("torch")
 

@@ -16,7 +16,7 @@ import streamsampler
 from streamsampler import LocalSampler, RandomAgent, __version__
 from streamsampler.cli.commands import cli
 from streamsampler.storage.manifest import MANIFEST
-from tests.damage import damaged_bytes, damaged_json, header_of, with_header
+from tests.storage.damage import damaged_bytes, damaged_json, header_of, with_header
 
 
 def invoke(command: str, *arguments: object) -> Result:

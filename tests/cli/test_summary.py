@@ -100,7 +100,7 @@ def test_a_traceback_of_this_package_alone_is_no_traceback() -> None:
 
 
 def test_a_remote_traceback_begins_with_the_users_code() -> None:
-    own = Path(streamsampler.__file__).parent / "worker_loop.py"
+    own = Path(streamsampler.__file__).parent / "workers" / "loop.py"
     text = (
         "Traceback (most recent call last):\n"
         f'  File "{own}", line 156, in _run\n'

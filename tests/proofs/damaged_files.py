@@ -20,10 +20,10 @@ from streamsampler.errors import StorageError
 from streamsampler.storage.manifest import MANIFEST
 from streamsampler.storage.npz import load, read_arrays, save, verify
 from streamsampler.storage.shards import ShardWriter
-from tests.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
-from tests.test_damage import assert_same_folder, spoil
-from tests.test_recording import batch_of, tickets
-from tests.test_shards import LENGTHS, SHARDS, WANTED, write_all
+from tests.data.test_recorder import batch_of, tickets
+from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, with_entry, with_header
+from tests.storage.test_damaged_files import assert_same_folder, spoil
+from tests.storage.test_shards import LENGTHS, SHARDS, WANTED, write_all
 
 SECONDS = {"short": 30.0, "long": 900.0}
 SPACE = S.Dict(

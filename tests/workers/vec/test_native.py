@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
 from tests.contracts.scripted import Nested, Steps, always_zero
-from tests.vec_scripted import Balancing, DrawnEndless, NestedBatches, OneSeed, Remembering, Sampling, vector
+from tests.workers.vec.scripted import Balancing, DrawnEndless, NestedBatches, OneSeed, Remembering, Sampling, vector
 
 SEED = 11
 MODES = ["NEXT_STEP", "SAME_STEP", "DISABLED"]

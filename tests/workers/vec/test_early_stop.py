@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, VecWorker
 from streamsampler.scheduling.early_stop import CAUTION
 from tests.contracts.scripted import Steps
-from tests.vec_scripted import Remembering
+from tests.workers.vec.scripted import Remembering
 
 LONGEST = 30
 

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, VecWorker
-from tests.vec_scripted import vector
+from tests.workers.vec.scripted import vector
 
 PLANE = spaces.Box(-9, 9, (2,), np.float32)
 

@@ -21,9 +21,9 @@ from streamsampler.storage.json_codec import decode, encode
 from streamsampler.storage.manifest import Manifest, Shard, _as_json
 from streamsampler.storage.npz import load, read_arrays, read_header, save
 from streamsampler.storage.space_codec import decode_space, encode_space
-from tests.test_recording import batch_of, tickets
-from tests.test_spaces import nested_spaces
-from tests.test_trajectories import batches
+from tests.data.test_batch import batches
+from tests.data.test_recorder import batch_of, tickets
+from tests.data.test_spaces import nested_spaces
 
 
 @pytest.fixture

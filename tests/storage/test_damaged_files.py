@@ -19,9 +19,9 @@ from streamsampler.errors import StorageError
 from streamsampler.storage.manifest import MANIFEST, read_manifest, shard_name
 from streamsampler.storage.npz import load, read_header, save, verify
 from streamsampler.storage.shards import ShardWriter
-from tests.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
-from tests.test_recording import batch_of, tickets
-from tests.test_shards import LENGTHS, SHARDS, WANTED, write_all
+from tests.data.test_recorder import batch_of, tickets
+from tests.storage.damage import damaged_bytes, damaged_json, entry, header_of, nested, npy, with_entry, with_header
+from tests.storage.test_shards import LENGTHS, SHARDS, WANTED, write_all
 
 SPACE = S.Dict({"a": S.Box(-1, 1, (2,), np.float32), "b": S.Text(4), "c": S.Tuple([S.Discrete(3), S.MultiBinary(2)])})
 SEEDS = st.integers(0, 10**9)

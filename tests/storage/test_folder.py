@@ -12,8 +12,8 @@ from streamsampler.errors import DataError, StorageError
 from streamsampler.storage import npz as storage
 from streamsampler.storage.manifest import MANIFEST, shard_name
 from streamsampler.storage.shards import ShardWriter
-from tests.test_recording import batch_of, tickets
-from tests.test_shards import LENGTHS, SHARDS, WANTED, write_all
+from tests.data.test_recorder import batch_of, tickets
+from tests.storage.test_shards import LENGTHS, SHARDS, WANTED, write_all
 
 
 @pytest.fixture(scope="module")

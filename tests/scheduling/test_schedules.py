@@ -8,7 +8,7 @@ import pytest
 from streamsampler.scheduling import gathering
 from streamsampler.scheduling import in_flight as holdings
 from streamsampler.scheduling.gathering import AtLeast, Exactly
-from tests.simulation import Outcome, Simulation
+from tests.scheduling.simulation import Outcome, Simulation
 
 STEP = 80e-6
 

@@ -18,7 +18,7 @@ from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.scheduling.blocks import Blocks
 from tests.contracts.scripted import Attentive, Echo, Linear, Nested, Steps, always_zero
-from tests.vec_scripted import Balancing, DrawnEndless, NestedBatches, Remembering, RememberingAlone, Sampling
+from tests.workers.vec.scripted import Balancing, DrawnEndless, NestedBatches, Remembering, RememberingAlone, Sampling
 
 SEED = 7
 

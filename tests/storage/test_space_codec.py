@@ -17,7 +17,7 @@ from streamsampler.data.opaque import OpaqueSpace, Unwritten
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.storage.npz import load, read_header, save
 from streamsampler.storage.space_codec import check_writable, decode_space, encode_space
-from tests.test_recording import batch_of, tickets
+from tests.data.test_recorder import batch_of, tickets
 
 
 def say(colour):

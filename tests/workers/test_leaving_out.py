@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streamsampler.protocol import Ticket
-from tests.test_default_worker import Env, worker_of
+from tests.workers.test_default import Env, worker_of
 
 
 def dropping(env: Env) -> tuple[Any, Any, list[int]]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from streamsampler.data.batch import StepType, TrajectoryBatch
 from streamsampler.errors import DataError
-from tests.test_recording import batch_of, tickets
-from tests.test_spaces import nested_spaces
+from tests.data.test_recorder import batch_of, tickets
+from tests.data.test_spaces import nested_spaces
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamsampler.data.recorder import RolloutRecorder, assemble
 from streamsampler.errors import ActionError, DataError, ObservationError
-from tests.test_spaces import nested_spaces
+from tests.data.test_spaces import nested_spaces
 
 OBSERVATIONS = S.Box(-100, 100, (2,), np.float32)
 ACTIONS = S.Discrete(3)

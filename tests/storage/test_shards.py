@@ -18,7 +18,7 @@ from streamsampler.scheduling.quotas import Quota, Target
 from streamsampler.storage import atomic
 from streamsampler.storage.manifest import MANIFEST, Manifest, read_manifest, shard_name
 from streamsampler.storage.shards import ShardWriter
-from tests.test_recording import batch_of, tickets
+from tests.data.test_recorder import batch_of, tickets
 
 LENGTHS = [2, 1, 3, 2, 2, 4, 1, 1, 5]
 SHARDS = [(0, 3), (3, 6), (6, 9)]
