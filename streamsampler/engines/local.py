@@ -14,8 +14,8 @@ from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
 from streamsampler.workers.base import Worker
-from streamsampler.workers.board import Board, Progress, WorkerRow, board_bytes
-from streamsampler.workers.loop import Life
+from streamsampler.workers.board import Progress, StatusBoard, WorkerRow, board_bytes
+from streamsampler.workers.loop import WorkerLoop
 from streamsampler.workers.threads import ThreadLimit
 
 __all__ = ["LocalEngine"]
@@ -78,15 +78,15 @@ class LocalEngine(Engine):
         self._threads = ThreadLimit(threads, os.environ)
         self._make_worker = make_worker
         self._seed = seed
-        self._board = Board(memoryview(bytearray(board_bytes(n_workers))))
+        self._board = StatusBoard(memoryview(bytearray(board_bytes(n_workers))))
         self._events: deque[Event] = deque()
         self._channels = [_LocalChannel(worker, self._events, self._threads) for worker in range(n_workers)]
-        self._lives = [self._life(worker) for worker in range(n_workers)]
+        self._loops = [self._loop(worker) for worker in range(n_workers)]
         self._next = 0
 
-    def _life(self, worker: int) -> Life:
+    def _loop(self, worker: int) -> WorkerLoop:
         row = self._board.row(worker)
-        return Life(self._channels[worker], lambda: self._make_worker(row, worker), row, self._seed)
+        return WorkerLoop(self._channels[worker], lambda: self._make_worker(row, worker), row, self._seed)
 
     def publish(self, payload: Payload) -> Payload:
         """Return a copy of the payload, which the user's arrays no longer reach."""
@@ -97,7 +97,7 @@ class LocalEngine(Engine):
         return handle
 
     def retract(self, handle: Payload) -> None:
-        """Do nothing: the garbage collector does it."""
+        """Do nothing: the garbage session does it."""
 
     def want(self, version: int) -> None:
         """Let older rollouts be abandoned."""
@@ -115,9 +115,9 @@ class LocalEngine(Engine):
         with preserved_generators(), self._threads.held():
             turns_without_event = 0
             while not self._events and turns_without_event < 2 * self.n_workers:
-                life = self._lives[self._next]
+                loop = self._loops[self._next]
                 self._next = (self._next + 1) % self.n_workers
-                life.turn(wait=False)
+                loop.turn(wait=False)
                 turns_without_event += 1
         events = list(self._events)
         self._events.clear()
@@ -155,7 +155,7 @@ class LocalEngine(Engine):
     def restart(self, worker: int) -> None:
         """Start a new life: never needed, since these workers do not die alone."""
         self._channels[worker].messages.clear()
-        self._lives[worker] = self._life(worker)
+        self._loops[worker] = self._loop(worker)
 
     def kill(self) -> None:
         """Let the rollout in hand be abandoned."""
@@ -166,10 +166,10 @@ class LocalEngine(Engine):
         del listen
         self._board.want_nothing()
         with self._threads.held():
-            for channel, life in zip(self._channels, self._lives, strict=True):
+            for channel, loop in zip(self._channels, self._loops, strict=True):
                 channel.messages.clear()
                 channel.messages.append(Exit())
-                life.turn(wait=False)
+                loop.turn(wait=False)
         last_words = [event for event in self._events if isinstance(event, Answered | Logged)]
         self._events.clear()
         return last_words

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.statistics import FoundAnomaly, Stats
-from streamsampler.samplers.session import Collector, Part
+from streamsampler.samplers.session import Delivery, Session
 from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.gathering import Run
 
@@ -17,16 +17,16 @@ class AnomalyAccounts:
     """Counts the anomalies of trajectories that are returned, and of no others: so does one process alone.
 
     Args:
-        collector: What outlives the call; knows whether the user was warned.
+        session: What outlives the call; knows whether the user was warned.
         stats: Where they are counted.
         version: The call's agent version.
     """
 
-    def __init__(self, collector: Collector, stats: Stats, version: int) -> None:
-        self._collector, self._stats, self._version = collector, stats, version
+    def __init__(self, session: Session, stats: Stats, version: int) -> None:
+        self._session, self._stats, self._version = session, stats, version
         self._held: dict[int, Anomaly] = {}  # by trajectory index
 
-    def hold(self, runs: Iterable[Run[Part]]) -> None:
+    def hold(self, runs: Iterable[Run[Delivery]]) -> None:
         """Remember the anomalies of these runs."""
         for run in runs:
             rollouts = run.part.rollouts
@@ -53,8 +53,8 @@ class AnomalyAccounts:
             first = FoundAnomaly(self._version, index, anomaly.timestep, anomaly.what)
             if self._stats.first_anomaly is None:
                 self._stats.first_anomaly = first
-            if not self._collector.told_of_anomalies:
-                self._collector.told_of_anomalies = True
+            if not self._session.told_of_anomalies:
+                self._session.told_of_anomalies = True
                 logger.warning(
                     '%s; such data are counted in stats.anomalies, and told this once; check="error" ends the call, '
                     "check=None looks for nothing", first,

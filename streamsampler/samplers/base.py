@@ -17,7 +17,7 @@ from streamsampler.samplers.payloads import pickled, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
-from streamsampler.samplers.session import Part
+from streamsampler.samplers.session import Delivery
 from streamsampler.samplers.streaming import apart
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.scheduling.blocks import Blocks
@@ -364,7 +364,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """Return the next trajectories of a stream, in memory of their own."""
         with self._watched(), self._exclusive():
             self._check_still(call)
-            runs: list[Run[Part]] = []
+            runs: list[Run[Delivery]] = []
             while not any(run.n_kept for run in runs):
                 while not (popped := call.gathering.pop_runs()):
                     call.pump()

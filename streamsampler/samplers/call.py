@@ -20,7 +20,7 @@ from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
 from streamsampler.samplers.call_accounts import add_returned, add_unseen
 from streamsampler.samplers.checking import take_verdict
 from streamsampler.samplers.decisions import Decisions
-from streamsampler.samplers.session import Collector, Part, Spaces, indices_of, rollouts_of, workers_of
+from streamsampler.samplers.session import Delivery, Session, Spaces, indices_of, rollouts_of, workers_of
 from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback
 from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.gathering import Endless, Gathering, GatherPlan, Run
@@ -34,44 +34,44 @@ class Call:
     """One obtaining call, from its first ticket to its last answer.
 
     Args:
-        collector: What outlives it.
+        session: What outlives it.
         plan: What is wanted.
         snapshot: The updates that were in force before the call's own.
         stats: Where its accounts are kept.
     """
 
-    def __init__(self, collector: Collector, plan: GatherPlan, snapshot: Any, stats: Stats) -> None:
-        self._collector = collector
-        self._engine = collector.engine
-        self._dispatcher = collector.dispatcher
-        self.version = collector.dispatcher.version + 1
-        self.gathering: Gathering[Part] = Gathering(
+    def __init__(self, session: Session, plan: GatherPlan, snapshot: Any, stats: Stats) -> None:
+        self._session = session
+        self._engine = session.engine
+        self._dispatcher = session.dispatcher
+        self.version = session.dispatcher.version + 1
+        self.gathering: Gathering[Delivery] = Gathering(
             plan,
             n_workers=self._engine.n_workers,
-            order=collector.order,
-            pace=collector.pace,
-            own_lanes=collector.updates.differ,
-            blocks=collector.blocks,
-            dropping=collector.crew.policy.on_failure == "drop",
+            order=session.order,
+            pace=session.pace,
+            own_queues=session.updates.differ,
+            blocks=session.blocks,
+            dropping=session.supervisor.policy.on_failure == "drop",
             concurrent=self._engine.concurrent,
         )
         self.stats = stats
-        self._decisions = Decisions(self.gathering, collector, snapshot, stats, self.version)
+        self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
         self._hungry = set(range(self._engine.n_workers))
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, Delivery] = {}
         self._stopped: set[int] = set()
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
-        self._early = None if isinstance(plan, Endless) else EarlyRows(collector.pool.allocate)
-        self._anomalies = AnomalyAccounts(collector, stats, self.version)
+        self._early = None if isinstance(plan, Endless) else EarlyRows(session.pool.allocate)
+        self._anomalies = AnomalyAccounts(session, stats, self.version)
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
         self._accounted = False  # whether what arrived is in the accounts
         self._begun: float | None = perf_counter()
         # The word first: whatever an older rollout still does now, nobody wants it.
         self._engine.want(self.version)
         self._dispatcher.begin(self.version)
-        if collector.verdicts.exclusive:
-            collector.pace.forget(0)  # only that worker has work before its verdict: it is not left out for being slow
+        if session.verdicts.exclusive:
+            session.pace.forget(0)  # only that worker has work before its verdict: it is not left out for being slow
         self._feed()
 
     # ------------------------------------------------------------------ the loop
@@ -87,8 +87,8 @@ class Call:
         """
         self._decisions.decide()  # of a stream: what comes before a failure was handed out since
         self._feed()  # what was taken out since may have made room
-        crew, clock = self._collector.crew, self._collector.clock
-        planned, began = crew.planned(timeout), clock()
+        supervisor, clock = self._session.supervisor, self._session.clock
+        planned, began = supervisor.planned(timeout), clock()
         try:
             events = self._engine.wait(planned)
         except (OSError, ValueError):
@@ -99,12 +99,12 @@ class Call:
         for event in events:
             self._take_in(event)
         self._decisions.decide()
-        crew.waited(planned, elapsed, self._dispatcher.oldest)
+        supervisor.waited(planned, elapsed, self._dispatcher.oldest)
         self._feed()
 
     def _check_open(self) -> None:
         # By another thread, which may have closed descriptors that were in use here.
-        if self._collector.cancelled:
+        if self._session.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
 
     def _feed(self) -> None:
@@ -120,26 +120,26 @@ class Call:
             if ahead and not self.gathering.has_plenty:
                 return
             for worker in sorted(self._hungry):
-                if ahead == bool(self._dispatcher.owes(worker)) and self._collector.verdicts.may_work(worker):
+                if ahead == bool(self._dispatcher.owes(worker)) and self._session.verdicts.may_work(worker):
                     self._hand(worker, ahead=ahead)
 
     def _hand(self, worker: int, *, ahead: bool) -> None:
-        crew = self._collector.crew
+        supervisor = self._session.supervisor
         if not self._dispatcher.owes(worker):
-            crew.may_go(worker)
-        if self._dispatcher.room(worker) <= 0 or not crew.works(worker):
+            supervisor.may_go(worker)
+        if self._dispatcher.room(worker) <= 0 or not supervisor.works(worker):
             self._hungry.discard(worker)  # it asks again with its next answer, or when its successor comes
             return
-        indices = self.gathering.take(worker, ahead=ahead, now=self._collector.clock())
+        indices = self.gathering.take(worker, ahead=ahead, now=self._session.clock())
         if indices is None:
             return
-        if self._collector.revive(worker):
+        if self._session.revive(worker):
             self.stats.restarts += 1
         if not self._dispatcher.owes(worker):
-            crew.moved(worker)
+            supervisor.moved(worker)
         message = self._dispatcher.hand(worker, indices, *self.gathering.terms(indices))
         if isinstance(message, Start):
-            message = Start(message.version, message.tickets, **self._collector.told_at_start(worker))
+            message = Start(message.version, message.tickets, **self._session.told_at_start(worker))
         self._engine.send(worker, message)
 
     def _take_in(self, event: Event) -> None:
@@ -147,35 +147,35 @@ class Call:
             handle_records(event.worker, event.records)
             return
         self._hungry.add(event.worker)
-        crew = self._collector.crew
+        supervisor = self._session.supervisor
         if isinstance(event, Died):
             self._take_in_death(event)
             return
         if event.answer.checked is not None:
-            self._decisions.refuse(take_verdict(event, event.answer.checked, self._collector, self.stats))
+            self._decisions.refuse(take_verdict(event, event.answer.checked, self._session, self.stats))
         match event:
             case Answered(answer=Report() as report):
                 self._take_in_report(event, report)
             case Answered(answer=Failure() as failure):
                 self._take_in_failure(event, failure)
-        crew.moved(event.worker)
-        if crew.is_too_large(event.worker):
-            crew.replace(event.worker)
+        supervisor.moved(event.worker)
+        if supervisor.is_too_large(event.worker):
+            supervisor.replace(event.worker)
             self.stats.replaced += 1
 
     def _take_in_report(self, event: Answered, report: Report) -> None:
         worker = event.worker
         current = self._dispatcher.settle(worker, report)
-        self._collector.reading[worker] = []
-        self._collector.told(worker, report)
+        self._session.reading[worker] = []
+        self._session.told(worker, report)
         self.stats.take_report(worker, report)
         if event.contents is not None:
             rollouts, spaces = event.contents
             if spaces is not None:
-                self._collector.spaces[worker] = spaces
+                self._session.spaces[worker] = spaces
             lengths = rollouts.lengths.tolist()
             n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
-            self._collector.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)
+            self._session.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)
             if current:
                 self._take_in_rollouts(event, report, lengths, rollouts, n_bytes)
                 return
@@ -185,7 +185,7 @@ class Call:
             return
         elif current:
             # It failed in another ticket, and runs no more of this version before it is told afresh.
-            self.gathering.give_back(worker, report.ticket.indices, self._collector.clock())
+            self.gathering.give_back(worker, report.ticket.indices, self._session.clock())
         self.stats.stale_trajectories += report.n_trajectories
         self.stats.stale_timesteps += report.n_timesteps
 
@@ -194,8 +194,8 @@ class Call:
     ) -> None:
         for position, _, _ in report.dropped:
             lengths.insert(position, 0)
-        part = Part(event.worker, rollouts, event.release, len(lengths), report.dropped, n_bytes)
-        if self.gathering.add(event.worker, report.ticket.indices, lengths, part, self._collector.clock()):
+        part = Delivery(event.worker, rollouts, event.release, len(lengths), report.dropped, n_bytes)
+        if self.gathering.add(event.worker, report.ticket.indices, lengths, part, self._session.clock()):
             self._parts[id(part)] = part
             self._copy_early()
         else:
@@ -222,24 +222,24 @@ class Call:
                 self.release(run.part)
 
     def _take_in_failure(self, event: Answered, failure: Failure) -> None:
-        collector = self._collector
+        session = self._session
         if failure.ticket is None:
             logger.warning("worker %d, which is being replaced, failed to close: %s", event.worker, failure.summary)
             return
         current = self._dispatcher.settle(event.worker, failure)
-        collector.reading[event.worker] = []
-        collector.told(event.worker, failure)
+        session.reading[event.worker] = []
+        session.told(event.worker, failure)
         self.stats.lost_timesteps += failure.lost_timesteps
         # Whatever it was doing, its environment or its agent may be half of something: it gets new ones.
-        collector.updates.forget(event.worker)
+        session.updates.forget(event.worker)
         if not current:
             self.stats.stale_trajectories += 1
             return
-        worker, indices, now = event.worker, failure.ticket.indices, collector.clock()
+        worker, indices, now = event.worker, failure.ticket.indices, session.clock()
         if failure.trajectory not in indices and failure.phase not in UPDATE_PHASES:
             # Nobody knows which, unless it is the only one.
             failure = replace(failure, trajectory=indices[0] if len(indices) == 1 else None)
-        setback = collector.crew.raised(worker, failure, event.contents)
+        setback = session.supervisor.raised(worker, failure, event.contents)
         if setback.is_of_an_update:
             self.gathering.give_back(worker, indices, now)
             self._decisions.add(setback)
@@ -248,16 +248,16 @@ class Call:
         self.gathering.fail(worker, indices, index, setback, final=setback.final, done=done, now=now)
 
     def _take_in_death(self, event: Died) -> None:
-        collector, worker = self._collector, event.worker
+        session, worker = self._session, event.worker
         seen = self._engine.progress(worker)
         held = self._dispatcher.lost(worker)
-        self.stats.lost_timesteps += collector.lost_with(worker)
-        collector.forget(worker)
+        self.stats.lost_timesteps += session.lost_with(worker)
+        session.forget(worker)
         begun = seen.version == self.version
-        incident = collector.crew.buried(event, seen, self.version if begun else None)
+        incident = session.supervisor.buried(event, seen, self.version if begun else None)
         setback = None if incident is None else Setback(worker, incident=incident)
         self.stats.hangs += incident is not None and incident.hung
-        now = collector.clock()
+        now = session.clock()
         for indices in held:
             if setback is not None and begun and seen.trajectory in indices:
                 self.gathering.fail(worker, indices, seen.trajectory, setback, final=False, now=now)
@@ -284,7 +284,7 @@ class Call:
 
     # ------------------------------------------------------------------ the result
 
-    def batch(self, runs: list[Run[Part]], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
+    def batch(self, runs: list[Run[Delivery]], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
         """Return the trajectories of `runs` in memory of their own; some of their fields may be joined already."""
         observation_space, action_space = self._spaces_of(runs)
         indices = indices_of(runs)
@@ -293,18 +293,18 @@ class Call:
             observation_space=observation_space,
             action_space=action_space,
             indices=indices,
-            seeds=self._collector.seeds_of(self.version, indices),
+            seeds=self._session.seeds_of(self.version, indices),
             agent_versions=self.version,
-            seed=self._collector.seed,
+            seed=self._session.seed,
             stats=self.stats,
             joined=joined or {},
             worker_numbers=workers_of(runs),
         )
 
-    def _spaces_of(self, runs: list[Run[Part]]) -> Spaces:
+    def _spaces_of(self, runs: list[Run[Delivery]]) -> Spaces:
         first: Spaces | None = None
         for worker in sorted({run.part.worker for run in runs if run.part.rollouts is not None}):
-            spaces = self._collector.spaces[worker]
+            spaces = self._session.spaces[worker]
             assert spaces is not None
             if first is None:
                 first, first_worker = spaces, worker
@@ -320,7 +320,7 @@ class Call:
             self._spaces = first, copy.deepcopy(first)
         return self._spaces[1]
 
-    def release(self, part: Part) -> None:
+    def release(self, part: Delivery) -> None:
         """Give the memory of a part back; its arrays are void afterwards."""
         if self._parts.pop(id(part), None) is not None:
             part.release()
@@ -346,7 +346,7 @@ class Call:
         self._copy_early(rest=True)
         return self.batch(runs, self._early.fields() if self._early is not None else {})
 
-    def account_for_dropped(self, runs: list[Run[Part]]) -> None:
+    def account_for_dropped(self, runs: list[Run[Delivery]]) -> None:
         """Count what was left out of these runs, and remember what may be wrong with the others."""
         self._anomalies.hold(runs)
         for run in runs:
@@ -374,14 +374,14 @@ class Call:
     def end(self) -> None:
         """Stop the workers and give all memory back, however the call ended."""
         self._stop_clock()
-        if self._collector.cancelled:
+        if self._session.cancelled:
             self._parts.clear()  # the engine is closed, or is about to be, in another thread
             return
         self._stop_workers()
         self._decisions.end()
         for part in list(self._parts.values()):
             self.release(part)
-        self._collector.retract_old()
+        self._session.retract_old()
 
     def _stop_clock(self) -> None:
         if self._begun is not None:
@@ -391,6 +391,6 @@ class Call:
     def _stop_workers(self) -> None:
         self._engine.want(self.version + 1)
         for worker in self._dispatcher.owing():
-            if self._collector.crew.is_alive(worker) and worker not in self._stopped:
+            if self._session.supervisor.is_alive(worker) and worker not in self._stopped:
                 self._engine.send(worker, Stop())
                 self._stopped.add(worker)

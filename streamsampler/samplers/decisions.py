@@ -8,7 +8,7 @@ from typing import Any
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import RolloutError, WorkerError
 from streamsampler.samplers.failures import dropped_error
-from streamsampler.samplers.session import Collector, Part
+from streamsampler.samplers.session import Delivery, Session
 from streamsampler.samplers.setbacks import Setback
 from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.gathering import Endless, Gathering
@@ -28,17 +28,17 @@ class Decisions:
 
     Args:
         gathering: The call's gathering, which holds back what happened in trajectories.
-        collector: What outlives the call.
+        session: What outlives the call.
         snapshot: The updates that were in force before the call's own: they are again, if one of its own is refused.
         stats: The call's accounts.
         version: The call's agent version.
     """
 
     def __init__(
-        self, gathering: Gathering[Part], collector: Collector, snapshot: Any, stats: Stats, version: int
+        self, gathering: Gathering[Delivery], session: Session, snapshot: Any, stats: Stats, version: int
     ) -> None:
         self._gathering = gathering
-        self._collector = collector
+        self._session = session
         self._snapshot = snapshot
         self._stats = stats
         self._version = version
@@ -69,7 +69,7 @@ class Decisions:
             WorkerError: The call ends.
         """
         if self._refusal is not None:
-            self._collector.updates.restore(self._snapshot)
+            self._session.updates.restore(self._snapshot)
             raise self._refusal
         if self._outside:
             self._decide_outside()
@@ -95,13 +95,13 @@ class Decisions:
             self._stats.failed_trajectories += 1
             if (error := self._error_of(setback)) is not None:
                 if setback.is_of_an_update:
-                    self._collector.updates.restore(self._snapshot)
+                    self._session.updates.restore(self._snapshot)
                 raise error
 
     def _error_of(self, setback: Setback) -> WorkerError | None:
-        return self._collector.crew.decide(setback)
+        return self._session.supervisor.decide(setback)
 
-    def _too_many_dropped(self, last: Hopeless[Part]) -> RolloutError:
+    def _too_many_dropped(self, last: Hopeless[Delivery]) -> RolloutError:
         told = next((phase, error) for position, phase, error in last.part.dropped if position == last.position)
         return dropped_error(last.n_dropped, last.n_kept, last.part.worker, self._version, last.index, told)
 

@@ -19,7 +19,7 @@ from streamsampler.protocol import NEVER_AGAIN, Failure, Phase, Report
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.failures import failure_error
 from streamsampler.samplers.payloads import makes_environment, pickled_updates
-from streamsampler.samplers.session import Collector
+from streamsampler.samplers.session import Session
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.gathering import GatherPlan, Order
@@ -68,7 +68,7 @@ class SamplerLife(ABC):
     def _start(self, updates: Updates[Payload], version: int) -> None:
         engine = self._make_engine()
         try:
-            self._collector = Collector(
+            self._session = Session(
                 engine,
                 updates.mapped(engine.publish),
                 seed=self.seed,
@@ -83,7 +83,7 @@ class SamplerLife(ABC):
             raise
         self._owner = os.getpid()
         # At garbage collection and at exit; not through `__del__`, which may find half of the interpreter gone.
-        self._finalizer = weakref.finalize(self, _end_quietly, self._collector, self._lock, self._owner)
+        self._finalizer = weakref.finalize(self, _end_quietly, self._session, self._lock, self._owner)
 
     @abstractmethod
     def _make_engine(self) -> Engine:
@@ -98,7 +98,7 @@ class SamplerLife(ABC):
         if not self._lock.acquire(blocking=False):
             raise ConcurrentCallError(_ONE_AT_A_TIME)
         try:
-            if self._busy and not self._collector.suspect:
+            if self._busy and not self._session.suspect:
                 raise ConcurrentCallError(_ONE_AT_A_TIME)
             try:
                 self._busy = True
@@ -130,7 +130,7 @@ class SamplerLife(ABC):
             raise
         finally:
             call.account_for_unseen()
-            if not self._collector.suspect:
+            if not self._session.suspect:
                 call.end()
             self.stats.merge(call.stats)
 
@@ -145,8 +145,8 @@ class SamplerLife(ABC):
         except SamplerError:
             raise
         except BaseException:
-            self._collector.suspect = True
-            self._collector.engine.want(NEVER_AGAIN)
+            self._session.suspect = True
+            self._session.engine.want(NEVER_AGAIN)
             raise
 
     def _begin(
@@ -154,36 +154,36 @@ class SamplerLife(ABC):
     ) -> Call:
         payload = None if episodes is None else dumps(episodes, "reset_options")
         self._end_stream()
-        if self._collector.suspect:
+        if self._session.suspect:
             self._start_afresh()
-        collector = self._collector
-        collector.tell_levels()
-        snapshot = collector.updates.snapshot()
+        session = self._session
+        session.tell_levels()
+        snapshot = session.updates.snapshot()
         try:
             self._put(updates)
-            collector.give(episodes, payload)
-            return Call(collector, plan, snapshot, stats)
+            session.give(episodes, payload)
+            return Call(session, plan, snapshot, stats)
         except BaseException:
-            collector.updates.restore(snapshot)
+            session.updates.restore(snapshot)
             raise
 
     def _put(self, updates: dict[Kind, Any]) -> None:
-        collector = self._collector
+        session = self._session
         for kind, payloads in updates.items():
             if isinstance(payloads, list):
-                published = [None if payload is None else collector.publish(payload) for payload in payloads]
+                published = [None if payload is None else session.publish(payload) for payload in payloads]
                 about = [None if payload is None else payload.about for payload in payloads]
-                collector.updates.put(kind, published, about)
+                session.updates.put(kind, published, about)
             else:
-                collector.updates.put(kind, collector.publish(payloads), payloads.about)
-        if "env" in updates and any(traits.takes_spaces for traits in collector.updates.about("agent")):
+                session.updates.put(kind, session.publish(payloads), payloads.about)
+        if "env" in updates and any(traits.takes_spaces for traits in session.updates.about("agent")):
             # What an agent has made of its spaces must not depend on those that it was told before.
-            collector.updates.repeat("agent")
-            collector.updates.repeat("parameters")
+            session.updates.repeat("agent")
+            session.updates.repeat("parameters")
 
     def _start_afresh(self) -> None:
         """Replace the engine; an interrupt in here leaves everything such that it can be repeated."""
-        old = self._collector
+        old = self._session
         if self._pending is None:
             self._pending = old.updates.mapped(old.engine.recall), old.dispatcher.version
         old.cancelled = True
@@ -196,7 +196,7 @@ class SamplerLife(ABC):
     @property
     def agent_version(self) -> int:
         """The agent version of the last obtaining call; 0 before the first."""
-        return self._collector.dispatcher.version
+        return self._session.dispatcher.version
 
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:
         """Return the seeds that this sampler's trajectories begin from, unless a call is given others.
@@ -217,7 +217,7 @@ class SamplerLife(ABC):
     # ------------------------------------------------------------------ what calls are given
 
     def _updates_of(self, agent_update: Any, env_update: Any) -> dict[Kind, Any]:
-        updates = pickled_updates(agent_update, env_update, self._collector.updates.about("agent"))
+        updates = pickled_updates(agent_update, env_update, self._session.updates.about("agent"))
         if makes_environment(env_update):
             self._verdicts.renew()
         return updates
@@ -235,7 +235,7 @@ class SamplerLife(ABC):
         if call is not None:
             with self._watched():
                 call.account_for_unseen()
-                if not self._collector.suspect:
+                if not self._session.suspect:
                     call.end()
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ class SamplerLife(ABC):
                 self._end_stream()
             finally:
                 self._lock.release()
-        failures = self._take_last_words(_end(self._collector, self._lock))
+        failures = self._take_last_words(_end(self._session, self._lock))
         self._account_for_the_rest()
         self._finalizer.detach()
         if failures:
@@ -263,7 +263,7 @@ class SamplerLife(ABC):
 
     def _account_for_the_rest(self) -> None:
         """Count as abandoned what workers had shown when they ended, and no answer that was taken in tells of."""
-        self._ran_before += self._collector.settle()
+        self._ran_before += self._session.settle()
         self.stats.abandoned_timesteps += max(0, self._ran_before - self.stats.ran_timesteps)
 
     def _take_last_words(self, last_words: list[Answered | Logged]) -> list[RolloutError]:
@@ -298,13 +298,13 @@ class SamplerLife(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_usable()
-        engine = self._collector.engine
+        engine = self._session.engine
         return {
             "factory": self._factory,
             "order": self._order,
             "policy": self._policy,
             "version": self.agent_version,
-            "updates": self._collector.updates.mapped(engine.recall),
+            "updates": self._session.updates.mapped(engine.recall),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -314,26 +314,26 @@ class SamplerLife(ABC):
         self._begin_life(state["updates"], state["version"])
 
 
-def _end(collector: Collector, lock: Lock) -> list[Answered | Logged]:
+def _end(session: Session, lock: Lock) -> list[Answered | Logged]:
     """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
     ours = lock.acquire(blocking=False)
     if not ours:
-        collector.cancel()
+        session.cancel()
         # If it does not end in time it is stuck in code that nothing can end, or this is a callback of its own.
         ours = lock.acquire(timeout=_CANCEL_SECONDS)
-    collector.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
+    session.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
     try:
-        return collector.engine.close(listen=not collector.suspect)
+        return session.engine.close(listen=not session.suspect)
     finally:
         if ours:
             lock.release()
 
 
-def _end_quietly(collector: Collector, lock: Lock, owner: int) -> None:
+def _end_quietly(session: Session, lock: Lock, owner: int) -> None:
     if os.getpid() != owner:
         return
     # A second Ctrl-C has killed the workers then; at the end of the program nothing would catch it.
     with contextlib.suppress(KeyboardInterrupt):
-        for said in _end(collector, lock):
+        for said in _end(session, lock):
             if isinstance(said, Logged):
                 handle_records(said.worker, said.records)

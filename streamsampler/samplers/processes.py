@@ -127,7 +127,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     def worker_pids(self) -> list[int]:
         """Return the workers' process ids, by worker number."""
         self._check_usable()
-        return self._collector.engine.pids()
+        return self._session.engine.pids()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "start_method": self._start_method}

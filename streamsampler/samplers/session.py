@@ -16,7 +16,7 @@ from streamsampler.data.memory import Pool
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine
 from streamsampler.protocol import Answer
-from streamsampler.samplers.supervisor import Crew
+from streamsampler.samplers.supervisor import Supervisor
 from streamsampler.samplers.updates import Updates
 from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.blocks import Blocks
@@ -29,13 +29,13 @@ from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.logs import Levels, levels_here
 
-__all__ = ["Collector", "Part", "Spaces", "indices_of", "rollouts_of", "workers_of"]
+__all__ = ["Delivery", "Session", "Spaces", "indices_of", "rollouts_of", "workers_of"]
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 
 @dataclass(slots=True)
-class Part:
+class Delivery:
     """What one report brought.
 
     Attributes:
@@ -69,13 +69,13 @@ class Part:
         return start - bisect_left(positions, start), stop - bisect_left(positions, stop)
 
 
-def rollouts_of(runs: Sequence[Run[Part]]) -> list[tuple[Rollouts, int, int]]:
+def rollouts_of(runs: Sequence[Run[Delivery]]) -> list[tuple[Rollouts, int, int]]:
     """Return which trajectories of which rollouts these runs are, without runs of which nothing is left."""
     spans = [(run.part.rollouts, *run.part.span(run.start, run.stop)) for run in runs]
     return [(rollouts, start, stop) for rollouts, start, stop in spans if rollouts is not None and start < stop]
 
 
-def indices_of(runs: Sequence[Run[Part]]) -> NDArray[np.int64]:
+def indices_of(runs: Sequence[Run[Delivery]]) -> NDArray[np.int64]:
     """Return the indices of all trajectories of these runs, without those that were left out.
 
     As an array: lists of a million Python integers would take more memory than a million short trajectories do.
@@ -84,12 +84,12 @@ def indices_of(runs: Sequence[Run[Part]]) -> NDArray[np.int64]:
     return np.fromiter(kept, dtype=np.int64)
 
 
-def workers_of(runs: Sequence[Run[Part]]) -> NDArray[np.int64]:
+def workers_of(runs: Sequence[Run[Delivery]]) -> NDArray[np.int64]:
     """Return the worker number of each of these trajectories."""
     return np.fromiter((run.part.worker for run in runs for length in run.lengths if length), dtype=np.int64)
 
 
-class Collector:
+class Session:
     """The engine, who owes what, who is alive, and what each worker has been told.
 
     Args:
@@ -130,7 +130,7 @@ class Collector:
         self.clock = clock
         self.pool = Pool()
         self.spaces: list[Spaces | None] = [None] * engine.n_workers
-        self.crew = Crew(engine, policy or Policy(), clock)
+        self.supervisor = Supervisor(engine, policy or Policy(), clock)
         self.verdicts = verdicts or Verdicts(None)
         self._episodes: Episodes | None = None
         self._episodes_handle: Any = None
@@ -203,7 +203,7 @@ class Collector:
     def revive(self, worker: int) -> bool:
         """Start a new worker if this one is dead; return whether it was."""
         ran = self.engine.ran(worker)
-        revived = self.crew.revive(worker)
+        revived = self.supervisor.revive(worker)
         if revived:
             self._ran_by_dead += ran
             self._told[worker] = 0

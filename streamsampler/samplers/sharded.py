@@ -8,7 +8,7 @@ from typing import Any, Self
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.session import Part
+from streamsampler.samplers.session import Delivery
 from streamsampler.samplers.streaming import slice_of
 from streamsampler.scheduling.gathering import Endless, Run
 from streamsampler.scheduling.quotas import Quota
@@ -31,7 +31,7 @@ class Portions:
 
     def __init__(self, sampler: Sampler, first_trajectory: int = 0) -> None:
         self._sampler = sampler
-        self._ahead: list[Run[Part]] = []  # what came in behind the portions that were taken
+        self._ahead: list[Run[Delivery]] = []  # what came in behind the portions that were taken
         with sampler._watched(), sampler._exclusive():
             self._call: Call = sampler._begin(Endless(first_trajectory), {}, sampler.stats)
             sampler._streaming = self._call
@@ -67,9 +67,9 @@ class Portions:
             call.yielded(batch)
         return batch
 
-    def _cut(self, runs: Sequence[Run[Part]], quota: Quota) -> list[Run[Part]]:
+    def _cut(self, runs: Sequence[Run[Delivery]], quota: Quota) -> list[Run[Delivery]]:
         """Return what of `runs` meets the quota, and keep what is left of them."""
-        wanted: list[Run[Part]] = []
+        wanted: list[Run[Delivery]] = []
         self._ahead = []
         for run in runs:
             n = quota.take(run.lengths)

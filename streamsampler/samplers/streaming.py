@@ -13,13 +13,13 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.errors import DataError
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.session import Part
+from streamsampler.samplers.session import Delivery
 from streamsampler.scheduling.gathering import Run
 
 __all__ = ["apart", "slice_of"]
 
 
-def apart(call: Call, runs: Sequence[Run[Part]]) -> Iterable[TrajectoryBatch[Any, Any]]:
+def apart(call: Call, runs: Sequence[Run[Delivery]]) -> Iterable[TrajectoryBatch[Any, Any]]:
     """Return the trajectories of `runs`, in memory of their own; those that were left out are passed by.
 
     Args:
@@ -39,13 +39,13 @@ def apart(call: Call, runs: Sequence[Run[Part]]) -> Iterable[TrajectoryBatch[Any
     ]
 
 
-def _are_uniform(runs: Sequence[Run[Part]]) -> bool:
+def _are_uniform(runs: Sequence[Run[Delivery]]) -> bool:
     parts = [run.part.rollouts for run in runs if run.part.rollouts is not None]
     return all(
         are_uniform(getattr(part, name) for part in parts) for name in ("env_infos", "agent_infos", "episode_infos")
     )
 
 
-def slice_of(run: Run[Part], start: int, stop: int) -> Run[Part]:
+def slice_of(run: Run[Delivery], start: int, stop: int) -> Run[Delivery]:
     """Return the trajectories of a run from position `start` to `stop`."""
     return Run(run.part, run.indices[start:stop], run.start + start, run.start + stop, run.lengths[start:stop])

@@ -14,7 +14,7 @@ from streamsampler.samplers.setbacks import Setback
 from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
 from streamsampler.workers.board import Progress
 
-__all__ = ["Crew", "logger"]
+__all__ = ["Supervisor", "logger"]
 
 logger = logging.getLogger("streamsampler")
 
@@ -31,7 +31,7 @@ class _Hang:
     stack: str
 
 
-class Crew:
+class Supervisor:
     """The workers of an engine, over all calls.
 
     Args:

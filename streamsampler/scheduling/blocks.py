@@ -1,4 +1,4 @@
-"""Which trajectories are run together, and what of a lane was handed out: pure."""
+"""Which trajectories are run together, and what of a queue was handed out: pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from streamsampler.errors import UsageError
 
-__all__ = ["Blocks", "Lane"]
+__all__ = ["Blocks", "IndexQueue"]
 
 _EACH = 4
 _FOREVER = 2**62
@@ -15,7 +15,7 @@ _FOREVER = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a lane is cut into blocks of consecutive trajectories, from its start, whatever is wanted of it.
+    """How a queue is cut into blocks of consecutive trajectories, from its start, whatever is wanted of it.
 
     The first four blocks have `size` trajectories, the next four twice as many, then three times, up to `rounds` times.
     Few and long trajectories are then shared among workers in small blocks; where there are many, blocks are larger,
@@ -57,7 +57,7 @@ class Blocks:
         return begin, self.rounds * self.size, _FOREVER
 
 
-class Lane:
+class IndexQueue:
     """Indices that are handed out in order, in tickets of whole blocks of one size.
 
     Args:
@@ -82,7 +82,7 @@ class Lane:
         return self._blocks.span(self._cursor)[0]
 
     def size_of(self, indices: range) -> int:
-        """The size of each block of a ticket; its last one may be shorter, where the lane ends."""
+        """The size of each block of a ticket; its last one may be shorter, where the queue ends."""
         return self._blocks.span(self.own.index(indices[0]))[0]
 
     def blocks_of(self, indices: range) -> list[range]:

@@ -16,8 +16,8 @@ failure for good counts at once, and the copy is not looked at any more; a loss 
 being run again already.
 
 Where a worker runs trajectories side by side, what is run together may show in the numbers. So a *block* of indices is
-the unit of such work: every lane is cut into blocks from its start, the last one as long as the plan leaves it, and a
-ticket is whole blocks. Which trajectories share a block is then fixed by the plan and the lanes alone, never by sizes,
+the unit of such work: every queue is cut into blocks from its start, the last one as long as the plan leaves it, and a
+ticket is whole blocks. Which trajectories share a block is then fixed by the plan and the queues alone, never by sizes,
 timing or losses.
 
 Where timesteps count, the first trajectories of a block may be enough. What became of them does not depend on how far
@@ -38,7 +38,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from streamsampler.errors import ProtocolError
-from streamsampler.scheduling.blocks import Blocks, Lane
+from streamsampler.scheduling.blocks import Blocks, IndexQueue
 from streamsampler.scheduling.early_stop import Cuts
 from streamsampler.scheduling.in_flight import Holdings
 from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, endless
@@ -69,8 +69,8 @@ class Gathering(Generic[Part]):
         n_workers: How many workers share the work.
         order: "index", or "arrival" for whatever finishes first.
         pace: Average lengths seen so far; this call's are added to it.
-        own_lanes: Whether each worker may run only its own indices.
-        blocks: Which consecutive indices of a lane are to be run together. Every ticket is whole blocks.
+        own_queues: Whether each worker may run only its own indices.
+        blocks: Which consecutive indices of a queue are to be run together. Every ticket is whole blocks.
         concurrent: Whether workers run at the same time. Where they take turns none can do another's work earlier.
         dropping: Whether trajectories may be left out, and others are to make up for them.
 
@@ -86,7 +86,7 @@ class Gathering(Generic[Part]):
 
     def __init__(
         self, plan: GatherPlan, *, n_workers: int, order: Order = "index", pace: Pace | None = None,
-        own_lanes: bool = False, blocks: Blocks | None = None, concurrent: bool = True, dropping: bool = False,
+        own_queues: bool = False, blocks: Blocks | None = None, concurrent: bool = True, dropping: bool = False,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.pace = pace if pace is not None else Pace()
@@ -95,16 +95,16 @@ class Gathering(Generic[Part]):
         self._never_idle = order == "arrival" and concurrent
         self._n_workers = n_workers
         blocks = Blocks() if blocks is None else blocks
-        self._may_help = concurrent and not own_lanes
-        n_lanes = n_workers if own_lanes else 1
-        own = [plan.lane(number, n_lanes) for number in range(n_lanes)]
+        self._may_help = concurrent and not own_queues
+        n_queues = n_workers if own_queues else 1
+        own = [plan.queue(number, n_queues) for number in range(n_queues)]
         if plan.limit is not None and (dropping or (order == "arrival" and isinstance(plan, Exactly))):
-            own = [endless(lane, n_lanes) for lane in own]
-        self._lanes = [Lane(lane, blocks) for lane in own]
-        self._first = min(lane.own.start for lane in self._lanes)
+            own = [endless(queue, n_queues) for queue in own]
+        self._queues = [IndexQueue(queue, blocks) for queue in own]
+        self._first = min(queue.own.start for queue in self._queues)
         self.result: Result[Part] = Result(plan, order, self._first)
         # Who takes turns with others' indices cannot tell how many timesteps of its own suffice.
-        self._cuts = Cuts(None if own_lanes or blocks == Blocks() else plan.timesteps)
+        self._cuts = Cuts(None if own_queues or blocks == Blocks() else plan.timesteps)
         self.repeated: list[tuple[Part, int, int]] = []
         self._retried: set[range] = set()  # blocks that failed, and were run again with what is missing exactly
         self._holdings = Holdings(n_workers, self.pace)
@@ -130,16 +130,16 @@ class Gathering(Generic[Part]):
         """
         if ahead and not self.has_plenty:
             return None
-        lane = self._lanes[worker % len(self._lanes)]
+        queue = self._queues[worker % len(self._queues)]
         horizon = self._horizon(PRUDENCE)
         spare = max(0, horizon - self._handed_out)
         slowness = self._slowness(worker)
-        size = self._ticket_size(slowness, spare, lane.next_size)
+        size = self._ticket_size(slowness, spare, queue.next_size)
         # Without a spare one there may still be a lost one, without which the prefix has a gap.
         if spare and slowness > 1 and self._is_better_left(worker, size, spare, now):
             indices = self._left(worker)
         else:
-            indices = self._lost(lane, size) or self._fresh(lane, size, horizon, spare)
+            indices = self._lost(queue, size) or self._fresh(queue, size, horizon, spare)
         if not indices and not ahead:
             indices = self._copy(worker, now)
         if not indices:
@@ -153,21 +153,21 @@ class Gathering(Generic[Part]):
 
         The latter is 0 where all are wanted.
         """
-        return self._lane_of(indices).size_of(indices), self._cuts.enough(indices)
+        return self._queue_of(indices).size_of(indices), self._cuts.enough(indices)
 
     def give_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Take back a ticket whose worker was lost: it is handed out again, before anything new, if nobody has it."""
         if self._holdings.lose(worker, indices, now):
             self._handed_out -= self._cuts.forget(indices)
-            self._lane_of(indices).give_back(indices)
+            self._queue_of(indices).give_back(indices)
 
-    def _lane_of(self, indices: range) -> Lane:
-        return next(lane for lane in self._lanes if indices[0] in lane.own)
+    def _queue_of(self, indices: range) -> IndexQueue:
+        return next(queue for queue in self._queues if indices[0] in queue.own)
 
     @property
     def has_plenty(self) -> bool:
         """Whether there is more than enough for all, even if trajectories turn out rather long."""
-        return self._horizon(-PRUDENCE) - self._handed_out > self._n_workers * self._lanes[0].next_size
+        return self._horizon(-PRUDENCE) - self._handed_out > self._n_workers * self._queues[0].next_size
 
     def _slowness(self, worker: int) -> float:
         """How many times as long as the average `worker` takes; 1 where it does not matter."""
@@ -176,20 +176,20 @@ class Gathering(Generic[Part]):
         slowness = self.pace.slowness(worker)
         return slowness if slowness > NOTABLY_SLOWER else 1.0
 
-    def _lost(self, lane: Lane, size: int) -> range:
-        first = lane.first_lost()
+    def _lost(self, queue: IndexQueue, size: int) -> range:
+        first = queue.first_lost()
         # A copy of what was cut short may be under way still, and the same ticket twice could not be told apart.
         if first is None or first[0] > self.result.end or self._holdings.holds(first):
             return range(0)
-        indices = lane.lost(size)
+        indices = queue.lost(size)
         enough = self._cuts.enough_alone(indices, self.n_timesteps)
         self._handed_out += self._cuts.hand(indices, enough, len(indices))
         return indices
 
-    def _fresh(self, lane: Lane, size: int, horizon: int, spare: int) -> range:
+    def _fresh(self, queue: IndexQueue, size: int, horizon: int, spare: int) -> range:
         if self._never_idle:
             most = spare or (0 if self._is_endless else math.ceil(horizon / (2 * self._n_workers)))
-            indices = lane.fresh(min(size, most), _FOREVER) if most else range(0)
+            indices = queue.fresh(min(size, most), _FOREVER) if most else range(0)
             if indices:
                 enough = self._cuts.enough_alone(indices, self.n_timesteps)
                 self._handed_out += self._cuts.hand(indices, enough, len(indices))
@@ -197,17 +197,17 @@ class Gathering(Generic[Part]):
         if too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
             return range(0)  # the call is about to end, unless there is better news of those before
         if not self._cuts.allowed:
-            indices = lane.fresh(size, min(self._first + horizon, self.result.end))
+            indices = queue.fresh(size, min(self._first + horizon, self.result.end))
             if indices:
                 self._handed_out += self._cuts.hand(indices, 0, len(indices))
             return indices
         # What comes behind a ticket that is to be cut short is of no use without the rest of that one.
-        if not spare or self._cuts.open is not None or lane.first_lost() is not None or self.result.end < _FOREVER:
+        if not spare or self._cuts.open is not None or queue.first_lost() is not None or self.result.end < _FOREVER:
             return range(0)
-        there = self._cuts.there(lane.position)[0]
-        indices = lane.fresh(size, lane.position + there + spare)
+        there = self._cuts.there(queue.position)[0]
+        indices = queue.fresh(size, queue.position + there + spare)
         if self._holdings.holds(indices):  # as in `_lost`
-            lane.give_back_rest(indices, 0)
+            queue.give_back_rest(indices, 0)
             return range(0)
         n_others = self._handed_out - self.arrived_trajectories - self.arrived_dropped
         enough = self._cuts.enough_after(indices, self.arrived_timesteps, n_others, self.pace)
@@ -267,14 +267,14 @@ class Gathering(Generic[Part]):
         if mean is None:
             # Nothing is known: one block for each worker shows how long they are; each has at least one timestep,
             # but for those that were left out, which showed nothing.
-            return self.arrived_dropped + min(self._n_workers * self._lanes[0].next_size, self.plan.timesteps)
+            return self.arrived_dropped + min(self._n_workers * self._queues[0].next_size, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
         return self._handed_out + max(0, needed_for(missing, mean, prudence * self.pace.spread) - outstanding)
 
     def _window(self) -> int:
         # What workers may be ahead of a consumer: enough to keep them busy while it takes one, few enough to bound
         # memory.
-        return 4 * self._n_workers * max(self._lanes[0].next_size, self.pace.trajectories_in(TICKET_SECONDS))
+        return 4 * self._n_workers * max(self._queues[0].next_size, self.pace.trajectories_in(TICKET_SECONDS))
 
     # ------------------------------------------------------------------ taking in
 
@@ -310,7 +310,7 @@ class Gathering(Generic[Part]):
         if there:
             self.repeated.append((part, there, timesteps_there))
         if n < len(indices):
-            begun = self._lanes[0].give_back_rest(indices, n)
+            begun = self._queues[0].give_back_rest(indices, n)
             self._cuts.cut_short(indices[n - begun], begun, sum(lengths[n - begun :]))
         self.result.add(part, indices[:n], lengths, there)
         return True
@@ -335,17 +335,17 @@ class Gathering(Generic[Part]):
         if not counts(worker, indices, now):
             return
         self._handed_out -= self._cuts.forget(indices)
-        lane = self._lane_of(indices)
-        blocks = lane.blocks_of(indices)
+        queue = self._queue_of(indices)
+        blocks = queue.blocks_of(indices)
         if trajectory is None and len(blocks) > 1:
             for block in blocks:
-                lane.give_back(block)
+                queue.give_back(block)
             return
         failed = blocks[0] if trajectory is None else next(block for block in blocks if trajectory in block)
         position = indices.index(failed[0])
         for others in (indices[:position], indices[position + len(failed) :]):
             if others:
-                lane.give_back(others)
+                queue.give_back(others)
         there = self._cuts.there(failed[0])[0]
         self._handed_out += len(failed) - there  # it counts as under way
         self.result.hold(Held(failed, failed[there], reason, final, done))
@@ -364,7 +364,7 @@ class Gathering(Generic[Part]):
     def retry(self, held: Held) -> None:
         """Let what failed be run again."""
         self._handed_out -= len(held.indices) - self._cuts.there(held.indices[0])[0]
-        self._lane_of(held.indices).give_back(held.indices)
+        self._queue_of(held.indices).give_back(held.indices)
         self.result.settle(held)
 
     # ------------------------------------------------------------------ the result

@@ -26,7 +26,7 @@ class GatherPlan(Protocol):
     def fixed(self) -> bool:
         """Whether no other trajectory can make up for one that is left out."""
 
-    def lane(self, number: int, n_lanes: int) -> range:
+    def queue(self, number: int, n_queues: int) -> range:
         """The indices that worker `number` runs where each worker has its own agent or environment."""
 
 
@@ -41,9 +41,9 @@ class AtLeast:
     limit: None = None
     fixed: bool = False
 
-    def lane(self, number: int, n_lanes: int) -> range:
-        """Every `n_lanes`-th index."""
-        return range(number, _FOREVER, n_lanes)
+    def queue(self, number: int, n_queues: int) -> range:
+        """Every `n_queues`-th index."""
+        return range(number, _FOREVER, n_queues)
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Exactly:
     fixed: bool = False
     timesteps: None = None
 
-    def lane(self, number: int, n_lanes: int) -> range:
-        """Every `n_lanes`-th index."""
-        return range(number, self.limit, n_lanes)
+    def queue(self, number: int, n_queues: int) -> range:
+        """Every `n_queues`-th index."""
+        return range(number, self.limit, n_queues)
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class ExactlyPerWorker:
         """All workers' trajectories."""
         return self.n_traj_per_worker * self.n_workers
 
-    def lane(self, number: int, n_lanes: int) -> range:
-        """One block of indices for each worker; all of them for the only lane."""
-        if n_lanes == 1:
+    def queue(self, number: int, n_queues: int) -> range:
+        """One block of indices for each worker; all of them for the only queue."""
+        if n_queues == 1:
             return range(self.limit)
         return range(number * self.n_traj_per_worker, (number + 1) * self.n_traj_per_worker)
 
@@ -96,27 +96,27 @@ class Endless:
     timesteps: None = None
     fixed: bool = False
 
-    def lane(self, number: int, n_lanes: int) -> range:
-        """Every `n_lanes`-th index."""
-        return range(self.first + (number - self.first) % n_lanes, _FOREVER, n_lanes)
+    def queue(self, number: int, n_queues: int) -> range:
+        """Every `n_queues`-th index."""
+        return range(self.first + (number - self.first) % n_queues, _FOREVER, n_queues)
 
 
-def endless(lane: range, n_lanes: int) -> range:
-    """Return a lane that does not end where the plan does.
+def endless(queue: range, n_queues: int) -> range:
+    """Return a queue that does not end where the plan does.
 
     Args:
-        lane: A lane of a plan.
-        n_lanes: How many lanes the plan has.
+        queue: A queue of a plan.
+        n_queues: How many queues the plan has.
 
     Raises:
         UsageError: It is one of several that lie one after the other.
     """
-    if n_lanes > 1 and lane.step == 1:
+    if n_queues > 1 and queue.step == 1:
         raise UsageError(
             'on_failure="drop" cannot make up for trajectories of one worker in obtain_exact_trajectories, '
             "where workers have agents or environments of their own"
         )
-    return range(lane.start, _FOREVER, lane.step)
+    return range(queue.start, _FOREVER, queue.step)
 
 
 def expected_rows(plan: GatherPlan, mean: float | None) -> tuple[int, int]:

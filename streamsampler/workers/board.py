@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamsampler.protocol import NEVER_AGAIN, Phase
 
-__all__ = ["Board", "Progress", "WorkerRow", "board_bytes"]
+__all__ = ["Progress", "StatusBoard", "WorkerRow", "board_bytes"]
 
 _WORD = 8
 _ROW = 8  # words: one cache line each, so that workers do not slow each other down
@@ -49,7 +49,7 @@ class Progress:
     phase: Phase
 
 
-class Board:
+class StatusBoard:
     """The sampler's view.
 
     Args:

@@ -27,7 +27,7 @@ _PROGRESS_SECONDS = 1e-2
 """How old a worker's progress on the board may be. A word written, or two clock readings, in each timestep would cost
 1 to 2 % of a cheap environment's speed. Beside a network, which pushes this code out of the processor's caches, one
 such timestep in eight cost 1 %. So it is done once in a window of timesteps that take about this long, as the first of
-the last window did. Who needs it to the timestep asks for it: see `Board.watch`."""
+the last window did. Who needs it to the timestep asks for it: see `StatusBoard.watch`."""
 _WINDOW = (True,) + (False,) * 63
 _NOTHING: tuple[bool, ...] = ()
 

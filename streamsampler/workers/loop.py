@@ -36,7 +36,7 @@ from streamsampler.workers.purity import check_purity
 _CONSTRUCTION = 0
 """The agent version that constructors are seeded with: trajectories have later ones."""
 
-__all__ = ["Channel", "Life", "run_worker"]
+__all__ = ["Channel", "WorkerLoop", "run_worker"]
 
 
 class Channel(Protocol):
@@ -71,7 +71,7 @@ class Channel(Protocol):
 
 
 def run_worker(channel: Channel, make_worker: Callable[[], Worker], row: WorkerRow, seed: int) -> None:
-    """Live a worker's life, until it is told to exit.
+    """Live a worker's loop, until it is told to exit.
 
     Args:
         channel: The connection to the sampler.
@@ -79,13 +79,13 @@ def run_worker(channel: Channel, make_worker: Callable[[], Worker], row: WorkerR
         row: The worker's row of the board.
         seed: The sampler's seed.
     """
-    life = Life(channel, make_worker, row, seed)
-    while life.turn(wait=True):
+    loop = WorkerLoop(channel, make_worker, row, seed)
+    while loop.turn(wait=True):
         pass
 
 
-class Life:
-    """A worker's life, one turn at a time, so that several can share a thread.
+class WorkerLoop:
+    """A worker's loop, one turn at a time, so that several can share a thread.
 
     Args:
         channel: The connection to the sampler.

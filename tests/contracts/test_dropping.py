@@ -89,7 +89,7 @@ def alone(where: str = "step", share: float = 0.3, version: int = 1, n: int = 40
     for index in range(n):
         with LocalSampler(agent, partial(Brittle, where, share), seed=SEED) as sampler:
             for _ in range(version - 1):
-                sampler._collector.dispatcher.version += 1
+                sampler._session.dispatcher.version += 1
             try:
                 trajectories[index] = next(iter(sampler.stream(first_trajectory=index)))
             except RolloutError:
@@ -231,14 +231,14 @@ def arrive(gathering: Gathering[int], worker: int, indices: range, lengths: list
     lengths=st.lists(st.integers(0, 5), max_size=30),
     n_workers=st.integers(1, 3),
     plan=st.one_of(st.integers(1, 40).map(AtLeast), st.integers(1, 20).map(Exactly)),
-    own_lanes=st.booleans(),
+    own_queues=st.booleans(),
     events=st.integers(0, 10**6).map(random.Random),
 )
 def test_any_course_of_events_gives_the_same_prefix(
-    lengths: list[int], n_workers: int, plan: AtLeast | Exactly, own_lanes: bool, events: random.Random
+    lengths: list[int], n_workers: int, plan: AtLeast | Exactly, own_queues: bool, events: random.Random
 ) -> None:
     lengths = lengths + [2] * 400
-    gathering: Gathering[int] = Gathering(plan, n_workers=n_workers, own_lanes=own_lanes, dropping=True)
+    gathering: Gathering[int] = Gathering(plan, n_workers=n_workers, own_queues=own_queues, dropping=True)
     held: dict[int, range] = {}
     while not gathering.complete:
         for worker in range(n_workers):

@@ -16,7 +16,7 @@ from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
 from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
-from streamsampler.samplers.session import Part
+from streamsampler.samplers.session import Delivery
 from streamsampler.scheduling.gathering import Run
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
@@ -246,7 +246,7 @@ def test_the_error_is_that_of_the_first_wrong_trajectory_that_is_needed(kinds, o
 
 def test_of_a_part_only_what_is_returned_counts():
     found = tuple(Anomaly(position, 10**position, 3, "odd") for position in range(5))
-    part = Part(0, SimpleNamespace(anomalies=found), lambda: None, 5)
+    part = Delivery(0, SimpleNamespace(anomalies=found), lambda: None, 5)
     stats = Stats.of(1)
     accounts = AnomalyAccounts(SimpleNamespace(told_of_anomalies=True), stats, 7)
     accounts.hold([Run(part, range(11, 14), 1, 4, (2, 2, 2))])

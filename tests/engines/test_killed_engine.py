@@ -11,7 +11,7 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 def test_who_is_started_after_the_end_of_all_ends_too():
     """Another thread may be about to replace a dead worker. It would wait for the new one, whatever that one does."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1) as sampler:
-        engine = sampler._collector.engine
+        engine = sampler._session.engine
         os.kill(sampler.worker_pids()[0], signal.SIGKILL)
         assert engine.wait(5) == [Died(0, -signal.SIGKILL)]
         engine.kill()

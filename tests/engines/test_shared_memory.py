@@ -13,7 +13,7 @@ from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWrit
 from streamsampler.engines.processes.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
 from streamsampler.protocol import Phase
 from streamsampler.serialization import dumps_report
-from streamsampler.workers.board import Board, board_bytes
+from streamsampler.workers.board import StatusBoard, board_bytes
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_message_cut_short_by_its_writers_end_is_no_message():
 
 
 def test_the_board():
-    board = Board(memoryview(bytearray(board_bytes(2))))
+    board = StatusBoard(memoryview(bytearray(board_bytes(2))))
     row = board.row(1)
     assert row.wanted(0)
     board.want(3)

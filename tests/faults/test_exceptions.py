@@ -198,18 +198,18 @@ def test_an_error_beside_other_news_does_not_hide_them(monkeypatch, tmp_path):
     """Failures and reports that come at once are all taken in, or the next call would wait for them for ever."""
     faults = Faults(tmp_path, Fault("raise", times=2))
     with MultiprocessingSampler(Agent(), faults.env(Env), n_workers=2, seed=5) as sampler:
-        collector = sampler._collector
-        real = collector.engine.wait
+        session = sampler._session
+        real = session.engine.wait
 
         def wait_for_all(timeout):
             events = []
-            while len(events) < sum(len(collector.dispatcher.owes(worker)) for worker in range(2)):
+            while len(events) < sum(len(session.dispatcher.owes(worker)) for worker in range(2)):
                 events += real(None)
             return events
 
-        monkeypatch.setattr(collector.engine, "wait", wait_for_all)
+        monkeypatch.setattr(session.engine, "wait", wait_for_all)
         with pytest.raises(RolloutError, match="injected"):
             sampler.obtain_trajectories(4)
-        assert collector.dispatcher.oldest() == {}
+        assert session.dispatcher.oldest() == {}
         monkeypatch.undo()
         assert sampler.obtain_trajectories(6) == sound_batch()

@@ -18,7 +18,7 @@ from tests.faults.test_ends import gone_within
 
 def expected(version, n=6):
     with LocalSampler(Agent(), Env, seed=5) as sampler:
-        sampler._collector.dispatcher.version = version - 1
+        sampler._session.dispatcher.version = version - 1
         return sampler.obtain_trajectories(n)
 
 
@@ -85,7 +85,7 @@ def test_a_break_inside_close(monkeypatch, tmp_path):
     with MultiprocessingSampler(Agent(), faults.env(Env), n_workers=2) as sampler:
         sampler.obtain_trajectories(2)
         pids = sampler.worker_pids()
-        raise_once(monkeypatch, sampler._collector.engine, "_listen", KeyboardInterrupt)
+        raise_once(monkeypatch, sampler._session.engine, "_listen", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.close()
         assert gone_within(pids, 2)
@@ -96,7 +96,7 @@ def test_a_break_inside_close(monkeypatch, tmp_path):
 def alarms_that_interrupt():
     """SIGALRM raises KeyboardInterrupt, wherever Python code of ours runs.
 
-    Python swallows what is raised in a callback of the garbage collector, and hypothesis has one, which is there or not
+    Python swallows what is raised in a callback of the garbage session, and hypothesis has one, which is there or not
     with the tests that ran before.
     """
     before, callbacks = signal.signal(signal.SIGALRM, signal.default_int_handler), gc.callbacks[:]

@@ -97,14 +97,14 @@ def test_a_killed_worker(tmp_path, method):
         os.read(bell, 1000)
         killed, other = sampler.worker_pids()
         os.kill(killed, signal.SIGKILL)
-        (died,) = sampler._collector.engine.wait(5)
+        (died,) = sampler._session.engine.wait(5)
         assert died.worker == 0
         left, others = (list(map(int, filter(str.isdigit, notes(tmp_path)[pid]))) for pid in (killed, other))
         assert gone_within(left, 0)
         # Daemons of a worker that lives go on: which worker's they are is known.
         assert len(others) == len(KINDS)
         assert not any(gone_within([pid], 0) for pid in others)
-        assert sampler._collector.engine.progress(1)
+        assert sampler._session.engine.progress(1)
     assert gone_within(others, 0)
     os.close(bell)
 

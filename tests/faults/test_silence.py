@@ -227,7 +227,7 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(method, caplog):
         worker = sampler.worker_pids()[0]
         os.kill(parent_of(worker), signal.SIGKILL)
         # Until it can be seen, which takes the server that reaps it: or the call might end before.
-        assert descriptors.readable_within(sampler._collector.engine._links[0].child._fd, 5)
+        assert descriptors.readable_within(sampler._session.engine._links[0].child._fd, 5)
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert gone_within([worker], 2)
         # Another one takes its place when there is work for it: here, or in the next call.
@@ -291,7 +291,7 @@ def test_a_worker_without_descriptors_is_no_worker(method):
 def test_a_stopped_fork_server_tells_of_ends_all_the_same():
     """The watchdogs do."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
-        engine, server, causes = sampler._collector.engine, launch._servers["forkserver", 1]._process, []
+        engine, server, causes = sampler._session.engine, launch._servers["forkserver", 1]._process, []
         for stopped in (True, False, False):
             if stopped:
                 server.kill(signal.SIGSTOP)

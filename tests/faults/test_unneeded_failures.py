@@ -18,9 +18,9 @@ from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
 from streamsampler.protocol import Start, Ticket
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
-from streamsampler.workers.board import Board, board_bytes
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.loop import Life
+from streamsampler.workers.loop import WorkerLoop
 
 SEED = 11
 
@@ -238,10 +238,10 @@ def test_an_environment_whose_trajectory_was_left_out_in_vain_is_closed_quietly(
         def answer(self, answer: Any, contents: Any = None) -> None:
             said.append(answer)
 
-    board = Board(memoryview(bytearray(board_bytes(1))))
+    board = StatusBoard(memoryview(bytearray(board_bytes(1))))
     worker = DefaultWorker(board.row(0))
     worker.dropping = lambda kinds: board.want(2) or False
-    life = Life(Channel(), lambda: worker, board.row(0), seed=SEED)
+    loop = WorkerLoop(Channel(), lambda: worker, board.row(0), seed=SEED)
     for _ in range(4):
-        life.turn(wait=False)
+        loop.turn(wait=False)
     assert [(type(answer).__name__, answer.given_up) for answer in said] == [("Report", True), ("Report", False)]

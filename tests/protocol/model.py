@@ -15,7 +15,7 @@ from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.protocol import Exit, Failure, Phase, Report, State, Stop, WorkerSide
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.session import Collector
+from streamsampler.samplers.session import Session
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.restarts import Policy
 
@@ -144,13 +144,13 @@ class World:
         updates = Updates(N_WORKERS)
         updates.put("agent", ("agent", 0))
         updates.put("env", "env")
-        self.collector = Collector(
+        self.session = Session(
             self.engine, updates, seed=0, order="index", version=0, capacity=capacity, policy=policy, clock=no_time,
             blocks=blocks,
         )  # fmt: skip
         if slowness > 1:
             for number in range(N_WORKERS):
-                self.collector.pace.add([1, 2], seconds_of(number, 3, slowness), number)
+                self.session.pace.add([1, 2], seconds_of(number, 3, slowness), number)
         self.plans = list(plans)
         self.deaths_left = deaths
         self.failures_left = failures
@@ -163,9 +163,9 @@ class World:
         if not self.plans:
             self.call = None
             return
-        snapshot = self.collector.updates.snapshot()
-        self.collector.updates.put("agent", ("agent", self.collector.dispatcher.version + 1))
-        self.call = Call(self.collector, self.plans.pop(0), snapshot, Stats.of(N_WORKERS))
+        snapshot = self.session.updates.snapshot()
+        self.session.updates.put("agent", ("agent", self.session.dispatcher.version + 1))
+        self.call = Call(self.session, self.plans.pop(0), snapshot, Stats.of(N_WORKERS))
 
     def actions_of_worker(self, number):
         worker = self.engine.workers[number]
@@ -198,7 +198,7 @@ class World:
                 yield from self.actions_of_worker(number)
             if worker.answers:
                 yield self.receive, number
-            elif not worker.alive and self.collector.crew.is_alive(number) and self.call is not None:
+            elif not worker.alive and self.session.supervisor.is_alive(number) and self.call is not None:
                 yield self.notice_death, number
 
     # ------------------------------------------------------------------ what workers do
@@ -304,7 +304,7 @@ class World:
 
     def pump(self, event):
         if self.call is None:
-            self.collector.dispatcher.settle(event.worker, event.answer)
+            self.session.dispatcher.settle(event.worker, event.answer)
             return
         self.engine.events.append(event)
         try:
@@ -322,7 +322,7 @@ class World:
                 self.begin_call()
 
     def check_error(self, error):
-        if error.trajectory is not None and self.call.gathering._lanes[0].next_size == 1:
+        if error.trajectory is not None and self.call.gathering._queues[0].next_size == 1:
             assert error.trajectory == self.call.gathering.result.next, "raised before it was its turn"
         if self.doomed:
             expected = outcome_of(self.call.gathering.plan, self.call.version, self.doomed)
@@ -349,21 +349,21 @@ class World:
         for number, worker in enumerate(self.engine.workers):
             if worker.alive:
                 assert worker.side.state in (State.NEW, State.IDLE)
-                assert not self.collector.dispatcher.owes(number), "a lost ticket"
+                assert not self.session.dispatcher.owes(number), "a lost ticket"
 
     def n_copies(self):
         """How many tickets two workers owe."""
-        return len(set(self.collector.dispatcher.owes(0)) & set(self.collector.dispatcher.owes(1)))
+        return len(set(self.session.dispatcher.owes(0)) & set(self.session.dispatcher.owes(1)))
 
     def check_books(self):
         """What gathering takes to be under way is what the workers owe."""
-        dispatcher = self.collector.dispatcher
+        dispatcher = self.session.dispatcher
         for number, queue in enumerate(self.call.gathering._holdings._queues if self.call else ()):
             owed = [ticket.indices for ticket in dispatcher.owes(number) if ticket.version == dispatcher.version]
             assert queue == owed
 
     def key(self):
-        dispatcher, crew, call = self.collector.dispatcher, self.collector.crew, self.call
+        dispatcher, supervisor, call = self.session.dispatcher, self.session.supervisor, self.call
         gathering = call and call.gathering
         return pickle.dumps(
             (
@@ -378,16 +378,16 @@ class World:
                 [list(owed) for owed in dispatcher._owed],
                 dispatcher._started,
                 dispatcher.version,
-                self.collector.updates._seen,
-                (sorted(crew._dead), sorted(crew._leaving.items()), crew.losses._n),
+                self.session.updates._seen,
+                (sorted(supervisor._dead), sorted(supervisor._leaving.items()), supervisor.losses._n),
                 len(self.plans),
                 self.deaths_left,
                 self.failures_left,
                 call and (sorted(call._hungry), sorted(call._stopped), len(call._decisions._outside)),
                 gathering
                 and (
-                    [lane._cursor for lane in gathering._lanes],
-                    [lane._returned for lane in gathering._lanes],
+                    [queue._cursor for queue in gathering._queues],
+                    [queue._returned for queue in gathering._queues],
                     (gathering._cuts.open, sorted(gathering._cuts._short.items())),
                     sorted(gathering._cuts._enough.items(), key=str),
                     sorted(gathering._cuts._expected.items(), key=str),

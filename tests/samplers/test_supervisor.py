@@ -4,7 +4,7 @@ import pytest
 
 from streamsampler.engines.base import Died
 from streamsampler.protocol import Phase, Ticket
-from streamsampler.samplers.supervisor import Crew
+from streamsampler.samplers.supervisor import Supervisor
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.workers.board import Progress
 
@@ -41,29 +41,29 @@ class Workers:
 
 
 class Course:
-    """A crew, and time that passes as it is told to."""
+    """A supervisor, and time that passes as it is told to."""
 
     def __init__(self, **policy):
         self.now = 0.0
         self.engine = Workers()
-        self.crew = Crew(self.engine, Policy(**policy), lambda: self.now)
+        self.supervisor = Supervisor(self.engine, Policy(**policy), lambda: self.now)
 
     def until_killed(self, limit=100):
         for _ in range(limit):
-            planned = self.crew.planned(None)
+            planned = self.supervisor.planned(None)
             self.now += planned
-            self.crew.waited(planned, planned, lambda: {0: TICKET})
+            self.supervisor.waited(planned, planned, lambda: {0: TICKET})
             if self.engine.killed:
                 return self.engine.killed.pop()
         return None
 
     def bury(self):
-        return self.crew.buried(Died(0, -9), self.engine.progress(0), 1)
+        return self.supervisor.buried(Died(0, -9), self.engine.progress(0), 1)
 
 
 def test_who_hangs_before_it_is_told_to_go_is_a_loss_like_any_other():
     course = Course(step_timeout=1.0)
-    course.crew.replace(0)
+    course.supervisor.replace(0)
     assert course.until_killed() == 0
     incident = course.bury()
     assert incident is not None
@@ -72,20 +72,20 @@ def test_who_hangs_before_it_is_told_to_go_is_a_loss_like_any_other():
 
 def test_the_successor_of_one_that_hung_before_it_went_is_watched():
     course = Course(step_timeout=1.0)
-    course.crew.replace(0)
+    course.supervisor.replace(0)
     assert course.until_killed() == 0
     course.bury()
-    assert course.crew.revive(0)
+    assert course.supervisor.revive(0)
     assert course.until_killed() == 0
 
 
 def test_who_dies_before_it_is_told_to_go_is_a_loss_and_who_dies_then_is_none():
     course = Course()
-    course.crew.replace(0)
+    course.supervisor.replace(0)
     assert course.bury() is not None
-    assert course.crew.revive(0)
-    course.crew.replace(0)
-    course.crew.may_go(0)
+    assert course.supervisor.revive(0)
+    course.supervisor.replace(0)
+    course.supervisor.may_go(0)
     assert course.engine.retired == [0]
     assert course.bury() is None
 

@@ -135,10 +135,10 @@ def test_a_lost_ticket_is_asked_for_what_is_missing_to_the_prefix():
     [
         (Exactly(6), {}),
         (ExactlyPerWorker(3, 2), {}),
-        (AtLeast(50), {"own_lanes": True}),
+        (AtLeast(50), {"own_queues": True}),
         (AtLeast(50), {"blocks": None}),
     ],
-    ids=["exactly", "per worker", "own lanes", "no blocks"],
+    ids=["exactly", "per worker", "own queues", "no blocks"],
 )
 def test_where_all_are_wanted_nothing_is_cut(plan, options):
     gathering = Gathering(plan, n_workers=2, **{"blocks": Blocks(4), **options})

@@ -43,9 +43,9 @@ plans = st.one_of(
 some_blocks = st.sampled_from([Blocks(), Blocks(2), Blocks(7), Blocks(2, 3), Blocks(1, 2)])
 
 
-def is_whole_blocks(indices, plan, lane, n_lanes, blocks):
+def is_whole_blocks(indices, plan, queue, n_queues, blocks):
     """Lanes are cut into blocks from their start; only the last one may be shorter; a ticket's are of one size."""
-    own = plan.lane(lane, n_lanes)
+    own = plan.queue(queue, n_queues)
     first, last = own.index(indices[0]), own.index(indices[-1])
     same_size = len(blocks.at(first)) == len(blocks.at(last))
     return same_size and blocks.at(first)[0] == first and (blocks.at(last)[-1] == last or indices[-1] == own[-1])
@@ -69,14 +69,14 @@ def some_pace(data):
     return pace
 
 
-def gather(data, plan, *, order="index", own_lanes=False, known=True, blocks=None, brought=None):
+def gather(data, plan, *, order="index", own_queues=False, known=True, blocks=None, brought=None):
     """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost, when."""
     blocks = blocks or Blocks()
     pace = some_pace(data) if known else Pace()
-    gathering = Gathering(plan, n_workers=3, order=order, pace=pace, own_lanes=own_lanes, blocks=blocks)
-    n_lanes = 3 if own_lanes else 1
+    gathering = Gathering(plan, n_workers=3, order=order, pace=pace, own_queues=own_queues, blocks=blocks)
+    n_queues = 3 if own_queues else 1
     # In order of arrival others may take the place of those that take long.
-    lanes = AtLeast(1) if order == "arrival" and isinstance(plan, Exactly) else plan
+    queues = AtLeast(1) if order == "arrival" and isinstance(plan, Exactly) else plan
     outstanding = []
     losses, now = 5, 0.0
     while not gathering.complete:
@@ -85,12 +85,12 @@ def gather(data, plan, *, order="index", own_lanes=False, known=True, blocks=Non
             ahead = any(owner == worker for owner, *_ in outstanding)
             indices = gathering.take(worker, ahead=ahead, now=now)
             if indices is not None:
-                assert is_whole_blocks(indices, lanes, worker % n_lanes, n_lanes, blocks)
+                assert is_whole_blocks(indices, queues, worker % n_queues, n_queues, blocks)
                 held = [(owner, ticket) for owner, ticket, _ in outstanding]
                 assert (worker, indices) not in held, "no worker gets a copy of its own"
-                assert not (own_lanes and indices in [ticket for _, ticket in held])
+                assert not (own_queues and indices in [ticket for _, ticket in held])
                 size, enough = gathering.terms(indices)
-                assert size == len(blocks.at(lanes.lane(worker % n_lanes, n_lanes).index(indices[0])))
+                assert size == len(blocks.at(queues.queue(worker % n_queues, n_queues).index(indices[0])))
                 outstanding.append((worker, indices, enough))
         assert outstanding, "somebody always has something to do"
         tickets = [indices for _, indices, _ in outstanding]
@@ -107,9 +107,9 @@ def gather(data, plan, *, order="index", own_lanes=False, known=True, blocks=Non
     return gathering
 
 
-@given(data=st.data(), plan=plans, own_lanes=st.booleans(), known=st.booleans(), blocks=some_blocks)
-def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_lanes, known, blocks):
-    gathering = gather(data, plan, own_lanes=own_lanes, known=known, blocks=blocks)
+@given(data=st.data(), plan=plans, own_queues=st.booleans(), known=st.booleans(), blocks=some_blocks)
+def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_queues, known, blocks):
+    gathering = gather(data, plan, own_queues=own_queues, known=known, blocks=blocks)
     expected = sequential(plan)
     assert indices_of(gathering) == expected
     assert gathering.n_trajectories == len(expected)
@@ -142,7 +142,7 @@ def test_what_was_not_needed_is_accounted_for(data, plan, blocks):
 def test_own_lanes_run_only_their_own_indices(data):
     n_workers = 3
     for plan in (Exactly(20), AtLeast(100)):
-        gathering = Gathering(plan, n_workers=n_workers, own_lanes=True)
+        gathering = Gathering(plan, n_workers=n_workers, own_queues=True)
         for worker in data.draw(st.lists(st.integers(0, 2), max_size=20)):
             indices = gathering.take(worker)
             assert indices is None or all(index % n_workers == worker for index in indices)
@@ -178,7 +178,7 @@ def test_a_lost_ticket_is_cut_between_blocks_only():
 
 
 def test_exactly_per_worker_gives_each_lane_its_block():
-    gathering = Gathering(ExactlyPerWorker(4, 3), n_workers=3, own_lanes=True)
+    gathering = Gathering(ExactlyPerWorker(4, 3), n_workers=3, own_queues=True)
     taken = {worker: [] for worker in range(3)}
     for worker in (2, 0, 1):
         while (indices := gathering.take(worker)) is not None:
@@ -240,14 +240,14 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     assert gathering.take(0) is not None
 
 
-@given(data=st.data(), first=st.integers(0, 20), wanted=st.integers(1, 40), own_lanes=st.booleans())
-def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_lanes):
-    gathering = Gathering(Endless(first), n_workers=3, own_lanes=own_lanes)
+@given(data=st.data(), first=st.integers(0, 20), wanted=st.integers(1, 40), own_queues=st.booleans())
+def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_queues):
+    gathering = Gathering(Endless(first), n_workers=3, own_queues=own_queues)
     popped, outstanding, losses = [], [], 3
     while len(popped) < wanted:
         for worker in range(3):
             if (indices := gathering.take(worker)) is not None:
-                assert not own_lanes or all(index % 3 == worker for index in indices)
+                assert not own_queues or all(index % 3 == worker for index in indices)
                 outstanding.append((worker, indices))
         worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
         if losses and data.draw(st.integers(0, 4)) == 0:
@@ -290,7 +290,7 @@ def test_a_stream_in_order_of_arrival_is_bounded_by_its_consumer():
 
 @pytest.mark.parametrize("plan", [Exactly(10), AtLeast(30)])
 def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_nobody_wait(plan):
-    gathering = Gathering(plan, n_workers=2, order="arrival", own_lanes=True)
+    gathering = Gathering(plan, n_workers=2, order="arrival", own_queues=True)
     slow = gathering.take(1)
     while not gathering.complete:
         indices = gathering.take(0)
@@ -330,14 +330,14 @@ def end_of_ticket(data, gathering, worker, indices, what, failing, now):
 @given(
     data=st.data(),
     plan=plans,
-    own_lanes=st.booleans(),
+    own_queues=st.booleans(),
     failing=st.sets(st.integers(0, 40), max_size=5),
     known=st.booleans(),
 )
-def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, plan, own_lanes, failing, known):
+def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, plan, own_queues, failing, known):
     """Failures for good, losses and lost tickets at random: what is decided about, and when, never depends on them."""
     pace = some_pace(data) if known else Pace()
-    gathering = Gathering(plan, n_workers=3, pace=pace, own_lanes=own_lanes)
+    gathering = Gathering(plan, n_workers=3, pace=pace, own_queues=own_queues)
     outstanding, losses, now, decided = [], 5, 0.0, None
     while not gathering.complete:
         if (held := gathering.due()) is not None:

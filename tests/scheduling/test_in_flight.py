@@ -119,7 +119,7 @@ def test_a_slow_workers_tickets_take_no_longer_than_others():
     assert fast > 1.9 * slow
 
 
-@pytest.mark.parametrize("arguments", [{"own_lanes": True}, {"concurrent": False}])
+@pytest.mark.parametrize("arguments", [{"own_queues": True}, {"concurrent": False}])
 def test_no_copies_where_workers_cannot_help_each_other(arguments):
     helping = Gathering(Exactly(1), n_workers=2, pace=pace_of(4.0, 1.0))
     assert [helping.take(worker) for worker in range(2)] == [range(1), range(1)]

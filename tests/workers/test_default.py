@@ -10,7 +10,7 @@ from streamsampler.agents.base import as_agent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import ActionError, ObservationError, UsageError
 from streamsampler.protocol import Phase, Ticket
-from streamsampler.workers.board import Board, board_bytes
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 
 
@@ -54,8 +54,8 @@ class Actions:
         return (self.odd if self.n - 1 == self.at else 1), {}
 
 
-def worker_of(env: Env, agent: Any = None, **kwargs: Any) -> tuple[DefaultWorker, Board]:
-    board = Board(memoryview(bytearray(board_bytes(1))))
+def worker_of(env: Env, agent: Any = None, **kwargs: Any) -> tuple[DefaultWorker, StatusBoard]:
+    board = StatusBoard(memoryview(bytearray(board_bytes(1))))
     worker = DefaultWorker(board.row(0), **kwargs)
     worker.update_env(as_env_update(env))
     # Past the copy that an update makes: the tests look at this very one.

@@ -10,7 +10,7 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol import CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import known_wrappers, purity
-from streamsampler.workers.board import Board, board_bytes
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.known_wrappers import files_of, kind_of, name_of, stateful_wrapper
 
@@ -65,7 +65,7 @@ STATEFUL = {
 def check(make_env, monkeypatch):
     """Run the check itself, without looking for known wrappers."""
     monkeypatch.setattr(purity, "stateful_wrapper", lambda env: "")
-    worker = DefaultWorker(Board(memoryview(bytearray(board_bytes(1)))).row(0))
+    worker = DefaultWorker(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0))
     worker.check = "error"
     worker.update_env(as_env_update(make_env))
     space = worker.spaces[1]

@@ -1,13 +1,13 @@
-"""A worker's life, told by hand."""
+"""A worker's loop, told by hand."""
 
 import pytest
 
 from streamsampler.agents.base import CallableAgent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
-from streamsampler.workers.board import Board, board_bytes
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.loop import Life, run_worker
+from streamsampler.workers.loop import WorkerLoop, run_worker
 from tests.faults.scripted import Env
 
 
@@ -38,17 +38,17 @@ UPDATES = {"agent": CallableAgent(lambda _: 1), "env": as_env_update(Env)}
 
 @pytest.fixture
 def board():
-    return Board(memoryview(bytearray(board_bytes(1))))
+    return StatusBoard(memoryview(bytearray(board_bytes(1))))
 
 
 def live(channel, board):
     """Let a worker live until it has nothing to do; return the function that lets it go on."""
     row = board.row(0)
-    life = Life(channel, lambda: DefaultWorker(row), row, seed=0)
+    loop = WorkerLoop(channel, lambda: DefaultWorker(row), row, seed=0)
 
     def go_on():
         for _ in range(20):  # more turns than any of these tests has messages and tickets
-            if not life.turn(wait=False):
+            if not loop.turn(wait=False):
                 break
 
     go_on()
@@ -139,6 +139,6 @@ def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board
         def answer(self, answer, contents=None):
             shown.append(board.progress(0).phase)
 
-    life = Life(Sending([start(1, range(1), **UPDATES)]), lambda: Slow(row), row, seed=0)
-    assert all(life.turn(wait=False) for _ in range(2))
+    loop = WorkerLoop(Sending([start(1, range(1), **UPDATES)]), lambda: Slow(row), row, seed=0)
+    assert all(loop.turn(wait=False) for _ in range(2))
     assert shown == [Phase.AGENT_CONSTRUCTION, Phase.RECORDING, Phase.SENDING]

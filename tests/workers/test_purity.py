@@ -12,7 +12,7 @@ from streamsampler.protocol import NEVER_AGAIN, CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import purity
 from streamsampler.workers.base import Worker
-from streamsampler.workers.board import Board, board_bytes
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.purity import check_purity
 from streamsampler.workers.vec.worker import VecWorker
@@ -83,7 +83,7 @@ class Structured(Carrying):
 
 @pytest.fixture
 def board():
-    return Board(memoryview(bytearray(board_bytes(1))))
+    return StatusBoard(memoryview(bytearray(board_bytes(1))))
 
 
 @pytest.fixture

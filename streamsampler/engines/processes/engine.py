@@ -39,7 +39,7 @@ from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, Mes
 from streamsampler.engines.processes.worker_main import main, setup_file
 from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload
-from streamsampler.workers.board import Board, Progress, board_bytes
+from streamsampler.workers.board import Progress, StatusBoard, board_bytes
 
 __all__ = ["ProcessEngine"]
 
@@ -118,7 +118,7 @@ class ProcessEngine(Engine):
         os.set_blocking(self._stacks_fds[0], False)
         self._selector = self._shared.enter_context(selectors.DefaultSelector())
         board_map = self._shared.enter_context(mmap(self._board_fd, 0))
-        self._board = Board(memoryview(board_map))
+        self._board = StatusBoard(memoryview(board_map))
         self._shared.callback(self._board.release)
         self._shared.callback(self._keep_ran)
         self._updates_writer = ArenaWriter(updates_fd)

@@ -28,7 +28,7 @@ from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
 from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
-from streamsampler.workers.board import Board, WorkerRow
+from streamsampler.workers.board import StatusBoard, WorkerRow
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import Channel, run_worker
 from streamsampler.workers.threads import ThreadLimit, set_unset
@@ -128,7 +128,7 @@ def main(number: int, fds: Sequence[int]) -> None:
     set_unset(os.environ, setup.threads)
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)
-    row = Board(memoryview(mmap.mmap(board_fd, 0))).row(number)
+    row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
     _put_out_of_reach(board_fd)
     keeper = RecordKeeper(number)
     keeper.install()

@@ -162,9 +162,9 @@ def test_a_batch_shrinks_where_a_block_ends():
 
     factory = WorkerFactory(n_workers=1, seed=SEED, worker_class=VecWorker, worker_args={"n_envs": 2, "block_size": 3})
     from streamsampler.protocol import Ticket
-    from streamsampler.workers.board import Board, board_bytes
+    from streamsampler.workers.board import StatusBoard, board_bytes
 
-    worker = factory(Board(memoryview(bytearray(board_bytes(1)))).row(0), 0)
+    worker = factory(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), 0)
     worker.update_env(NewEnvUpdate(ByNumber))
     worker.update_agent(Counting())
     outcome = worker.rollout(Ticket(1, range(3), block=3), [10, 11, 12])
@@ -219,9 +219,9 @@ def test_all_environments_are_closed():
         def close(self):
             closed.append(self)
 
-    from streamsampler.workers.board import Board, board_bytes
+    from streamsampler.workers.board import StatusBoard, board_bytes
 
-    worker = VecWorker(Board(memoryview(bytearray(board_bytes(1)))).row(0), n_envs=4)
+    worker = VecWorker(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), n_envs=4)
     worker.update_env(NewEnvUpdate(Closing))
     worker.update_env(NewEnvUpdate(Closing))
     assert len(set(closed)) == 4
