@@ -67,7 +67,7 @@ def _task(size: int, parameters: dict[str, Any] | None) -> Chunk:
     return process.collect(size)
 
 
-class Session:
+class Collector:
     """Keeps two tasks in the pool for each process, or collects batch by batch where there are new parameters."""
 
     def __init__(self, workload: Workload, pool: ProcessPoolExecutor, n_processes: int, chunk: int) -> None:
@@ -125,9 +125,9 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     chunk = settings.get("chunk", 1000 if workload.ideal is None else 100)
     initial = workload.name, settings.get("seeded", False)
     with ProcessPoolExecutor(n_processes, initializer=_initialize, initargs=initial) as pool:
-        session = Session(workload, pool, n_processes, chunk)
-        session.measure({"timesteps": n_processes * chunk})
-        yield session.measure
+        collector = Collector(workload, pool, n_processes, chunk)
+        collector.measure({"timesteps": n_processes * chunk})
+        yield collector.measure
         pool.shutdown(cancel_futures=True)
 
 

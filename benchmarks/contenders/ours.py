@@ -22,7 +22,7 @@ from benchmarks.problems.workloads import Workload, checksum, marks
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 
 
-class Session:
+class Collector:
     """Calls the sampler, and notes what the calls cost."""
 
     def __init__(self, workload: Workload, sampler: MultiprocessingSampler, settings: dict[str, Any]) -> None:
@@ -103,10 +103,10 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         **({"step_timeout": 10.0, "max_worker_memory": 1 << 34} if settings.get("watched") else {}),
         **worker_options(settings),
     ) as sampler:
-        session = Session(workload, sampler, settings)
+        collector = Collector(workload, sampler, settings)
         # The first calls learn how long trajectories take.
-        session.measure({"seconds": 0.5})
-        yield session.measure
+        collector.measure({"seconds": 0.5})
+        yield collector.measure
 
 
 if __name__ == "__main__":

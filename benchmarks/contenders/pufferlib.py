@@ -53,7 +53,7 @@ class Rows:
         self.ended = np.empty(n_rows, bool)
 
 
-class Session:
+class Collector:
     """Sends actions, and keeps what comes back."""
 
     def __init__(self, workload: Workload, n_envs: int, workers: int, batch: int) -> None:
@@ -129,12 +129,12 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         raise Unsupported("this release has no continuous actions")
     workers = settings.get("workers", n_processes)
     n_envs = settings.get("n_envs", workers if workload.ideal else 128 * workers)
-    session = Session(workload, n_envs, workers, settings.get("batch", 1))
+    collector = Collector(workload, n_envs, workers, settings.get("batch", 1))
     try:
-        session.measure({"seconds": 0.3})
-        yield session.measure
+        collector.measure({"seconds": 0.3})
+        yield collector.measure
     finally:
-        session.envs.close()
+        collector.envs.close()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.workloads import Workload, checksum
 
 
-class Session:
+class Collector:
     """Steps the environments, and keeps what they return."""
 
     def __init__(self, workload: Workload, n_envs: int) -> None:
@@ -65,12 +65,12 @@ class Session:
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the environments."""
-    session = Session(workload, settings.get("n_envs", n_processes))
+    collector = Collector(workload, settings.get("n_envs", n_processes))
     try:
-        session.measure({"seconds": 0.3})
-        yield session.measure
+        collector.measure({"seconds": 0.3})
+        yield collector.measure
     finally:
-        session.envs.close()
+        collector.envs.close()
 
 
 if __name__ == "__main__":

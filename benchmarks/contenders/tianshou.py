@@ -1,6 +1,6 @@
-"""tianshou's Session: one process per environment, stepped together, actions chosen in the parent, into its buffer.
+"""tianshou's Collector: one process per environment, stepped together, actions chosen in the parent, into its buffer.
 
-The asynchronous session, which goes on with the environments that are ready, is used where environments sleep.
+The asynchronous collector, which goes on with the environments that are ready, is used where environments sleep.
 The buffer does not store next observations twice, and is not searched for NaN: both are faster.
 
 Settings:
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from tianshou.algorithm.algorithm_base import Policy
-from tianshou.data import AsyncCollector, Batch, Session, VectorReplayBuffer
+from tianshou.data import AsyncCollector, Batch, Collector, VectorReplayBuffer
 from tianshou.env import ShmemVectorEnv, SubprocVectorEnv
 
 from benchmarks.harness.contender import Measure, repeated, serve
@@ -31,7 +31,7 @@ _LARGE = 4_096
 class AgentPolicy(Policy):
     """The workload's agent as tianshou's policy.
 
-    The asynchronous session works with a hidden state only, so it is given one of zeros.
+    The asynchronous collector works with a hidden state only, so it is given one of zeros.
     """
 
     def __init__(self, agent: Any, env: Any, stateful: bool) -> None:
@@ -45,7 +45,7 @@ class AgentPolicy(Policy):
 
 
 class Gatherer:
-    """Calls the session, batch after batch."""
+    """Calls the collector, batch after batch."""
 
     def __init__(self, workload: Workload, n_envs: int, memory: bool | None, asynchronous: bool) -> None:
         self.workload, self.agent, self.iteration = workload, workload.make_agent(), 0
@@ -60,17 +60,17 @@ class Gatherer:
         # How many timesteps each environment makes is not known beforehand if they do not wait for each other.
         room = self.size * n_envs if asynchronous else self.size
         self.buffer = VectorReplayBuffer(room, n_envs, ignore_obs_next=True)
-        kind = AsyncCollector if asynchronous else Session
-        self.session = kind(policy, self.envs, self.buffer, raise_on_nan_in_buffer=False)
-        self.session.reset()
+        kind = AsyncCollector if asynchronous else Collector
+        self.collector = kind(policy, self.envs, self.buffer, raise_on_nan_in_buffer=False)
+        self.collector.reset()
 
     def collect(self) -> tuple[int, int]:
         """Fill the buffer once."""
         if self.workload.parameters:
             self.iteration += 1
             self.agent.set_param_values(self.workload.parameters(self.iteration))
-        self.session.reset_buffer(keep_statistics=True)
-        stats = self.session.collect(n_step=self.size)
+        self.collector.reset_buffer(keep_statistics=True)
+        stats = self.collector.collect(n_step=self.size)
         if self.workload.reads_batch:
             # The buffer has exactly as many rows as a batch has timesteps.
             checksum(self.buffer.obs)
@@ -87,7 +87,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         gatherer.collect()
         yield repeated(gatherer.collect)
     finally:
-        gatherer.session.close()
+        gatherer.collector.close()
 
 
 if __name__ == "__main__":

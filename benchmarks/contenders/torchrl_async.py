@@ -16,7 +16,7 @@ from benchmarks.problems.workloads import Workload
 
 
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> AbstractContextManager[Measure]:
-    """Start the session.
+    """Start the collector.
 
     Raises:
         Unsupported: The workload wants each batch made under new parameters.

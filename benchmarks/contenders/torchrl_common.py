@@ -1,4 +1,4 @@
-"""What the two TorchRL contenders share: its environments and policy, and the loop over a multi-process session.
+"""What the two TorchRL contenders share: its environments and policy, and the loop over a multi-process collector.
 
 Each worker process holds an environment and the policy, and gives back a batch at a time through shared memory. Next
 observations are not stored twice (`compact_obs`), which is faster.
@@ -77,18 +77,18 @@ def make_env(name: str, n_envs: int) -> Any:
 
 
 class Driver:
-    """Takes batch after batch from the session."""
+    """Takes batch after batch from the collector."""
 
-    def __init__(self, workload: Workload, module: AgentModule, session: Any) -> None:
-        self.workload, self.module, self.session, self.iteration = workload, module, session, 0
-        self.batches = iter(session)
+    def __init__(self, workload: Workload, module: AgentModule, collector: Any) -> None:
+        self.workload, self.module, self.collector, self.iteration = workload, module, collector, 0
+        self.batches = iter(collector)
 
     def collect(self) -> tuple[int, int]:
         """Take one batch, made under new parameters if there are any."""
         if self.workload.parameters is not None:
             self.iteration += 1
             self.module.take(self.workload.parameters(self.iteration))
-            self.session.update_policy_weights_()
+            self.collector.update_policy_weights_()
         batch = next(self.batches)
         if self.workload.reads_batch:
             checksum(batch["observation"].numpy())
@@ -107,10 +107,10 @@ def frames_of(workload: Workload, n_processes: int, n_envs: int) -> int:
 def collecting(
     kind: Callable[..., Any], workload: Workload, n_processes: int, settings: dict[str, Any], share: bool
 ) -> Iterator[Measure]:
-    """Start a session's processes.
+    """Start a collector's processes.
 
     Args:
-        kind: The session's class.
+        kind: The collector's class.
         workload: What is measured.
         n_processes: How many processes.
         settings: See the module.
@@ -124,7 +124,7 @@ def collecting(
     n_envs = settings.get("n_envs", 32 if workload.ideal is None else 1)
     frames = settings.get("frames", frames_of(workload, n_processes, n_envs))
     module = AgentModule(workload, batched=n_envs > 1)
-    session = kind(
+    collector = kind(
         [partial(make_env, workload.name, n_envs)] * n_processes,
         TensorDictModule(module, in_keys=["observation"], out_keys=["action"]),
         frames_per_batch=frames // n_processes if share else frames,
@@ -135,9 +135,9 @@ def collecting(
         **({} if share else {"cat_results": 0}),
     )
     try:
-        driver = Driver(workload, module, session)
+        driver = Driver(workload, module, collector)
         for _ in range(n_processes if share else 1):
             driver.collect()
         yield repeated(driver.collect)
     finally:
-        session.shutdown()
+        collector.shutdown()

@@ -23,7 +23,7 @@ A contender's module looks like this::
 
     @contextmanager
     def contender(workload, n_processes, settings):
-        session = start(workload.make_env, workload.make_agent(), n_processes, **settings)
+        collector = start(workload.make_env, workload.make_agent(), n_processes, **settings)
         def measure(request):
             begin = time.perf_counter()
             ...
@@ -31,7 +31,7 @@ A contender's module looks like this::
         try:
             yield measure
         finally:
-            session.close()
+            collector.close()
 
     if __name__ == "__main__":
         serve(contender, packages=["numpy", "gymnasium"])

@@ -17,7 +17,7 @@ import streamsampler
 from benchmarks.ppo.collectors import N_ENVS, from_streamsampler, from_vec_workers, from_vector_env
 from benchmarks.ppo.learner import Experience, Learner, Task
 
-Session = Callable[[Task, Learner, int], Iterator[Experience]]
+Collector = Callable[[Task, Learner, int], Iterator[Experience]]
 EPISODES = 20
 """Of so many successive episodes the returns are averaged."""
 
@@ -41,10 +41,10 @@ class Curve:
         return time.perf_counter() - self._begin
 
 
-def contenders(n_workers: int, start_method: str | None) -> dict[str, Session]:
+def contenders(n_workers: int, start_method: str | None) -> dict[str, Collector]:
     """Those that share the learner, by name."""
     ours = {"n_workers": n_workers, "start_method": start_method}
-    found: dict[str, Session] = {"streamsampler": functools.partial(from_streamsampler, **ours)}
+    found: dict[str, Collector] = {"streamsampler": functools.partial(from_streamsampler, **ours)}
     found["streamsampler_numpy"] = functools.partial(from_streamsampler, in_numpy=True, **ours)
     if hasattr(streamsampler, "VecWorker"):
         found["streamsampler_vec"] = functools.partial(from_vec_workers, **ours)

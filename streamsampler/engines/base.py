@@ -12,7 +12,10 @@ from streamsampler.protocol import Answer, Failure, Message, Phase
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import Progress
 
-__all__ = ["Answered", "Died", "Engine", "Event", "Logged", "unreadable"]
+__all__ = ["FAIL_POINT_VARIABLE", "Answered", "Died", "Engine", "Event", "Logged", "unreadable"]
+
+FAIL_POINT_VARIABLE = "STREAMSAMPLER_FAIL_POINT"
+"""The environment variable that switches fail points on; see `streamsampler.testing.fail_points`."""
 
 
 def _nothing() -> None:

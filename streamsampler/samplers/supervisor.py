@@ -1,4 +1,4 @@
-"""Who of the workers works, who is dead, and who is to go: `supervision`'s decisions, carried out on an engine."""
+"""Who of the workers works, who is dead, and who is to go: the decisions of `restarts`, carried out on an engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which trajectories a call wants, which to hand out next, and when it has them: pure.
 
 A gather plan is a value: how much is wanted, and which worker may run which index. `Gathering` holds one call's
-progress through a plan: what is handed out is decided here, what becomes of what comes in by `ordering.Result`. It
+progress through a plan: what is handed out is decided here, what becomes of what comes in by `result.Result`. It
 knows no process, no clock and no array: a part is whatever its caller hands in.
 
 Results never depend on timing. In index order the batch is a prefix of trajectories 0, 1, 2, …; when and in what
@@ -9,7 +9,7 @@ portions they arrive, and whether some were lost and run again, changes only how
 
 Nor does it depend on timing whether a call fails. A ticket that fails because of one trajectory is taken apart: those
 before it and those after it are handed out again, and the one that failed is held back until its turn comes (see
-`ordering`). Then either the call ends with its failure, or it alone is handed out again. What comes after a failure
+`result`). Then either the call ends with its failure, or it alone is handed out again. What comes after a failure
 that ends the call, if it is needed at all, is of no use, and is not handed out any more. Where nobody knows which
 trajectory of a ticket failed, each is handed out again by itself. Where another worker holds a copy of the ticket, a
 failure for good counts at once, and the copy is not looked at any more; a loss does not count, since the ticket is
@@ -119,7 +119,7 @@ class Gathering(Generic[Part]):
     def take(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> range | None:
         """Return the indices that `worker` should run next, or None if there is nothing for it at present.
 
-        A worker that would be idle otherwise may get a copy of what another one holds (see `holdings`); one that is so
+        A worker that would be idle otherwise may get a copy of what another one holds (see `in_flight`); one that is so
         slow that the others would be done with everything before it gets nothing.
 
         Args:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import gymnasium
 
-from streamsampler.engines.processes.worker_main import FAIL_POINT_VARIABLE
+from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol import Answer, Continue, Exit, Message, Report, Start, Stop
 from streamsampler.workers.loop import Channel

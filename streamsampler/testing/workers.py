@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from streamsampler.engines.processes.worker_main import FAIL_POINT_VARIABLE
+from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.errors import UsageError
 from streamsampler.testing import fail_points
 from streamsampler.testing.records import Records

@@ -1,6 +1,6 @@
 """A call without processes: the real gathering, and workers that are two numbers each.
 
-A discrete-event simulation: what is asked, when, and in what order is what `collecting.Call` does.
+A discrete-event simulation: what is asked, when, and in what order is what `call.Call` does.
 """
 
 import heapq

@@ -5,7 +5,8 @@ again, and a session on standard input has none), its fork server leaves a socke
 parent is killed, and a daemonic process may not have children at all. What is needed is little: hand over some
 descriptors, notice the end, and learn the exit code.
 
-Here a child gets a worker number and descriptors; everything else it reads from one of them (see `worker_process`).
+Here a child gets a worker number and descriptors; everything else it reads from one of them (see
+`processes.worker_main`).
 Each has a parent of its own, which ends what it leaves (see `watchdog`).
 """
 

@@ -20,6 +20,7 @@ import numpy as np
 import setproctitle
 
 from streamsampler.data.buffers import Allocate
+from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.launch.child import ignore_terminal
 from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.processes.messages import decode_command, encode_answer, with_records
@@ -33,10 +34,7 @@ from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import Channel, run_worker
 from streamsampler.workers.threads import ThreadLimit, set_unset
 
-__all__ = ["FAIL_POINT_VARIABLE", "main", "setup_file"]
-
-FAIL_POINT_VARIABLE = "STREAMSAMPLER_FAIL_POINT"
-"""The environment variable that switches fail points on; see `streamsampler.testing.fail_points`."""
+__all__ = ["main", "setup_file"]
 
 _LARGE = 1 << 30
 _HAS_PROC = os.path.exists("/proc/self/statm")

@@ -59,7 +59,7 @@ class VecWorker(Worker):
     copy of its own, which is reset with the trajectory's seed, just as in `DefaultWorker`.
 
     It also takes an environment that is vectorised natively, a `gymnasium.vector.VectorEnv`; see
-    `native_vec.NativeRunner`. Where that one resets itself, `batch.seeds[i]` restarts a trajectory only if it is the
+    `native.NativeRunner`. Where that one resets itself, `batch.seeds[i]` restarts a trajectory only if it is the
     first of its slot in its block.
 
     Pass it as ``worker_class=VecWorker, worker_args={"n_envs": 32}``.
