@@ -1,4 +1,26 @@
-"""The seam between the gathering loop and where workers live."""
+"""Where workers live, and how to write an engine of your own.
+
+An engine starts `n_workers` workers, carries the sampler's messages to them and brings back their answers. It knows
+nothing of calls, plans and batches. `LocalEngine` is the shortest one, `tests/extending` has one outside the package.
+
+*In each worker* run `streamsampler.workers.loop.run_worker(channel, make_worker, row, seed)`, which returns after
+`Exit`; or, where several workers share a thread, `WorkerLoop(…).turn(wait=False)` again and again. `channel` is yours
+(see `streamsampler.workers.loop.Channel`): `receive` returns the next message, `load` the object of a published
+payload, `answer` sends an answer. `make_worker()` returns `worker_factory(row, number)`; `row` is `board.row(number)`,
+the worker's row of the status board. `worker_factory` can be pickled with `streamsampler.serialization.dumps`.
+
+*Write five methods*: `send`, `wait`, `restart`, `kill` and `close`. The others have a default: it uses the board, or
+it is the right one for workers in this process that do not die alone. Workers that can hang or die also need
+`kill_worker`, workers that can be replaced `retire`, workers that do not share the board's memory `abandon_older`
+(a message of your own that writes to the worker's copy) and, for progress bars and `step_timeout`, `progress`.
+
+*Promises*: The messages that a worker was sent arrive in order, each once. So do its answers. The sampler leaves at
+most `scheduling.dispatch.CAPACITY` tickets unanswered at a worker: neither side ever waits for room. A worker's death
+comes after all that the worker sent, once. Everything is called from one thread at a time, except `kill`.
+
+*Use it* with a subclass of `streamsampler.samplers.base.Sampler` whose `make_engine(worker_factory)` returns it;
+`worker_factory` has `n_workers` and `seed`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +32,7 @@ from typing import Any
 
 from streamsampler.protocol import Answer, Failure, Message, Phase
 from streamsampler.serialization import Payload
-from streamsampler.workers.board import Progress
+from streamsampler.workers.board import Progress, StatusBoard
 
 __all__ = ["FAIL_POINT_VARIABLE", "Answered", "Died", "Engine", "Event", "Logged", "unreadable"]
 
@@ -74,100 +96,115 @@ Event = Answered | Died | Logged
 
 
 class Engine(ABC):
-    """Workers, and how to talk to them. Knows nothing of calls, plans and batches.
+    """Workers, and how to talk to them; see the module's docstring.
 
     Attributes:
         n_workers: How many workers there are.
+        board: What the sampler and the workers share besides messages: in shared memory, or, where workers are in this
+            process, `StatusBoard(memoryview(bytearray(board_bytes(n_workers))))`.
         concurrent: Whether workers run at the same time; otherwise they take turns.
         has_own_loggers: Whether loggers in workers are not those of the sampler's process.
     """
 
     n_workers: int
+    board: StatusBoard
     concurrent = True
     has_own_loggers = False
 
-    @abstractmethod
-    def publish(self, payload: Payload) -> Any:
-        """Make a payload available to all workers, and return what stands for it in a message."""
-
-    @abstractmethod
-    def recall(self, handle: Any) -> Payload:
-        """Return a published payload."""
-
-    @abstractmethod
-    def retract(self, handle: Any) -> None:
-        """Let go of a published payload: no message that carries it is unanswered, and none will be sent."""
-
-    @abstractmethod
-    def want(self, version: int) -> None:
-        """Let rollouts of versions older than `version` be abandoned at their next timestep."""
+    # ------------------------------------------------------------------ to be written
 
     @abstractmethod
     def send(self, worker: int, message: Message) -> None:
-        """Send a message; never waits. To a dead worker it is lost: its death is reported by `wait`."""
+        """Send a message without waiting; lower the worker's flag (`board.heed`) before a `Start`.
 
-    @abstractmethod
-    def wait(self, timeout: float | None) -> list[Event]:
-        """Sleep until something happened, for at most `timeout` seconds, and return what did."""
-
-    @abstractmethod
-    def progress(self, worker: int) -> Progress:
-        """Return what a worker was last seen doing."""
-
-    @abstractmethod
-    def ran(self, worker: int) -> int:
-        """Return how many timesteps a worker has run since its start, as far as it showed them; also after `close`."""
-
-    @abstractmethod
-    def watch(self, worker: int) -> None:
-        """Ask a worker to show each timestep and each action in its progress, until its next start."""
-
-    @abstractmethod
-    def memory(self, worker: int) -> int:
-        """Return the bytes of private memory that a worker had at its last answer; 0 where nobody knows."""
-
-    @abstractmethod
-    def stacks(self, worker: int) -> str:
-        """Return the Python stacks of a worker that is about to be killed, or the reason why there are none."""
-
-    @abstractmethod
-    def kill_worker(self, worker: int) -> None:
-        """Kill a worker; `wait` tells of its death."""
-
-    @abstractmethod
-    def retire(self, worker: int) -> bool:
-        """Let a worker that owes nothing close its environment and end; `wait` tells of its death.
-
-        Returns:
-            Whether it will end: not where workers are no processes of their own.
+        A message to a dead worker is dropped: `wait` reports the death.
         """
 
     @abstractmethod
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Sleep until a worker answers or dies, for at most `timeout` seconds, and return the events."""
+
+    @abstractmethod
     def restart(self, worker: int) -> None:
-        """Start a new worker in the place of one that died."""
+        """Start a new worker in the place of a dead one."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End all workers at once, from any thread: `wait`, in another thread, returns."""
+
+    @abstractmethod
+    def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
+        """Let all workers close their environments and end, within a fixed time.
+
+        Nothing but `abandon_older` and `ran_timesteps` may be called afterwards.
+
+        Args:
+            read_answers: Whether the workers' last answers are read. False where an interrupt may have left a message
+                half read.
+
+        Returns:
+            The workers' last answers without contents (reports of abandoned rollouts, failures to close environments)
+            and log records.
+        """
+
+    # ------------------------------------------------------------------ payloads
+
+    def publish(self, payload: Payload) -> Any:
+        """Return the handle that messages carry for a payload, to be loaded by any worker any number of times."""
+        return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers))
+
+    def published(self, handle: Any) -> Payload:
+        """Return the payload of a handle."""
+        payload: Payload = handle
+        return payload
+
+    def unpublish(self, handle: Any) -> None:  # noqa: B027 - to be overridden where memory is freed
+        """Free a payload: all messages that carry its handle are answered, and no other will be sent."""
+
+    # ------------------------------------------------------------------ the board
+
+    def abandon_older(self, version: int) -> None:
+        """Let workers abandon rollouts of versions older than `version` at their next timestep."""
+        self.board.want(version)
+
+    def progress(self, worker: int) -> Progress:
+        """Return the last known progress of a worker."""
+        return self.board.progress(worker)
+
+    def request_progress(self, worker: int) -> None:
+        """Ask a worker to show each timestep and each action in its progress, until its next `Start`."""
+        self.board.watch(worker)
+
+    def ran_timesteps(self, worker: int) -> int:
+        """Return how many timesteps a worker has shown since its start; also after `close`."""
+        return self.board.ran(worker)
+
+    def memory_bytes(self, worker: int) -> int:
+        """Return the private memory of a worker at its last answer, in bytes; 0 where it is not known."""
+        return self.board.memory(worker)
+
+    # ------------------------------------------------------------------ workers that die, hang or are replaced
+
+    def kill_worker(self, worker: int) -> None:  # noqa: B027 - to be overridden where workers can be killed
+        """Kill a worker; `wait` reports its death."""
+
+    def retire(self, worker: int) -> bool:
+        """Let a worker without unanswered tickets close its environment and end; `wait` reports its death.
+
+        Returns:
+            Whether the worker will end. If not, its next `Start` brings a new agent and a new environment.
+        """
+        del worker
+        return False
+
+    def stacks(self, worker: int) -> str:
+        """Return the Python stacks of a worker that is about to be killed, or the reason why there are none."""
+        del worker
+        return ""
 
     def pids(self) -> list[int]:
         """Return the workers' process ids; none where workers are no processes."""
         return []
-
-    @abstractmethod
-    def kill(self) -> None:
-        """End all workers at once, from any thread: `wait`, in another one, returns."""
-
-    @abstractmethod
-    def close(self, *, listen: bool = True) -> list[Answered | Logged]:
-        """Let all workers close their environments and end, within a fixed time.
-
-        Nothing but `want` may be called afterwards.
-
-        Args:
-            listen: Whether what the workers still say is read. False where an interrupt may have left a message half
-                read.
-
-        Returns:
-            What the workers still said, without contents: reports of what they abandoned, failures to close
-            their environments, and log records.
-        """
 
 
 def unreadable(answer: Answer, error: Exception) -> Failure:

@@ -14,7 +14,7 @@ from streamsampler.protocol import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
 from streamsampler.workers.base import Worker
-from streamsampler.workers.board import Progress, StatusBoard, WorkerRow, board_bytes
+from streamsampler.workers.board import StatusBoard, WorkerRow, board_bytes
 from streamsampler.workers.loop import WorkerLoop
 from streamsampler.workers.threads import ThreadLimit
 
@@ -78,35 +78,20 @@ class LocalEngine(Engine):
         self._threads = ThreadLimit(threads, os.environ)
         self._make_worker = make_worker
         self._seed = seed
-        self._board = StatusBoard(memoryview(bytearray(board_bytes(n_workers))))
+        self.board = StatusBoard(memoryview(bytearray(board_bytes(n_workers))))
         self._events: deque[Event] = deque()
         self._channels = [_LocalChannel(worker, self._events, self._threads) for worker in range(n_workers)]
         self._loops = [self._loop(worker) for worker in range(n_workers)]
         self._next = 0
 
     def _loop(self, worker: int) -> WorkerLoop:
-        row = self._board.row(worker)
+        row = self.board.row(worker)
         return WorkerLoop(self._channels[worker], lambda: self._make_worker(row, worker), row, self._seed)
-
-    def publish(self, payload: Payload) -> Payload:
-        """Return a copy of the payload, which the user's arrays no longer reach."""
-        return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers))
-
-    def recall(self, handle: Payload) -> Payload:
-        """Return the payload."""
-        return handle
-
-    def retract(self, handle: Payload) -> None:
-        """Do nothing: the garbage session does it."""
-
-    def want(self, version: int) -> None:
-        """Let older rollouts be abandoned."""
-        self._board.want(version)
 
     def send(self, worker: int, message: Message) -> None:
         """Leave a message for a worker."""
         if isinstance(message, Start):
-            self._board.heed(worker)
+            self.board.heed(worker)
         self._channels[worker].messages.append(message)
 
     def wait(self, timeout: float | None) -> list[Event]:
@@ -123,35 +108,6 @@ class LocalEngine(Engine):
         self._events.clear()
         return events
 
-    def progress(self, worker: int) -> Progress:
-        """Return what a worker was last seen doing."""
-        return self._board.progress(worker)
-
-    def ran(self, worker: int) -> int:
-        """Return how many timesteps a worker has run."""
-        return self._board.ran(worker)
-
-    def watch(self, worker: int) -> None:
-        """Do nothing: who would watch is in the same thread."""
-
-    def memory(self, worker: int) -> int:
-        """Return 0: the memory is this process's."""
-        del worker
-        return 0
-
-    def stacks(self, worker: int) -> str:
-        """Return nothing: the worker is not at work while anybody asks."""
-        del worker
-        return ""
-
-    def kill_worker(self, worker: int) -> None:
-        """Do nothing: these workers do not die alone."""
-
-    def retire(self, worker: int) -> bool:
-        """Return False: it gets a new agent and a new environment with its next start, which must do."""
-        del worker
-        return False
-
     def restart(self, worker: int) -> None:
         """Start a new life: never needed, since these workers do not die alone."""
         self._channels[worker].messages.clear()
@@ -159,12 +115,12 @@ class LocalEngine(Engine):
 
     def kill(self) -> None:
         """Let the rollout in hand be abandoned."""
-        self._board.want_nothing()
+        self.board.want_nothing()
 
-    def close(self, *, listen: bool = True) -> list[Answered | Logged]:
+    def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
         """Close all environments."""
-        del listen
-        self._board.want_nothing()
+        del read_answers
+        self.board.want_nothing()
         with self._threads.held():
             for channel, loop in zip(self._channels, self._loops, strict=True):
                 channel.messages.clear()

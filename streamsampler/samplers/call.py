@@ -68,7 +68,7 @@ class Call:
         self._accounted = False  # whether what arrived is in the accounts
         self._begun: float | None = perf_counter()
         # The word first: whatever an older rollout still does now, nobody wants it.
-        self._engine.want(self.version)
+        self._engine.abandon_older(self.version)
         self._dispatcher.begin(self.version)
         if session.verdicts.exclusive:
             session.pace.forget(0)  # only that worker has work before its verdict: it is not left out for being slow
@@ -381,7 +381,7 @@ class Call:
         self._decisions.end()
         for part in list(self._parts.values()):
             self.release(part)
-        self._session.retract_old()
+        self._session.unpublish_old()
 
     def _stop_clock(self) -> None:
         if self._begun is not None:
@@ -389,7 +389,7 @@ class Call:
             self._begun = None
 
     def _stop_workers(self) -> None:
-        self._engine.want(self.version + 1)
+        self._engine.abandon_older(self.version + 1)
         for worker in self._dispatcher.owing():
             if self._session.supervisor.is_alive(worker) and worker not in self._stopped:
                 self._engine.send(worker, Stop())

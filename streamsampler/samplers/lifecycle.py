@@ -66,7 +66,7 @@ class SamplerLife(ABC):
         self._start(updates, version)
 
     def _start(self, updates: Updates[Payload], version: int) -> None:
-        engine = self._make_engine()
+        engine = self.make_engine(self._factory)
         try:
             self._session = Session(
                 engine,
@@ -86,8 +86,8 @@ class SamplerLife(ABC):
         self._finalizer = weakref.finalize(self, _end_quietly, self._session, self._lock, self._owner)
 
     @abstractmethod
-    def _make_engine(self) -> Engine:
-        """Start the workers."""
+    def make_engine(self, worker_factory: WorkerFactory) -> Engine:
+        """Start the workers, and return the engine that they live in."""
 
     # ------------------------------------------------------------------ a call's frame
 
@@ -146,7 +146,7 @@ class SamplerLife(ABC):
             raise
         except BaseException:
             self._session.suspect = True
-            self._session.engine.want(NEVER_AGAIN)
+            self._session.engine.abandon_older(NEVER_AGAIN)
             raise
 
     def _begin(
@@ -185,9 +185,9 @@ class SamplerLife(ABC):
         """Replace the engine; an interrupt in here leaves everything such that it can be repeated."""
         old = self._session
         if self._pending is None:
-            self._pending = old.updates.mapped(old.engine.recall), old.dispatcher.version
+            self._pending = old.updates.mapped(old.engine.published), old.dispatcher.version
         old.cancelled = True
-        old.engine.close(listen=False)
+        old.engine.close(read_answers=False)
         self._account_for_the_rest()
         self._finalizer.detach()
         self._start(*self._pending)
@@ -304,7 +304,7 @@ class SamplerLife(ABC):
             "order": self._order,
             "policy": self._policy,
             "version": self.agent_version,
-            "updates": self._session.updates.mapped(engine.recall),
+            "updates": self._session.updates.mapped(engine.published),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -323,7 +323,7 @@ def _end(session: Session, lock: Lock) -> list[Answered | Logged]:
         ours = lock.acquire(timeout=_CANCEL_SECONDS)
     session.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
     try:
-        return session.engine.close(listen=not session.suspect)
+        return session.engine.close(read_answers=not session.suspect)
     finally:
         if ours:
             lock.release()

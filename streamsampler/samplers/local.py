@@ -14,6 +14,7 @@ from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.factory import WorkerFactory
 
 __all__ = ["LocalSampler"]
 
@@ -68,5 +69,8 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
             worker_threads=worker_threads,
         )
 
-    def _make_engine(self) -> Engine:
-        return LocalEngine(self._factory.n_workers, self._factory, self._factory.seed, threads=self._factory.threads)
+    def make_engine(self, worker_factory: WorkerFactory) -> Engine:
+        """Make the workers, in this process."""
+        return LocalEngine(
+            worker_factory.n_workers, worker_factory, worker_factory.seed, threads=worker_factory.threads
+        )

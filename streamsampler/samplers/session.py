@@ -196,13 +196,13 @@ class Session:
 
     def lost_with(self, worker: int) -> int:
         """Return how many timesteps a worker that died had shown, and told of in no answer."""
-        lost = max(0, self.engine.ran(worker) - self._told[worker])
+        lost = max(0, self.engine.ran_timesteps(worker) - self._told[worker])
         self._told[worker] += lost
         return lost
 
     def revive(self, worker: int) -> bool:
         """Start a new worker if this one is dead; return whether it was."""
-        ran = self.engine.ran(worker)
+        ran = self.engine.ran_timesteps(worker)
         revived = self.supervisor.revive(worker)
         if revived:
             self._ran_by_dead += ran
@@ -214,10 +214,10 @@ class Session:
         if self._settled:
             return 0
         self._settled = True
-        return self._ran_by_dead + sum(map(self.engine.ran, range(self.engine.n_workers)))
+        return self._ran_by_dead + sum(map(self.engine.ran_timesteps, range(self.engine.n_workers)))
 
-    def retract_old(self) -> None:
+    def unpublish_old(self) -> None:
         """Let go of what is neither in force nor in a message that is unanswered."""
         needed = self.updates.payloads().keys() | {id(handle) for handles in self.reading for handle in handles}
         for key in self.published.keys() - needed:
-            self.engine.retract(self.published.pop(key))
+            self.engine.unpublish(self.published.pop(key))

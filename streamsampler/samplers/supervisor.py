@@ -87,7 +87,7 @@ class Supervisor:
             }
         )
         for worker in suspects:
-            self._engine.watch(worker)
+            self._engine.request_progress(worker)
         for worker, seconds in hung.items():
             self._hung[worker] = _Hang(seen[worker], seconds, self._engine.stacks(worker))
             self._engine.kill_worker(worker)
@@ -121,7 +121,7 @@ class Supervisor:
         limit = self.policy.max_worker_memory
         if limit is None or worker in self._leaving:
             return False
-        fresh, memory = worker in self._fresh, self._engine.memory(worker)
+        fresh, memory = worker in self._fresh, self._engine.memory_bytes(worker)
         self._fresh.discard(worker)
         if fresh and memory > limit and not self._warned:
             self._warned = True

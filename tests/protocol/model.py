@@ -81,13 +81,13 @@ class ModelEngine(Engine):
     def publish(self, payload):
         return payload
 
-    def recall(self, handle):
+    def published(self, handle):
         return handle
 
-    def retract(self, handle):
+    def unpublish(self, handle):
         pass
 
-    def want(self, version):
+    def abandon_older(self, version):
         assert version >= self.wanted, "the word never goes back"
         self.wanted = version
 
@@ -108,15 +108,15 @@ class ModelEngine(Engine):
         model = self.workers[worker]
         return SimpleNamespace(trajectory=model.died_in, phase=Phase.STEP, version=model.side.version, timesteps=0)
 
-    def watch(self, worker):
+    def request_progress(self, worker):
         raise AssertionError("there is no time limit")
 
-    stacks = kill_worker = watch
+    stacks = kill_worker = request_progress
 
-    def ran(self, worker):
+    def ran_timesteps(self, worker):
         return 0
 
-    def memory(self, worker):
+    def memory_bytes(self, worker):
         return 0
 
     def retire(self, worker):

@@ -23,7 +23,7 @@ class Workers:
     def progress(self, worker):
         return Progress(1, 7, 2, self.phase)
 
-    def watch(self, worker):
+    def request_progress(self, worker):
         pass
 
     def stacks(self, worker):

@@ -39,7 +39,7 @@ from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, Mes
 from streamsampler.engines.processes.worker_main import main, setup_file
 from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload
-from streamsampler.workers.board import Progress, StatusBoard, board_bytes
+from streamsampler.workers.board import StatusBoard, board_bytes
 
 __all__ = ["ProcessEngine"]
 
@@ -118,8 +118,8 @@ class ProcessEngine(Engine):
         os.set_blocking(self._stacks_fds[0], False)
         self._selector = self._shared.enter_context(selectors.DefaultSelector())
         board_map = self._shared.enter_context(mmap(self._board_fd, 0))
-        self._board = StatusBoard(memoryview(board_map))
-        self._shared.callback(self._board.release)
+        self.board = StatusBoard(memoryview(board_map))
+        self._shared.callback(self.board.release)
         self._shared.callback(self._keep_ran)
         self._updates_writer = ArenaWriter(updates_fd)
         self._updates_reader = ArenaReader(self._updates_fd)
@@ -190,7 +190,7 @@ class ProcessEngine(Engine):
 
     def restart(self, worker: int) -> None:
         """Start a new process in the place of a dead one, with pipes and memory of its own."""
-        self._board.clear(worker)
+        self.board.clear(worker)
         self._restarting = True
         try:
             # The new one first: if it cannot be started, the old one is what it was, and can be tried again.
@@ -222,22 +222,22 @@ class ProcessEngine(Engine):
             return Stored(None, b"".join(packed))
         return Stored(self._updates_writer.write(packed))
 
-    def recall(self, handle: Stored) -> Payload:
+    def published(self, handle: Stored) -> Payload:
         """Read a payload back."""
         packed = self._updates_reader.read(handle.region) if handle.region is not None else handle.data or b""
         head, buffers, _ = unpack(memoryview(packed))
         return Payload(bytes(head), tuple(bytes(buffer) for buffer in buffers))
 
-    def retract(self, handle: Stored) -> None:
+    def unpublish(self, handle: Stored) -> None:
         """Free the memory of a payload."""
         if handle.region is not None:
             self._updates_writer.give_back(handle.region)
 
-    def want(self, version: int) -> None:
+    def abandon_older(self, version: int) -> None:
         """Let older rollouts be abandoned."""
         self._wanted = version
         if not self._closed and self._is_ours():
-            self._board.want(version)
+            self.board.want(version)
 
     def send(self, worker: int, message: Message) -> None:
         """Send a message. The protocol bounds what can be under way, so the pipe always has room."""
@@ -245,7 +245,7 @@ class ProcessEngine(Engine):
         if link.ended or not self._is_ours():
             return  # its death was, or will be, told by `wait`
         if isinstance(message, Start):
-            self._board.heed(worker)
+            self.board.heed(worker)
         released = link.released[:_RELEASES_PER_MESSAGE]
         del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
         try:
@@ -318,24 +318,12 @@ class ProcessEngine(Engine):
         link.unregister(self._selector)
         return Died(worker, link.child.wait(END_SECONDS), why, hopeless=why == CAME_BACK)
 
-    def progress(self, worker: int) -> Progress:
-        """Return what a worker was last seen doing."""
-        return self._board.progress(worker)
-
-    def ran(self, worker: int) -> int:
+    def ran_timesteps(self, worker: int) -> int:
         """Return how many timesteps a worker has shown; after the end, those it had shown then."""
-        return self._ran[worker] if self._ran else self._board.ran(worker)
+        return self._ran[worker] if self._ran else self.board.ran(worker)
 
     def _keep_ran(self) -> None:
-        self._ran = [self._board.ran(worker) for worker in range(self.n_workers)]
-
-    def watch(self, worker: int) -> None:
-        """Ask for each timestep and each action."""
-        self._board.watch(worker)
-
-    def memory(self, worker: int) -> int:
-        """Return the bytes of private memory at the last answer."""
-        return self._board.memory(worker)
+        self._ran = [self.board.ran(worker) for worker in range(self.n_workers)]
 
     def stacks(self, worker: int) -> str:
         """Return the Python stacks."""
@@ -360,7 +348,7 @@ class ProcessEngine(Engine):
 
     def kill(self) -> None:
         """Kill all workers."""
-        self.want(NEVER_AGAIN)
+        self.abandon_older(NEVER_AGAIN)
         for link in self._links if self._is_ours() else ():
             link.child.kill()
 
@@ -372,7 +360,7 @@ class ProcessEngine(Engine):
         """
         return os.getpid() == self._owner
 
-    def close(self, *, listen: bool = True) -> list[Answered | Logged]:
+    def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
         """Let all workers close their environments and end; terminate and then kill those that take too long.
 
         May be repeated when an interrupt broke it off.
@@ -383,10 +371,10 @@ class ProcessEngine(Engine):
         last_words: list[Answered | Logged] = []
         try:
             if self._links:
-                self.want(NEVER_AGAIN)
+                self.abandon_older(NEVER_AGAIN)
             for worker in range(len(self._links)):
                 self.send(worker, Exit())
-            last_words = self._await_ends(listen=listen)
+            last_words = self._await_ends(read_answers=read_answers)
         finally:
             self._end_all()
         self._closed = True
@@ -403,12 +391,12 @@ class ProcessEngine(Engine):
         for link in self._links:
             self._unlink(link, deadline - time.monotonic())
 
-    def _await_ends(self, *, listen: bool) -> list[Answered | Logged]:
+    def _await_ends(self, *, read_answers: bool) -> list[Answered | Logged]:
         """Wait for the workers' ends; return what they still said."""
         last_words: list[Answered | Logged] = []
         begin = time.monotonic()
         for limit in sorted({STUCK_SECONDS, self._close_timeout}):
-            if listen:
+            if read_answers:
                 last_words += self._listen(begin + limit)
             else:
                 await_ends(self._links, begin + limit)
@@ -417,7 +405,7 @@ class ProcessEngine(Engine):
 
     def _patience_with(self, worker: int) -> float:
         """Return how many seconds a worker has, from the beginning of the end."""
-        closing = self._board.progress(worker).phase is Phase.CLOSE
+        closing = self.board.progress(worker).phase is Phase.CLOSE
         return self._close_timeout if closing else STUCK_SECONDS
 
     def _listen(self, deadline: float) -> list[Answered | Logged]:
