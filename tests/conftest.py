@@ -2,8 +2,12 @@
 
 import os
 import signal
+from collections.abc import Generator
 
+import pytest
 from hypothesis import settings
+
+from tests.never_hangs import within
 
 # How progress and colours are shown depends on these. Tests say which of them they are about.
 for name in ("CI", "NO_COLOR"):
@@ -19,3 +23,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("quick", max_examples=25, deadline=None)
 settings.register_profile("thorough", max_examples=250, deadline=None)
 settings.load_profile("quick")
+
+# Seconds for each of a test's setup, call and teardown: far more than any of the default tier takes.
+LIMIT, SLOW_LIMIT = 60, 600
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """C5: whatever happens, a call ends. A test that waits for ever fails, and the others run."""
+    thorough = settings().max_examples > 100 or item.get_closest_marker("slow")
+    with within(SLOW_LIMIT if thorough else LIMIT):
+        return (yield)
+
+
+pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup

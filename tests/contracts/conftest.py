@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,23 +109,6 @@ class Maker:
     def adopt(self, sampler: Sampler) -> Sampler:
         self.made.append(sampler)
         return sampler
-
-
-LIMIT = 40
-
-
-@pytest.fixture(autouse=True)
-def never_hangs() -> Iterator[None]:
-    """C5: whatever happens, a call ends. No test here takes more than a few seconds."""
-
-    def too_long(*_: object) -> None:
-        raise TimeoutError(f"still not done after {LIMIT} seconds")
-
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(LIMIT)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

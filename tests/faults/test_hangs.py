@@ -14,6 +14,7 @@ from streamsampler.errors import RolloutError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
+from tests.never_hangs import alarm
 
 KINDS = ["hang", "hang_gil", "stop"]
 PLACES = ["construct", "reset", "step", "close", "agent_construct", "agent_reset", "action", "agent_update"]
@@ -105,14 +106,10 @@ ENDLESS = functools.partial(ScriptedEnv, 10**9, seconds=0.0005)
 def test_an_endless_trajectory_is_no_hang():
     """It makes progress; the user's Ctrl-C ends it, and the sampler is usable afterwards."""
     with MultiprocessingSampler(ScriptedAgent(), ENDLESS, n_workers=2, seed=SEED, step_timeout=0.25) as sampler:
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        try:
+        with alarm(signal.default_int_handler):
             signal.setitimer(signal.ITIMER_REAL, 0.8)
             with pytest.raises(KeyboardInterrupt):
                 sampler.obtain_trajectories(2)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
         assert sampler.stats.hangs == sampler.stats.restarts == 0
         batch = sampler.obtain_trajectories(8, agent_update={"offset": 1}, env_update=ScriptedEnv)
         assert batch == undisturbed(2)[1]

@@ -14,6 +14,7 @@ from streamsampler.engines.processes import links
 from streamsampler.testing import Fault, Faults
 from tests.faults.scripted import Agent, Env
 from tests.faults.test_ends import gone_within
+from tests.never_hangs import alarm
 
 
 def expected(version, n=6):
@@ -93,34 +94,28 @@ def test_a_break_inside_close(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def alarms_that_interrupt():
-    """SIGALRM raises KeyboardInterrupt, wherever Python code of ours runs.
-
-    Python swallows what is raised in a callback of the garbage session, and hypothesis has one, which is there or not
-    with the tests that ran before.
-    """
-    before, callbacks = signal.signal(signal.SIGALRM, signal.default_int_handler), gc.callbacks[:]
+def no_gc_callbacks():
+    """Python swallows what is raised in a callback of the garbage collection, and hypothesis may have added one."""
+    callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield
     gc.callbacks.extend(callbacks)
-    signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.usefixtures("alarms_that_interrupt")
+@pytest.mark.usefixtures("no_gc_callbacks")
 def test_real_interrupts_at_random_times(sampler):
     """Whatever they hit, the call after them is right."""
     delays = random.Random(1)
     hits = 0
     for _ in range(40):
-        try:
-            # Inside: on a busy machine it may ring before the next line.
-            signal.setitimer(signal.ITIMER_REAL, delays.uniform(0.0005, 0.01))
-            for _ in range(100):
-                sampler.obtain_trajectories(20)
-        except KeyboardInterrupt:
-            hits += 1
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        with alarm(signal.default_int_handler):
+            try:
+                # Inside: on a busy machine it may ring before the next line.
+                signal.setitimer(signal.ITIMER_REAL, delays.uniform(0.0005, 0.01))
+                for _ in range(100):
+                    sampler.obtain_trajectories(20)
+            except KeyboardInterrupt:
+                hits += 1
         assert is_right_again(sampler)
     assert hits == 40
 
