@@ -139,7 +139,7 @@ class WorkerError(SamplerError):
 
     Attributes:
         worker_number: The worker, 0 to n-1.
-        phase: What it was doing, a word of `streamsampler.protocol.Phase`.
+        phase: What it was doing, a word of `streamsampler.protocol.messages.Phase`.
         trajectory: Index of the trajectory in hand, or None outside trajectories.
         incidents: What was lost before and made good (`streamsampler.scheduling.restarts.Incident`), this loss included
             if it was one; oldest first, and empty for an exception that is raised at once.

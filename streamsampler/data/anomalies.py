@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data.spaces import AnySpace, rows_inside, short, space_leaves
 from streamsampler.data.trees import Array, Tree
-from streamsampler.protocol import by_position
+from streamsampler.protocol.messages import by_position
 
 __all__ = ["Anomaly", "AnomalyFinder"]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from streamsampler.data.exactness import changed, may_change
 from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import DataError
-from streamsampler.protocol import by_position
+from streamsampler.protocol.messages import by_position
 
 __all__ = [
     "InfoColumn",

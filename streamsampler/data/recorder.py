@@ -22,7 +22,7 @@ from streamsampler.data.spaces import AnySpace, check_actions
 from streamsampler.data.step_values import flag_of, reward_recorder
 from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.protocol import by_position
+from streamsampler.protocol.messages import by_position
 
 __all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "packed_floats", "timesteps_of"]
 

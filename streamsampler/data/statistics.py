@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from streamsampler.protocol import Checked, Report
+from streamsampler.protocol.messages import Checked, Report
 
 __all__ = ["REMEMBERED", "TIMES", "Dropped", "FoundAnomaly", "Stats", "WorkerTimes"]
 

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from streamsampler.protocol import Answer, Failure, Message, Phase
+from streamsampler.protocol.messages import Answer, Failure, Message, Phase
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import Progress, StatusBoard
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamsampler.engines.base import Answered, Engine, Event, Logged
 from streamsampler.errors import SerializationError
-from streamsampler.protocol import Answer, Exit, Message, Start
+from streamsampler.protocol.messages import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
 from streamsampler.workers.base import Worker

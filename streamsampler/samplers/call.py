@@ -15,7 +15,7 @@ from streamsampler.data.statistics import REMEMBERED, Dropped, Stats
 from streamsampler.data.trees import leaves
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.errors import ClosedError, DataError
-from streamsampler.protocol import Failure, Report, Start, Stop
+from streamsampler.protocol.messages import Failure, Report, Start, Stop
 from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
 from streamsampler.samplers.call_accounts import add_returned, add_unseen
 from streamsampler.samplers.checking import take_verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered
 from streamsampler.errors import NotReproducibleError
-from streamsampler.protocol import Checked, Failure, Phase
+from streamsampler.protocol.messages import Checked, Failure, Phase
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.supervisor import logger
 

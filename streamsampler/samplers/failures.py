@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError, WorkerError, WorkerHungError
-from streamsampler.protocol import Failure
+from streamsampler.protocol.messages import Failure
 from streamsampler.scheduling.restarts import Incident
 
 __all__ = ["dropped_error", "failure_error", "loss_error", "told"]

@@ -15,7 +15,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError, positive
-from streamsampler.protocol import NEVER_AGAIN, Failure, Phase, Report
+from streamsampler.protocol.messages import NEVER_AGAIN, Failure, Phase, Report
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.failures import failure_error
 from streamsampler.samplers.payloads import makes_environment, pickled_updates

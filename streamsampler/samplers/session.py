@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streamsampler.data.memory import Pool
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine
-from streamsampler.protocol import Answer
+from streamsampler.protocol.messages import Answer
 from streamsampler.samplers.supervisor import Supervisor
 from streamsampler.samplers.updates import Updates
 from streamsampler.samplers.verdicts import Verdicts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamsampler.errors import WorkerError
-from streamsampler.protocol import Failure, Phase
+from streamsampler.protocol.messages import Failure, Phase
 from streamsampler.samplers.failures import failure_error, loss_error
 from streamsampler.scheduling.restarts import Incident, Losses
 

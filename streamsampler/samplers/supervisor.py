@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from streamsampler.engines.base import Died, Engine
 from streamsampler.errors import WorkerError
-from streamsampler.protocol import Failure, Phase, Ticket
+from streamsampler.protocol.messages import Failure, Phase, Ticket
 from streamsampler.samplers.setbacks import Setback
 from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
 from streamsampler.workers.board import Progress

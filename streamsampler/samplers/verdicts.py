@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamsampler.errors import CheckMode
-from streamsampler.protocol import Checked, CheckOrder
+from streamsampler.protocol.messages import Checked, CheckOrder
 
 __all__ = ["Verdicts"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from streamsampler.errors import ProtocolError
-from streamsampler.protocol import Answer, Continue, Failure, Start, Ticket
+from streamsampler.protocol.messages import Answer, Continue, Failure, Start, Ticket
 
 __all__ = ["CAPACITY", "Dispatcher"]
 

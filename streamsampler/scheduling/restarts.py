@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamsampler.errors import UsageError, positive, positive_seconds
-from streamsampler.protocol import Phase
+from streamsampler.protocol.messages import Phase
 from streamsampler.scheduling.hang_watch import Watch
 
 __all__ = ["Incident", "Losses", "OnFailure", "Policy", "Quota", "cause_of_death"]

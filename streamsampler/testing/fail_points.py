@@ -20,7 +20,7 @@ import gymnasium
 
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.environments.updates import EnvUpdate
-from streamsampler.protocol import Answer, Continue, Exit, Message, Report, Start, Stop
+from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Start, Stop
 from streamsampler.workers.loop import Channel
 
 __all__ = ["POINTS", "armed", "encode"]

@@ -16,7 +16,7 @@ from streamsampler.data.buffers import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
 from streamsampler.errors import ActionError, CheckMode, DataError
-from streamsampler.protocol import Phase, Ticket
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.episodes import Episodes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from streamsampler.protocol import NEVER_AGAIN, Phase
+from streamsampler.protocol.messages import NEVER_AGAIN, Phase
 
 __all__ = ["Progress", "StatusBoard", "WorkerRow", "board_bytes"]
 

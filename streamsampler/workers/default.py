@@ -14,7 +14,7 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.step_values import FLAGS
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError
-from streamsampler.protocol import Phase, Ticket
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.workers.base import Outcome, Worker, summary_of, tell_where
 from streamsampler.workers.board import WorkerRow, phase_number

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from streamsampler.environments.worker_numbers import for_worker
-from streamsampler.protocol import (
+from streamsampler.protocol.messages import (
     Answer,
     Checked,
     CheckOrder,
@@ -23,10 +23,9 @@ from streamsampler.protocol import (
     Phase,
     Report,
     Start,
-    State,
     Ticket,
-    WorkerSide,
 )
+from streamsampler.protocol.states import State, WorkerSide
 from streamsampler.seeding import TrajectorySeeds, seed_generators
 from streamsampler.workers.base import Outcome, Worker, class_names, summary_of
 from streamsampler.workers.board import WorkerRow

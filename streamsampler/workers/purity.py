@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from streamsampler.protocol import Checked, CheckOrder
+from streamsampler.protocol.messages import Checked, CheckOrder
 from streamsampler.workers.base import Worker
 from streamsampler.workers.known_wrappers import files_of, kind_of, name_of, stateful_wrapper
 

@@ -3,7 +3,7 @@ import pytest
 
 from streamsampler.engines.processes.messages import decode_answer, decode_command, encode_answer, encode_command
 from streamsampler.engines.processes.shared_memory import Region
-from streamsampler.protocol import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
+from streamsampler.protocol.messages import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
 
 TICKETS = (Ticket(3, range(5)), Ticket(3, range(7, 40, 3)))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
 from streamsampler.engines.processes.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
-from streamsampler.protocol import Phase
+from streamsampler.protocol.messages import Phase
 from streamsampler.serialization import dumps_report
 from streamsampler.workers.board import StatusBoard, board_bytes
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
-from streamsampler.protocol import Start, Ticket
+from streamsampler.protocol.messages import Start, Ticket
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
 from streamsampler.workers.board import StatusBoard, board_bytes

@@ -13,7 +13,8 @@ import numpy as np
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.errors import RolloutError, WorkerDiedError
-from streamsampler.protocol import Exit, Failure, Phase, Report, State, Stop, WorkerSide
+from streamsampler.protocol.messages import Exit, Failure, Phase, Report, Stop
+from streamsampler.protocol.states import State, WorkerSide
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.updates import Updates

@@ -3,7 +3,8 @@ import itertools
 import pytest
 
 from streamsampler.errors import ProtocolError
-from streamsampler.protocol import Continue, Exit, NoTicketLeft, Start, State, Stop, Ticket, WorkerSide, next_state
+from streamsampler.protocol.messages import Continue, Exit, Start, Stop, Ticket
+from streamsampler.protocol.states import NoTicketLeft, State, WorkerSide, next_state
 
 TICKETS = (Ticket(1, range(3)), Ticket(1, range(3, 5)))
 EVENTS = [Start(1, TICKETS), Continue(TICKETS), Stop(), Exit(), NoTicketLeft()]

@@ -3,7 +3,7 @@
 import pytest
 
 from streamsampler.engines.base import Died
-from streamsampler.protocol import Phase, Ticket
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.samplers.supervisor import Supervisor
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.workers.board import Progress

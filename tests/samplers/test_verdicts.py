@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamsampler.protocol import Checked, CheckOrder
+from streamsampler.protocol.messages import Checked, CheckOrder
 from streamsampler.samplers.verdicts import Verdicts
 
 FOUND = Checked("kind", complete=True, timesteps=3, finding="found")

@@ -1,7 +1,7 @@
 import pytest
 
 from streamsampler.errors import ProtocolError
-from streamsampler.protocol import Continue, Report, Start, Ticket
+from streamsampler.protocol.messages import Continue, Report, Start, Ticket
 from streamsampler.scheduling.dispatch import Dispatcher
 
 

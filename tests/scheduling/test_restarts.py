@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
-from streamsampler.protocol import Phase
+from streamsampler.protocol.messages import Phase
 from streamsampler.scheduling.hang_watch import Watch
 from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
 

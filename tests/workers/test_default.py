@@ -9,7 +9,7 @@ import pytest
 from streamsampler.agents.base import as_agent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import ActionError, ObservationError, UsageError
-from streamsampler.protocol import Phase, Ticket
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 

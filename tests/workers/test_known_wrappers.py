@@ -7,7 +7,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.wrappers import vector
 
 from streamsampler.environments.updates import as_env_update
-from streamsampler.protocol import CheckOrder
+from streamsampler.protocol.messages import CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import known_wrappers, purity
 from streamsampler.workers.board import StatusBoard, board_bytes

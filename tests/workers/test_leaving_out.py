@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler.protocol import Ticket
+from streamsampler.protocol.messages import Ticket
 from tests.workers.test_default import Env, worker_of
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from streamsampler.agents.base import CallableAgent
 from streamsampler.environments.updates import as_env_update
-from streamsampler.protocol import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
+from streamsampler.protocol.messages import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
 from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.loop import WorkerLoop, run_worker

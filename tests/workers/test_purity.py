@@ -8,7 +8,7 @@ from gymnasium import spaces
 from streamsampler import RandomAgent
 from streamsampler.agents.base import CallableAgent
 from streamsampler.environments.updates import as_env_update
-from streamsampler.protocol import NEVER_AGAIN, CheckOrder
+from streamsampler.protocol.messages import NEVER_AGAIN, CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import purity
 from streamsampler.workers.base import Worker

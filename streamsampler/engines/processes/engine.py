@@ -37,7 +37,7 @@ from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWrit
 from streamsampler.engines.processes.stacks import stacks_of
 from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
 from streamsampler.engines.processes.worker_main import main, setup_file
-from streamsampler.protocol import NEVER_AGAIN, Exit, Message, Phase, Start
+from streamsampler.protocol.messages import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import StatusBoard, board_bytes
 

@@ -18,7 +18,7 @@ from streamsampler.engines.launch.worker_child import WorkerChild
 from streamsampler.engines.processes.messages import decode_answer, split_records
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region
 from streamsampler.engines.processes.wire import GarbageError, MessageReader, is_from_copy, unframe
-from streamsampler.protocol import Answer
+from streamsampler.protocol.messages import Answer
 
 __all__ = ["CAME_BACK", "KnownSpaces", "Link", "await_ends", "never_block", "terminate"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamsampler.engines.processes.shared_memory import Region
-from streamsampler.protocol import Answer, Checked, Continue, Failure, Message, Report, Ticket
+from streamsampler.protocol.messages import Answer, Checked, Continue, Failure, Message, Report, Ticket
 
 __all__ = ["decode_answer", "decode_command", "encode_answer", "encode_command", "split_records", "with_records"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamsampler.engines.processes.shared_memory import Region
-from streamsampler.protocol import by_position
+from streamsampler.protocol.messages import by_position
 
 __all__ = [
     "INLINE_LIMIT",

@@ -27,7 +27,7 @@ from streamsampler.engines.processes.messages import decode_command, encode_answ
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
-from streamsampler.protocol import Answer, Exit, Message, Start
+from streamsampler.protocol.messages import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
 from streamsampler.workers.board import StatusBoard, WorkerRow
 from streamsampler.workers.logs import RecordKeeper

@@ -17,7 +17,7 @@ from streamsampler.agents.base import Agent, as_agent, mask_argument, reset_agen
 from streamsampler.agents.updates import apply_agent_update
 from streamsampler.data.trees import Tree, snapshot, take
 from streamsampler.errors import UsageError
-from streamsampler.protocol import Phase
+from streamsampler.protocol.messages import Phase
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.recorder import BatchRecorder

@@ -13,7 +13,7 @@ from streamsampler.data.step_values import check_rewards
 from streamsampler.data.trees import Tree, leaves, map_tree, owned, take
 from streamsampler.environments.updates import AnyVectorEnv
 from streamsampler.errors import DataError, ObservationError, UsageError
-from streamsampler.protocol import Phase
+from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.board import phase_number

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamsampler.data.step_values import FLAGS, flag_of, number_of
 from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
-from streamsampler.protocol import Phase
+from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker, tell_where
 from streamsampler.workers.board import phase_number

@@ -20,7 +20,7 @@ from streamsampler.environments.updates import (
     apply_any_env_update,
 )
 from streamsampler.errors import DataError, UsageError, positive
-from streamsampler.protocol import Phase, Ticket
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.serialization import dumps, loads

@@ -8,7 +8,7 @@ import pytest
 
 from streamsampler import VecWorker
 from streamsampler.environments.updates import as_env_update
-from streamsampler.protocol import Phase, Ticket
+from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.board import StatusBoard, board_bytes
 
 

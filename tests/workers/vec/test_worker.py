@@ -161,7 +161,7 @@ def test_a_batch_shrinks_where_a_block_ends():
             return super().reset(seed=seed)
 
     factory = WorkerFactory(n_workers=1, seed=SEED, worker_class=VecWorker, worker_args={"n_envs": 2, "block_size": 3})
-    from streamsampler.protocol import Ticket
+    from streamsampler.protocol.messages import Ticket
     from streamsampler.workers.board import StatusBoard, board_bytes
 
     worker = factory(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), 0)
