@@ -301,11 +301,11 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
                 self._watched(),
                 self._exclusive(),
                 self._call(plan, updates, episodes) as call,
-                display(progress, plan) as shown,
+                display(progress, plan.timesteps or plan.limit or 0, _unit(plan)) as shown,
             ):
                 while not call.gathering.complete:
                     call.pump(shown.interval)
-                    shown.update(call)
+                    shown.update(call.so_far, complete=call.gathering.complete)
                 batch = call.complete()
         except KeyboardInterrupt:
             self._salvaged = batch or self._salvaged
@@ -396,3 +396,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"agent version {self.agent_version}"
         return f"{type(self).__name__}({self.n_workers} workers, seed {self.seed}, {state})"
+
+
+def _unit(plan: GatherPlan) -> str:
+    return "trajectories" if plan.timesteps is None else "timesteps"

@@ -9,19 +9,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from streamsampler.data.words import count, duration
-from streamsampler.scheduling.gathering import GatherPlan
 
-if TYPE_CHECKING:
-    from click._termui_impl import ProgressBar
+__all__ = ["INTERVAL", "Bar", "Display", "ProgressArgument", "Snapshot", "describe", "drawn_bar"]
 
-    from streamsampler.samplers.call import Call
-
-__all__ = ["INTERVAL", "Bar", "Display", "ProgressArgument", "Snapshot", "describe"]
-
-_CLEAR_LINE = "\x1b[K"
+_CLEAR_LINE, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[K", "\x1b[?25l", "\x1b[?25h"
 _SINGULAR = {"timesteps": "timestep", "trajectories": "trajectory"}
 INTERVAL = 0.1
 """Seconds between two snapshots: what looks alive."""
@@ -78,48 +72,59 @@ and at the end."""
 
 
 class Display:
-    """Follows a call and tells `show`, a few times a second.
+    """Call `show` with a call's progress, a few times a second.
 
     Args:
-        plan: What the call wants.
+        target: How many timesteps or trajectories the call collects.
+        unit: "timesteps" or "trajectories".
         show: Called with snapshots; None follows nothing and costs nothing.
         interval: Seconds between two snapshots; None for only the first and the last.
+        earlier: The timesteps and trajectories that were there when the call began.
         clock: Seconds, from any beginning.
 
     Attributes:
-        interval: How long the call may sleep before it is to be looked at; None for as long as it likes.
+        interval: How long the call may sleep before the next `update`; None for as long as it likes.
     """
 
     def __init__(
         self,
-        plan: GatherPlan,
+        target: int,
+        unit: str,
         show: Callable[[Snapshot], Any] | None,
         interval: float | None = INTERVAL,
+        *,
+        earlier: tuple[int, int] = (0, 0),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._show = show
-        self._unit = "trajectories" if plan.timesteps is None else "timesteps"
-        self._target = (plan.limit if plan.timesteps is None else plan.timesteps) or 0
+        self._target, self._unit = target, unit
+        self._earlier = earlier
         self._clock = clock
         self._begun = self._shown = clock()
         self._most = 0
         self.interval = None if show is None else interval
-        if show is not None:
-            show(Snapshot(0, 0, self._target, self._unit, 0.0))
+        self._snapshot(*earlier)
 
-    def update(self, call: Call) -> None:
-        """Look at the call, if it is time."""
+    def update(self, so_far: Callable[[], tuple[int, int]], *, complete: bool) -> None:
+        """Show how far the call is, if the interval has passed or the call is complete.
+
+        Args:
+            so_far: Returns the call's timesteps and trajectories, those that were there before included.
+            complete: Whether the call is complete.
+        """
         if self._show is None:
             return
-        now = self._clock()
-        complete = call.gathering.complete
-        if not complete and (self.interval is None or now - self._shown < self.interval):
+        if complete or (self.interval is not None and self._clock() - self._shown >= self.interval):
+            self._snapshot(*so_far(), complete=complete)
+
+    def _snapshot(self, timesteps: int, trajectories: int, *, complete: bool = False) -> None:
+        if self._show is None:
             return
-        self._shown = now
-        timesteps, trajectories = call.so_far()
-        # Between a worker's report and its next ticket its word is zero: what was shown once stays shown.
+        self._shown = self._clock()
+        # A worker's progress is zero between its report and its next ticket: the bar never goes back.
         self._most = max(self._most, timesteps)
-        self._show(Snapshot(self._most, trajectories, self._target, self._unit, now - self._begun, complete))
+        seconds = self._shown - self._begun
+        self._show(Snapshot(self._most, trajectories, self._target, self._unit, seconds, complete, *self._earlier))
 
 
 class Bar:
@@ -134,7 +139,7 @@ class Bar:
     Attributes:
         interval: Seconds between two snapshots; None where none needs to be drawn.
         visible: Whether anything is drawn.
-        tells_end: Whether the end of a call is told.
+        tells_end: Whether the bar says when a call is complete.
     """
 
     _NARROWEST, _WIDEST = 10, 30
@@ -144,33 +149,28 @@ class Bar:
         self.visible = not hidden and stream is not None and stream.isatty()
         self.interval = INTERVAL if self.visible else None
         self.tells_end = self.visible
-        self._drawn: ProgressBar[str] | None = None
+        self._line = ""  # what is on the screen
 
     def __enter__(self) -> Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._drawn is not None:
-            self._drawn.render_finish()
-            self._drawn = None
+        if self._line:
+            self._write(f"{_SHOW_CURSOR}\n")
+            self._line = ""
 
     def __call__(self, snapshot: Snapshot) -> None:
         """Draw a snapshot; on a terminal that is gone, draw nothing any more."""
         if not self.visible:
             return
-        try:
-            self._draw(snapshot)
-        except OSError:
-            self.visible, self._drawn = False, None
-
-    def _draw(self, snapshot: Snapshot) -> None:
-        if self._drawn is None:
-            self._drawn = self._new(snapshot.target)
         # One column stays free: a terminal that wraps at its last one would need a new line for each drawing.
         room = _columns(self._stream) - 1 - len("[]  ")
         text = _fitting(describe(snapshot), room - self._NARROWEST)
-        self._drawn.width = max(0, min(self._WIDEST, room - len(text)))
-        self._drawn.update(snapshot.reached - self._drawn.pos, text)
+        line = f"{drawn_bar(snapshot, max(0, min(self._WIDEST, room - len(text))))}  {text}"
+        if line != self._line:
+            # Spaces cover what was longer before.
+            before, self._line = self._line, line
+            self._write(f"\r{_HIDE_CURSOR}{line.ljust(len(before))}")
 
     def write_above(self, text: str) -> bool:
         """Write lines where the bar is, and the bar below them.
@@ -178,27 +178,24 @@ class Bar:
         Returns:
             Whether there is a bar; nothing is written where there is none.
         """
-        drawn = self._drawn
-        if drawn is None or self._stream is None:
+        if not self._line:
             return False
-        self._stream.write(f"\r{_CLEAR_LINE}{text}\n")
-        drawn._last_line = None  # or it would see no reason to draw the same again
-        drawn.render_progress()
+        self._write(f"\r{_CLEAR_LINE}{text}\n\r{self._line}")
         return True
 
-    def _new(self, length: int) -> ProgressBar[str]:
-        import click  # here, because most calls are over before they show anything, and scripts should start quickly
+    def _write(self, text: str) -> None:
+        assert self._stream is not None
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self.visible, self._line = False, ""
 
-        return click.progressbar(
-            length=length,
-            file=self._stream,
-            bar_template="[%(bar)s]  %(info)s",
-            empty_char="-",
-            item_show_func=lambda text: text,
-            show_eta=False,  # click's knows finished items only
-            show_percent=False,
-            update_min_steps=0,  # draws also when only the text has changed
-        )
+
+def drawn_bar(snapshot: Snapshot, width: int) -> str:
+    """Return a bar of so many characters, between brackets."""
+    filled = width * snapshot.reached // max(1, snapshot.target)
+    return f"[{'#' * filled}{'-' * (width - filled)}]"
 
 
 def _columns(stream: TextIO | None) -> int:

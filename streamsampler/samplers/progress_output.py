@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
-from streamsampler.samplers.progress import INTERVAL, Bar, Display, ProgressArgument, Snapshot, describe
-from streamsampler.scheduling.gathering import GatherPlan
+from streamsampler.samplers.progress import INTERVAL, Bar, Display, ProgressArgument, Snapshot, describe, drawn_bar
 
 __all__ = ["Lines", "NotebookBar", "Output", "display", "output_on"]
 
@@ -47,15 +46,17 @@ class Output(Protocol):
 
 
 @contextlib.contextmanager
-def display(progress: ProgressArgument, plan: GatherPlan) -> Iterator[Display]:
-    """Yield the display that a `progress` argument asks for."""
+def display(
+    progress: ProgressArgument, target: int, unit: str, *, earlier: tuple[int, int] = (0, 0)
+) -> Iterator[Display]:
+    """Yield the display that a `progress` argument asks for; see `Display` for the other arguments."""
     if callable(progress):
-        yield Display(plan, progress, getattr(progress, "interval", INTERVAL))
+        yield Display(target, unit, progress, getattr(progress, "interval", INTERVAL), earlier=earlier)
     elif progress:
         with output_on(sys.stderr) as output:
-            yield Display(plan, output, output.interval)
+            yield Display(target, unit, output, output.interval, earlier=earlier)
     else:
-        yield Display(plan, None)
+        yield Display(target, unit, None)
 
 
 def output_on(stream: TextIO | None, *, hidden: bool = False, last_line: bool = True) -> Output:
@@ -190,8 +191,7 @@ class _TextBar:
         self._handle: Any = None
 
     def show(self, snapshot: Snapshot) -> None:
-        filled = _WIDTH * snapshot.reached // max(1, snapshot.target)
-        text = f"[{'#' * filled}{'-' * (_WIDTH - filled)}]  {'  '.join(describe(snapshot))}"
+        text = f"{drawn_bar(snapshot, _WIDTH)}  {'  '.join(describe(snapshot))}"
         shown = {"text/plain": text.rstrip()}
         if self._handle is None:
             self._handle = self._display(shown, raw=True, display_id=True)

@@ -15,7 +15,6 @@ from streamsampler import LocalSampler
 from streamsampler.samplers import progress_output
 from streamsampler.samplers.progress import Bar, Display, Snapshot
 from streamsampler.samplers.progress_output import Lines, NotebookBar, output_on
-from streamsampler.scheduling.gathering import AtLeast
 
 
 class Tty(io.StringIO):
@@ -28,7 +27,6 @@ class Call:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.gathering = types.SimpleNamespace(complete=False)
 
     def clock(self) -> float:
         return self.now
@@ -47,10 +45,10 @@ def follow(output: Any, seconds: list[float]) -> None:
     """Let an output follow a call that is looked at after so many seconds, the last time when it is complete."""
     call = Call()
     with output:
-        display = Display(AtLeast(1_000), output, output.interval, call.clock)
+        display = Display(1_000, "timesteps", output, output.interval, clock=call.clock)
         for second in seconds:
-            call.now, call.gathering.complete = 100.0 + second, second == seconds[-1]
-            display.update(call)  # type: ignore[arg-type]
+            call.now = 100.0 + second
+            display.update(call.so_far, complete=second == seconds[-1])
 
 
 def test_a_log_gets_a_line_every_thirty_seconds_and_one_at_the_end() -> None:
