@@ -20,7 +20,7 @@ from streamsampler.data.statistics import Stats
 from streamsampler.errors import DamagedShardError, SamplerError, StorageError
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.samplers.progress_output import Output
-from streamsampler.samplers.sharded import Portions
+from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.quotas import Target
 from streamsampler.storage.manifest import Manifest
 from streamsampler.storage.shards import ShardWriter
@@ -108,14 +108,14 @@ class ShardedRun:
             with self._bar:
                 self._show()
                 for first, stop in _ranges(sorted(self._writer.damaged)):
-                    with self._portions(agent, env, seed, first) as portions:
+                    with self._stream(agent, env, seed, first) as stream:
                         for number in range(first, stop):
-                            batch = self._take(portions, *self._writer.before(number)[1:])
+                            batch = self._take(stream, *self._writer.before(number)[1:])
                             self._keep(batch, partial(self._writer.replace, number))
                 if self._missing:
-                    with self._portions(agent, env, seed, self._writer.n_shards) as portions:
+                    with self._stream(agent, env, seed, self._writer.n_shards) as stream:
                         while self._missing:
-                            batch = self._take(portions, self._writer.n_trajectories, self._writer.n_timesteps)
+                            batch = self._take(stream, self._writer.n_trajectories, self._writer.n_timesteps)
                             self._keep(batch, self._writer.write)
                         self._interrupts.shield()
                 self._show(complete=True)
@@ -123,7 +123,7 @@ class ShardedRun:
             self._seconds = self._seconds or perf_counter() - self._begun
 
     @contextlib.contextmanager
-    def _portions(self, agent: Any, env: Any, seed: int, number: int) -> Iterator[Portions]:
+    def _stream(self, agent: Any, env: Any, seed: int, number: int) -> Iterator[Stream]:
         """Yield what shards are cut from, from shard `number` on.
 
         From a sampler of its own each time: the first stream of a sampler is the one that all shards are from.
@@ -131,15 +131,15 @@ class ShardedRun:
         self._before_stream = self._tally.trajectories, self._tally.timesteps
         sampler = self._request.sampler(agent, env, seed)
         try:
-            with sampler, Portions(sampler, self._writer.before(number)[0]) as portions:
-                yield portions
+            with sampler, sampler.stream(first_trajectory=self._writer.before(number)[0]) as stream:
+                yield stream
         finally:
             self._stats.merge(sampler.stats)
 
-    def _take(self, portions: Portions, n_trajectories: int, n_timesteps: int) -> TrajectoryBatch:
+    def _take(self, stream: Stream, n_trajectories: int, n_timesteps: int) -> TrajectoryBatch:
         """Return the shard that follows on so many trajectories and timesteps."""
         quota = self._wanted.next_quota(self._size, n_trajectories, n_timesteps)
-        return portions.take(quota, self._watch if self._bar.visible else None, self._bar.interval)
+        return stream.take(quota, self._watch if self._bar.visible else None, self._bar.interval)
 
     def _keep(self, batch: TrajectoryBatch, write: Callable[[TrajectoryBatch], None]) -> None:
         with _writing(self._request.out):

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
-from streamsampler.errors import CheckMode, SamplerError, UsageError, positive, refuse_two_numbers
-from streamsampler.samplers.call import Call
+from streamsampler.errors import CheckMode, UsageError, positive, refuse_two_numbers
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.payloads import pickled, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
-from streamsampler.samplers.session import Delivery
-from streamsampler.samplers.streaming import apart
-from streamsampler.samplers.updates import Kind, Updates
+from streamsampler.samplers.streaming import Stream
+from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.blocks import Blocks
-from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order, Run
+from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.serialization import Payload
 from streamsampler.workers.base import Worker
@@ -298,7 +296,6 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
-                self._watched(),
                 self._exclusive(),
                 self._call(plan, updates, episodes) as call,
                 display(progress, plan.timesteps or plan.limit or 0, _unit(plan)) as shown,
@@ -319,7 +316,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         *,
         first_trajectory: int = 0,
         reset_options: Options | None = None,
-    ) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
+    ) -> Stream[ObservationsT, ActionsT]:
         """Return an endless iterator over trajectories 0, 1, 2, …, each a batch of one.
 
         Workers run ahead of the consumer by a bounded number of trajectories. Leaving the loop stops them; so does
@@ -342,44 +339,8 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         episodes = common_episodes(reset_options)
         self._check_options(episodes)
         updates = self._updates_of(agent_update, env_update)
-        return self._stream(updates, first, episodes)
-
-    def _stream(
-        self, updates: dict[Kind, Any], first: int, episodes: Episodes | None
-    ) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
-        with self._watched(), self._exclusive():
-            call = self._begin(Endless(first), updates, self.stats, episodes)
-            self._streaming = call
-        try:
-            while True:
-                for trajectory in self._next_of(call):
-                    self._check_still(call)
-                    call.yielded(trajectory)
-                    yield trajectory
-        finally:
-            if self._streaming is call:
-                self._end_stream()
-
-    def _next_of(self, call: Call) -> Iterable[TrajectoryBatch[ObservationsT, ActionsT]]:
-        """Return the next trajectories of a stream, in memory of their own."""
-        with self._watched(), self._exclusive():
-            self._check_still(call)
-            runs: list[Run[Delivery]] = []
-            while not any(run.n_kept for run in runs):
-                while not (popped := call.gathering.pop_runs()):
-                    call.pump()
-                runs += popped
-            trajectories = apart(call, runs)
-            call.account_for_dropped(runs)
-            for run in runs:
-                if run.stop == run.part.n_indices:
-                    call.release(run.part)
-        return trajectories
-
-    def _check_still(self, call: Call) -> None:
-        self._check_usable()
-        if self._streaming is not call:
-            raise SamplerError("this stream was ended by a later call on the same sampler")
+        begin = partial(self._begin_stream, Endless(first), updates, episodes)
+        return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""

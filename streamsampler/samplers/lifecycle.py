@@ -93,20 +93,21 @@ class SamplerLife(ABC):
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        self._check_usable()
-        # Reentrant, because an interrupt between taking it and the next step would leave it taken for good.
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentCallError(_ONE_AT_A_TIME)
-        try:
-            if self._busy and not self._session.suspect:
+        with self._watched():
+            self._check_usable()
+            # Reentrant, because an interrupt between taking it and the next step would leave it taken for good.
+            if not self._lock.acquire(blocking=False):
                 raise ConcurrentCallError(_ONE_AT_A_TIME)
             try:
-                self._busy = True
-                yield
+                if self._busy and not self._session.suspect:
+                    raise ConcurrentCallError(_ONE_AT_A_TIME)
+                try:
+                    self._busy = True
+                    yield
+                finally:
+                    self._busy = False
             finally:
-                self._busy = False
-        finally:
-            self._lock.release()
+                self._lock.release()
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -229,10 +230,24 @@ class SamplerLife(ABC):
 
     # ------------------------------------------------------------------ the end
 
-    def _end_stream(self) -> None:
-        """Stop the stream that is open, if one is, and account for what its consumer never saw."""
-        call, self._streaming = self._streaming, None
-        if call is not None:
+    def _begin_stream(self, plan: GatherPlan, updates: dict[Kind, Any], episodes: Episodes | None) -> Call:
+        self._streaming = self._begin(plan, updates, self.stats, episodes)
+        return self._streaming
+
+    def _check_streaming(self, call: Call) -> None:
+        self._check_usable()
+        if self._streaming is not call:
+            raise SamplerError("this stream was ended by a later call on the same sampler")
+
+    def _end_stream(self, only: Call | None = None) -> None:
+        """Stop the stream that is open, if one is, and account for what its consumer never saw.
+
+        Args:
+            only: The call whose stream is stopped, if that is the open one; None for any.
+        """
+        call = self._streaming
+        if call is not None and only in (None, call):
+            self._streaming = None
             with self._watched():
                 call.account_for_unseen()
                 if not self._session.suspect:

@@ -7,13 +7,10 @@ import select
 import signal
 
 import pytest
-from gymnasium.spaces import Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler import LocalSampler, RandomAgent
-from streamsampler.errors import SamplerError, StorageError, UsageError
-from streamsampler.samplers.sharded import Portions
+from streamsampler.errors import StorageError, UsageError
 from streamsampler.scheduling.quotas import Quota, Target
 from streamsampler.storage import atomic
 from streamsampler.storage.manifest import MANIFEST, Manifest, read_manifest, shard_name
@@ -88,33 +85,6 @@ def test_a_quota_that_is_met_takes_nothing():
     assert quota.take([1, 1, 5, 1]) == 3
     assert quota.met
     assert quota.take([1]) == 0
-
-
-# --- Portions
-
-
-def make_sampler(**options):
-    agent = RandomAgent(Discrete(2))
-    return LocalSampler(agent, "CartPole-v1", seed=5, **options)
-
-
-def test_portions_are_what_one_call_returns():
-    with make_sampler() as sampler:
-        whole = sampler.obtain_trajectories(40)
-    seen = []
-    with make_sampler(n_workers=3) as sampler:
-        with Portions(sampler, 7) as portions:
-            assert portions.take(Quota(None, 10), lambda *so_far: seen.append(so_far)) == whole[7:17]
-            batch = portions.take(Quota(100, None))
-        stop = 17 + len(batch)
-        assert batch == whole[17:stop]
-        assert batch.n_timesteps >= 100 > batch[:-1].n_timesteps
-        assert (sampler.stats.kept_trajectories, sampler.agent_version) == (stop - 7, 1)
-        assert sampler.obtain_trajectories(1).agent_version == 2
-        with pytest.raises(SamplerError, match="ended by a later call"):
-            portions.take(Quota(1, None))
-    assert seen
-    assert seen[-1][1] >= 10
 
 
 # --- Killed anywhere
