@@ -1,1 +1,37 @@
-"""What turns observations into actions."""
+"""Agents: what turns observations into actions.
+
+An agent is an object with `get_action(observation) -> (action, agent_info)`, or a plain callable `observation ->
+action`, or "random". `agent_info` is a dict of values that are recorded with the action. `streamsampler.Agent` lists
+the optional methods; these are the two most used:
+
+- `reset(seed=…)` is called at each trajectory's start. Draw random numbers from a generator that is made there, or from
+  `random` and `numpy.random`, which are seeded for each trajectory.
+- `set_param_values(values)` receives an `agent_update` that is a tuple, a dict or an array. An `agent_update` that is
+  another agent, or a plain function, replaces the agent.
+
+```python
+import numpy as np
+from numpy.typing import NDArray
+
+
+class GaussianAgent:
+    def __init__(self, weights: NDArray[np.float64]) -> None:
+        self.weights = weights
+        self.rng = np.random.default_rng()
+
+    def reset(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def get_action(self, observation: NDArray[np.float32]) -> tuple[NDArray[np.float64], dict[str, object]]:
+        mean = observation @ self.weights
+        return self.rng.normal(mean), {"mean": mean}
+
+    def set_param_values(self, weights: NDArray[np.float64]) -> None:
+        self.weights = weights
+```
+
+`streamsampler.adapters` makes agents of PyTorch modules and of Stable-Baselines3's models.
+
+Agents travel to the workers by value: classes and functions of your main script, a notebook or an interactive session
+need not be importable.
+"""

@@ -1,1 +1,29 @@
-"""Batches, and how they are recorded."""
+"""Batches of trajectories, and how they are recorded.
+
+A `streamsampler.TrajectoryBatch` of N trajectories with T timesteps in all holds:
+
+| attribute | shape |
+|---|---|
+| `observations`, `actions`, `rewards` | (T, …), (T, …), (T,) |
+| `last_observations` | (N, …): what followed each trajectory's last action |
+| `terminated`, `truncated` | (N,), booleans; both may be true |
+| `lengths`, `indices`, `seeds` | (N,) |
+| `env_infos`, `agent_infos` | dicts of (T, …) |
+| `episode_infos` | a dict of (N, …), from `env.reset` |
+
+Derived: `next_observations`, `returns`, `discounted_returns(gamma)`, `step_types`, `starts`, `final_infos` (the infos
+of each trajectory's last timestep), `padded(name)` with `mask`, and `to_torch()`, whose tensors share the batch's
+memory. `batch[i]` and iteration give batches of one trajectory; `split` and `concatenate` go between batches.
+
+Dict and Tuple spaces stay nested. For type checkers say so once: `MultiprocessingSampler[dict[str, NDArray[Any]]](…)`;
+everything else is arrays.
+
+Dtypes and shapes are those of the spaces. Observations are copied when they are recorded, so an environment may reuse
+its buffer. Data that do not fit are an error that shows both shapes, or both values where a number would become another
+one in its space's dtype. Infos whose keys come and go follow Gymnasium's vector convention: `key`, and a boolean mask
+`_key`. NaN, and observations outside their space, are recorded, counted in `stats.anomalies` and logged once;
+`check="error"` of the samplers makes them errors, `check=None` does not look for them.
+
+`batch.stats` and `sampler.stats` account for every timestep: kept, surplus, stale, abandoned, lost with a dead worker,
+run for a check; and for where the workers' time went.
+"""

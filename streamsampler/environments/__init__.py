@@ -1,1 +1,31 @@
-"""Making environments, and changing them between calls."""
+"""Environments: how they are given to samplers, and how they change between calls.
+
+`envs` is an id for `gymnasium.make` ("module:id" imports the module first), a callable that makes an environment, an
+environment, or an `EnvSpec`. `env_kwargs={…}` holds arguments for making the environment.
+
+`env_update` of a call takes the same and replaces the environment; the old one is closed. It also takes an
+`streamsampler.EnvUpdate`: `streamsampler.SetTaskUpdate` makes an environment or sets the task of the one that is there.
+A subclass of your own must give an environment that depends on the update alone.
+
+A callable, or the entry point of an id, with a parameter `worker_number` is called with the worker's number, for ports,
+file names and devices. A trajectory must not depend on it. `RecordVideo` needs it, or the workers overwrite each
+other's videos (a warning says so):
+
+```python
+import gymnasium
+from gymnasium.wrappers import RecordVideo
+
+from streamsampler import MultiprocessingSampler
+
+
+def make_env(worker_number: int) -> gymnasium.Env[Any, Any]:
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    return RecordVideo(env, f"videos/{worker_number}")
+
+
+with MultiprocessingSampler("random", make_env, n_workers=2) as sampler:
+    sampler.obtain_trajectories(10)
+```
+
+An environment is closed with its worker; `streamsampler.samplers` says what becomes of processes that it started.
+"""

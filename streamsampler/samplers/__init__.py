@@ -1,1 +1,173 @@
-"""What users make, and how one obtaining call runs."""
+"""Samplers: how to ask for trajectories, and what happens when something fails.
+
+This page is the guide. `streamsampler.Sampler` documents each argument and each call.
+
+Calls
+-----
+
+| call | returns |
+|---|---|
+| `obtain_samples(n)` | the shortest prefix of trajectories 0, 1, 2, … with at least n timesteps |
+| `obtain_trajectories(n)` | exactly n trajectories |
+| `obtain_exact_trajectories(n)` | exactly n trajectories for each worker, in worker order |
+| `stream()` | trajectories 0, 1, 2, … without end; leaving the loop stops the workers |
+
+Each call takes `agent_update` and `env_update`; `streamsampler.PerWorker` holds one item for each worker. Each call
+increases the agent version by one. A rollout of an older version is abandoned within one environment step, so no
+returned timestep was produced by older parameters:
+
+```python
+for iteration in range(100):
+    batch = sampler.obtain_samples(5_000, agent_update=parameters)  # goes to agent.set_param_values
+    parameters = improve(parameters, batch)
+```
+
+`obtain_samples` returns what one process alone would have sampled. Taking whatever finishes first over-represents short
+trajectories; `order="arrival"` does that.
+
+`progress=True` shows a bar on a terminal or in a notebook (tqdm's, where tqdm and ipywidgets are installed). Elsewhere,
+and where the variable `CI` is set, it writes a line every 30 seconds and one at the end.
+
+`streamsampler.LocalSampler` runs its workers in the calling process: the same batches, for debugging and small jobs.
+
+Seeds and evaluation
+--------------------
+
+`sampler.seed` is the seed, given or drawn. `batch.seeds[i]` is one integer that everything random in trajectory i comes
+from: `env.reset`, the agent's `reset(seed=…)`, and the generators of `random`, `numpy.random` and torch.
+`env.reset(seed=batch.seeds[i])` starts the same trajectory in any script.
+
+To evaluate, ask for an exact number of trajectories. With `seeds` they start from the given seeds, each once and in
+order, so two agents can be compared on the same episodes:
+
+```python
+seeds = range(1_000, 1_100)
+before = sampler.obtain_trajectories(seeds=seeds, agent_update=parameters).returns
+after = sampler.obtain_trajectories(seeds=seeds, agent_update=improve(parameters, batch)).returns
+print((after - before).mean())
+```
+
+`sampler.seeds(version, indices)` returns the sampler's own seeds. `reset_options={…}` is passed to
+`env.reset(options=…)` in every trajectory of a call; `obtain_trajectories` also takes a list with one item for each
+trajectory.
+
+What depends on more than the seed
+----------------------------------
+
+The same seed gives the same batch for any number of workers if neither the environment nor the agent carries state from
+one trajectory to the next. `gymnasium.wrappers.NormalizeObservation`, `NormalizeReward` and Stable-Baselines3's
+`EpisodicLifeEnv` do carry state. Samplers recognise such wrappers. They also check: in the first call worker 0 runs a
+trajectory before and after another one and compares, for at most 0.2 seconds. A difference is logged as a warning that
+names it and the remedy. With `check="error"` the whole check is run, and a difference raises
+`streamsampler.NotReproducibleError`; `check=None` checks nothing. The remedy for normalisation: make its statistics
+parameters of the agent, or freeze them (`update_running_mean=False` on the wrapper, `training=False` on
+`VecNormalize`).
+
+With a list of agents or environments, one for each worker, batches are reproducible for that number of workers only.
+
+Exceptions in your code
+-----------------------
+
+An exception in an environment or an agent ends the call with a `streamsampler.RolloutError` that names the worker, what
+it was doing, and the trajectory. The worker's own traceback is its cause:
+
+```text
+  File "robot.py", line 11, in step
+    return self.t, 1.0 / (5 - self.t), False, False, {}
+                   ~~~~^~~~~~~~~~~~~~
+ZeroDivisionError: float division by zero
+
+The above exception was the direct cause of the following exception:
+…
+streamsampler.errors.RolloutError: worker 0 failed while stepping the environment in trajectory 0 of agent version 1:
+ZeroDivisionError: float division by zero
+```
+
+The sampler stays usable: in the next call that worker gets a new environment and the current agent.
+
+Whether a call fails, and for which trajectory, depends on the seed alone. An exception is held back until all
+trajectories before it have arrived. Then it is raised, or counted as surplus if the batch was complete without it. A
+stream yields the trajectories before it, then raises. Where workers run blocks of trajectories, a block fails as a
+whole. With `order="arrival"` an exception is raised when it arrives.
+
+With `on_failure="drop"` a trajectory that raises is left out, its worker gets a new agent and environment, and the
+batch is completed with the next indices. `stats.dropped` lists what was left out, and why. The batch is still the same
+for any number of workers. Where failures depend on the state, what is left is biased. A call in which nearly everything
+fails raises.
+
+Ctrl-C in a call raises `KeyboardInterrupt`; `sampler.salvage()` then returns the finished prefix.
+
+Workers that die, hang or grow
+------------------------------
+
+A worker process may be killed by a signal, run out of memory or call `os._exit`. The sampler then starts another
+process with the current agent and environment, and the dead worker's trajectories are run again from the same seeds.
+The batch is bit-identical to that of an undisturbed run. `logging.getLogger("streamsampler")` logs a warning;
+`stats.restarts` counts.
+
+With `step_timeout=2.0` a worker that makes no progress for two seconds is killed and replaced the same way. This covers
+resets, actions and timesteps, also in native code that holds the interpreter's lock. Its Python stacks are logged:
+
+```text
+worker 0 made no progress for 2 s while stepping the environment in trajectory 0 of agent version 1; a new one takes
+its place
+Current thread 0x00007fef83673b80 (most recent call first):
+  File "robot.py", line 16 in step
+```
+
+Only time that the sampler spends waiting counts: not a learner that is busy between two trajectories of a stream, nor a
+laptop that sleeps. An endless trajectory makes progress, so it is no hang; `max_episode_length` ends it.
+
+| argument | what it limits | default |
+|---|---|---|
+| `max_restarts`, `restart_window` | workers replaced within so many seconds | 10 within 60 s, with up to 8 workers |
+| `max_lifetime_restarts` | workers replaced in all | 100, with up to 8 workers |
+| `restart_on` | exception types that replace the worker instead of ending the call | none |
+| `step_timeout` | seconds that a reset, an action or a timestep may take | no limit |
+| `construction_timeout` | seconds that making or updating agent and environment may take | 60 with a `step_timeout` |
+| `max_worker_memory` | bytes of private memory above which a worker is replaced between tickets | no limit |
+| `close_timeout` | seconds that all workers together may take to close their environments | 5 |
+
+`None` removes a limit. With more than 8 workers the defaults of the first two grow in proportion. One failure more than
+the quota ends the call with a `streamsampler.WorkerDiedError`, a `streamsampler.WorkerHungError` or a
+`streamsampler.RolloutError` that lists all of them with times; `error.incidents` has them as objects. The counts then
+start from zero again, and the sampler stays usable. A failure counts when all trajectories before its own have arrived;
+if the batch does not need that trajectory, the failure does not count.
+
+A process that SIGKILL cannot end, for instance one stuck in a file system, is given up after 5 seconds. A fork server
+that does not answer within two minutes is replaced.
+
+A slow worker does not hold up the batch: it gets smaller tickets and none near the end, and an idle worker re-runs its
+remaining tickets. The first result is used; the other is counted as surplus.
+
+What environments start
+-----------------------
+
+Environments are closed (`env.close`) when the sampler is closed, after an exception, after Ctrl-C, and after SIGTERM of
+the command: within `close_timeout`, if closing begins within a second. They are not closed after a second Ctrl-C or
+SIGKILL.
+
+Each worker's parent is a small process, its watchdog. When the worker ends, however it ends, the watchdog sends SIGTERM
+to the processes that the environment started (a simulator, a browser), and SIGKILL a second later, before another
+worker starts. On Linux these are all descendants of the worker, also daemons and those in a session of their own. So an
+environment must not start a server that is to outlive its worker. On macOS only the processes of the worker's process
+group are ended, and a worker that hangs in native code is killed by its watchdog instead of the kernel: the promise
+that nothing is left after two seconds is for Linux.
+
+Log records
+-----------
+
+What environments and agents log in workers is handled in the sampler's process, by its handlers and at its levels, when
+the worker's next report arrives; `record.worker` is the worker number. At most 1,000 records travel with one report;
+one more record says how many were left out. The records of a worker that dies before its report are lost. The workers
+of a `LocalSampler` log directly, without `record.worker`.
+
+Limits of the system
+--------------------
+
+A worker takes seven file descriptors of the sampler's process. The limit (`ulimit -n`) is raised where the system
+allows it; otherwise `streamsampler.ResourceLimitError` says how many are needed.
+
+Every worker computes on one thread; `worker_threads` changes that. With another number of threads the last bits of a
+network's numbers may differ.
+"""

@@ -1,1 +1,32 @@
-"""Files: batches, folders of shards, and what they are written with."""
+"""Files: batches as `.npz`, and folders of shards for more than fits into memory.
+
+`batch.save("file.npz")` writes a batch, and `streamsampler.load("file.npz")` reads it. Neither uses pickle;
+`numpy.load(path, allow_pickle=False)` reads the arrays. `streamsampler.storage.npz` describes the format for readers in
+other languages.
+
+Folders of shards
+-----------------
+
+`streamsampler sample … --shard-size N --out FOLDER` writes files of at least N timesteps each, as they are complete.
+Memory holds about two of them, however many timesteps are asked for. `streamsampler.TrajectoryFolder` reads the folder
+lazily; each shard is also a file that `streamsampler.load` reads.
+
+```python
+folder = streamsampler.TrajectoryFolder("big")  # or load("big")
+len(folder), folder.n_timesteps, folder.complete
+for shard in folder.shards:  # one TrajectoryBatch in memory at a time
+    shard.returns.mean()
+folder[12_345], folder[1_000:2_000]  # reads only the shards they are in; folder.to_batch() reads all
+```
+
+Whatever ends the run (Ctrl-C, a full disk, an error, SIGKILL), the same command with `--resume` continues with the
+first missing shard, on any number of workers. The finished folder is the same, byte for byte, as that of an
+uninterrupted run. Where a shard is damaged, missing or of another run, `--resume` says which, and `--repair` samples it
+again.
+
+`manifest.json` in the folder holds what decides about the data (environment, agent, seed, amounts, version) and which
+trajectories each shard has. `--resume` reads the seed from it where none is given, and refuses what differs. It cannot
+see code: an environment or an agent that you changed in between. `--order arrival` cannot be repeated, and is refused.
+With `--on-failure drop` the manifest also counts the indices that a shard leaves out. The folder is locked while it is
+written.
+"""

@@ -22,7 +22,8 @@ ignore_missing_imports = True
 follow_imports = skip
 """
 
-# What the README's snippets take for granted: each of them is checked as a program of its own, with this before it.
+# What the snippets of the README and of docstrings take for granted: each is checked as a program of its own, with this
+# before it.
 PREAMBLE = """
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,7 @@ Parameters = tuple[NDArray[Any], ...]
 agent: Any
 env: gymnasium.Env[Any, Any]
 improve: Callable[[Parameters, TrajectoryBatch], Parameters]
-model: Any
+batch: TrajectoryBatch
 parameters: Parameters
 policy: Any
 sampler: MultiprocessingSampler
@@ -45,18 +46,25 @@ train: Callable[[MultiprocessingSampler], None]
 
 
 def snippets():
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 3
-    # A test's fixtures need no types in a README.
-    return [re.sub(r"^def (test_\w+)\((\w+)\):", r"def \1(\2: Any) -> None:", text, flags=re.M) for text in blocks]
+    """Return the Python code of the README and of the package's docstrings, by a name for its file."""
+    found = {}
+    for path in [ROOT / "README.md", *sorted((ROOT / "streamsampler").rglob("*.py"))]:
+        blocks = re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
+        for number, text in enumerate(blocks):
+            name = "_".join(path.relative_to(ROOT).with_suffix("").parts)
+            # A test's fixtures need no types in documentation.
+            typed = re.sub(r"^def (test_\w+)\((\w+)\):", r"def \1(\2: Any) -> None:", text, flags=re.M)
+            found[f"{name}_{number}"] = typed
+    assert len(found) >= 8
+    return found
 
 
 @pytest.mark.types
 def test_what_users_write_type_checks(tmp_path):
     (tmp_path / "mypy.ini").write_text(CONFIGURATION)
     files = [HERE / name for name in SCRIPTS]
-    for number, snippet in enumerate(snippets()):
-        files.append(tmp_path / f"readme_{number}.py")
+    for name, snippet in snippets().items():
+        files.append(tmp_path / f"{name}.py")
         files[-1].write_text(PREAMBLE + snippet)
     options = ["--config-file", tmp_path / "mypy.ini", "--cache-dir", ROOT / ".mypy_cache" / "users"]
     run = subprocess.run(

@@ -1,1 +1,41 @@
-"""A worker with several environments, or with one that is vectorised natively."""
+"""Several environments in each worker, with one call of the agent for all of them.
+
+A network computes 32 actions in hardly more time than one. `streamsampler.VecWorker` runs several environments side by
+side in each worker and asks the agent for all their actions at once:
+
+```python
+from streamsampler import MultiprocessingSampler, VecWorker
+
+sampler = MultiprocessingSampler(agent, "CartPole-v1", worker_class=VecWorker, worker_args={"n_envs": 32})
+```
+
+The agent needs `get_actions(observations) -> (actions, agent_infos)`: n observations side by side (leaves of shape (n,
+…)), n actions, and a dict of arrays of (n, …). `TorchAgent`, `MlpAgent` and `SB3Agent` of `streamsampler.adapters` have
+it. Without `get_actions` the agent is asked for one action at a time, and a log message says so. An agent with a memory
+also takes `slots` and `starts`: which environment each row comes from, and whether the row begins a trajectory; or its
+`reset` takes a mask, `reset(do_resets)`. With `seeds` it can draw for each trajectory separately. See
+`streamsampler.Agent`.
+
+Blocks
+------
+
+What is computed in one batch may influence the last bits of a network's numbers. So trajectories run in *blocks* of
+consecutive indices, and the trajectories of a block are a function of the block alone: the same seed, `n_envs` and
+`block_size` give the same batches for any number of workers.
+
+The first four blocks have one trajectory for each environment, the next four two, and so on up to eight. So a few long
+trajectories are shared among workers, and many short ones lose little at the ends of blocks, where environments wait
+for the longest trajectory. `block_size` sets one size for all blocks. `obtain_samples` ends a block as soon as its
+first trajectories suffice. A batch should have at least `n_workers * n_envs` trajectories; for small batches of long
+trajectories take fewer environments.
+
+The global generators and the agent are seeded once a block, each environment once a trajectory.
+
+Native vector environments
+--------------------------
+
+An environment may be vectorised natively: `lambda: gymnasium.make_vec("CartPole-v1", num_envs=32)` with `n_envs=32`.
+Its stream is cut into whole trajectories with their true final observations, in every autoreset mode. Unless the mode
+is `DISABLED`, such an environment does not reseed itself between trajectories: then `batch.seeds[i]` alone does not
+start trajectory `i` again, but its block does.
+"""
