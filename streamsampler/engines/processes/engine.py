@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import select
 import selectors
 import time
@@ -32,7 +33,6 @@ from streamsampler.engines.launch.start import launch
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError
 from streamsampler.engines.processes.links import CAME_BACK, KnownSpaces, Link, await_ends, never_block, terminate
-from streamsampler.engines.processes.messages import encode_command
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
 from streamsampler.engines.processes.stacks import stacks_of
 from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
@@ -249,7 +249,7 @@ class ProcessEngine(Engine):
         released = link.released[:_RELEASES_PER_MESSAGE]
         del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
         try:
-            send(link.commands_fd, encode_command(message, released))
+            send(link.commands_fd, pickle.dumps((message, released), protocol=5))
         except BrokenPipeError:
             pass  # its death is seen in `wait`
         except BlockingIOError:  # what is under way has room: something else fills its pipe

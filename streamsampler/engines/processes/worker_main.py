@@ -23,7 +23,6 @@ from streamsampler.data.buffers import Allocate
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.launch.child import ignore_terminal
 from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
-from streamsampler.engines.processes.messages import decode_command, encode_answer, with_records
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
@@ -240,7 +239,8 @@ class _ProcessChannel:
             if messages is None:
                 return Exit()
             self._heard.extend(messages)
-        message, released = decode_command(self._heard.popleft())
+        message: Message
+        message, released = pickle.loads(self._heard.popleft())
         for region in released:
             self._arena.give_back(region)
         if isinstance(message, Start):
@@ -270,26 +270,26 @@ class _ProcessChannel:
         self._stop_copies()
         if isinstance(contents, BaseException):
             contents = None  # the answer has it in words, and pickled
-        # The answer by itself: it is understood even where its contents are not.
         buffers: list[Any] = []
         if contents is not None:
             head, buffers = dumps_report(*contents)
             buffers = [head, *map(self._placed, buffers)]
         self.before_answer()
-        encoded = encode_answer(answer)
-        if records := self._keeper.take():
-            encoded = with_records(records, encoded)
-        self._send(encoded, buffers)
+        self._send(answer, buffers)
         for region in buffers:
             if isinstance(region, Region):
                 self._arena.hand_over(region)
 
     def send_records(self) -> None:
         """Send the log records that were made since the last answer."""
-        if records := self._keeper.take():
-            self._send(with_records(records), [])
+        self._send(None, [])
 
-    def _send(self, head: bytes, parts: list[Any]) -> None:
+    def _send(self, answer: Answer | None, parts: list[Any]) -> None:
+        records = self._keeper.take()
+        if answer is None and not records:
+            return
+        # The answer apart from its contents: it can be read even where they cannot be unpickled.
+        head = pickle.dumps((records, answer), protocol=5)
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
             self.send(self._answers_fd, frame(pack(head, parts), self._arena.write, self._inline_limit))
 
