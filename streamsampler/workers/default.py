@@ -16,8 +16,8 @@ from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate,
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import Stream, derived_seed, seed_generators
-from streamsampler.workers.base import Outcome, Worker, summary_of, tell_where
-from streamsampler.workers.board import WorkerRow, phase_number
+from streamsampler.workers.base import Outcome, Worker, WorkerContext, summary_of, tell_where
+from streamsampler.workers.board import phase_number
 
 __all__ = ["DefaultWorker"]
 
@@ -49,17 +49,15 @@ class DefaultWorker(Worker):
     """Runs one trajectory after the other in one environment.
 
     Args:
-        row: Its row of the shared board.
-        worker_number: 0 to n-1.
-        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+        context: What the worker is made with.
     """
 
     can_drop = True
     can_rehearse = True
     can_take_options = True
 
-    def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
-        super().__init__(row, worker_number=worker_number, max_episode_length=max_episode_length)
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
         self._agent: Agent | None = None
         self._reset_agent: Callable[[int], None] | None = None
         self._env: gymnasium.Env[Any, Any] | None = None
@@ -88,7 +86,7 @@ class DefaultWorker(Worker):
         except EnvCloseError:
             self.phase = Phase.CLOSE
             raise
-        self._recorder = RolloutRecorder(self._env.observation_space, self._env.action_space, self.allocate)
+        self._recorder = RolloutRecorder(self._env.observation_space, self._env.action_space, self.context.allocate)
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -110,7 +108,7 @@ class DefaultWorker(Worker):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""
-        if self.dropping is not None:
+        if self.context.drop_unless is not None:
             return self._rollout_dropping(ticket, seeds)
         recorder = self._recorder
         assert recorder is not None
@@ -193,7 +191,7 @@ class DefaultWorker(Worker):
     def _timed_rebuild(self) -> _ThreeSeconds:
         """Make agent and environment anew; it is for a reset that it is done, and counted as one."""
         began = perf_counter()
-        self.rebuild()
+        self.context.rebuild()
         return perf_counter() - began, 0.0, 0.0
 
     def _run(  # noqa: C901 - see below
@@ -220,7 +218,7 @@ class DefaultWorker(Worker):
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action, flag_classes = _NoClass if actions is None else int, FLAGS
         window = iter(_NOTHING)
-        row, max_length = self.row, self.max_episode_length
+        row, max_length = self.row, self.context.max_episode_length
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
         limit = _NO_LIMIT

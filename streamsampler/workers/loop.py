@@ -27,8 +27,7 @@ from streamsampler.protocol.messages import (
 )
 from streamsampler.protocol.states import State, WorkerSide
 from streamsampler.seeding import TrajectorySeeds, seed_generators
-from streamsampler.workers.base import Outcome, Worker, class_names, summary_of
-from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.base import Outcome, Worker, WorkerContext, class_names, summary_of
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity
 
@@ -69,16 +68,9 @@ class Channel(Protocol):
         """
 
 
-def run_worker(channel: Channel, make_worker: Callable[[], Worker], row: WorkerRow, seed: int) -> None:
-    """Live a worker's loop, until it is told to exit.
-
-    Args:
-        channel: The connection to the sampler.
-        make_worker: Makes the worker, when there is something to do.
-        row: The worker's row of the board.
-        seed: The sampler's seed.
-    """
-    loop = WorkerLoop(channel, make_worker, row, seed)
+def run_worker(channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
+    """Run a worker's loop until the sampler sends `Exit`; see `WorkerLoop` for the arguments."""
+    loop = WorkerLoop(channel, make_worker, context)
     while loop.turn(wait=True):
         pass
 
@@ -88,16 +80,18 @@ class WorkerLoop:
 
     Args:
         channel: The connection to the sampler.
-        make_worker: Makes the worker, when there is something to do.
-        row: The worker's row of the board.
-        seed: The sampler's seed.
+        make_worker: Makes the worker, at the first `Start`.
+        context: What to make the worker with; the loop adds `rebuild`.
     """
 
-    def __init__(self, channel: Channel, make_worker: Callable[[], Worker], row: WorkerRow, seed: int) -> None:
+    def __init__(
+        self, channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext
+    ) -> None:
         self._channel = channel
         self._make_worker = make_worker
-        self._row = row
-        self._seed = seed
+        self._context = replace(context, rebuild=self._rebuild)
+        self._row = context.row
+        self._seed = context.seed
         self._side = WorkerSide()
         self._worker: Worker | None = None
         self._spaces_told = False
@@ -143,8 +137,7 @@ class WorkerLoop:
             seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
             if self._worker is None:
                 self._row.phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
-                self._worker = self._make_worker()
-                self._worker.rebuild = self._rebuild
+                self._worker = self._make_worker(self._context)
             worker = self._worker
             worker.trajectory = None
             self._take_note(start)
@@ -152,7 +145,7 @@ class WorkerLoop:
                 self._discard(worker)
             if start.env is not None:
                 phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
-                with for_worker(worker.worker_number):
+                with for_worker(self._context.worker_number):
                     worker.update_env(self._channel.load(start.env))
             if start.agent is not None:
                 phase = self._enter(worker, Phase.AGENT_CONSTRUCTION)
@@ -175,7 +168,7 @@ class WorkerLoop:
         if start.episodes is not None:
             self._enter(worker, Phase.RESET)
         worker.episodes = None if start.episodes is None else self._channel.load(start.episodes)
-        if start.env is not None and worker.check is not None and (files := files_of(worker.environments())):
+        if start.env is not None and worker.context.check is not None and (files := files_of(worker.environments())):
             self._checked = Checked(files=files)
 
     def _take_note(self, start: Start) -> None:
@@ -192,7 +185,7 @@ class WorkerLoop:
         self._discard(worker)
         seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
         self._enter(worker, Phase.ENV_CONSTRUCTION)
-        with for_worker(worker.worker_number):
+        with for_worker(self._context.worker_number):
             worker.update_env(self._channel.load(self._in_force["env"]))
         self._enter(worker, Phase.AGENT_CONSTRUCTION)
         worker.update_agent(self._channel.load(self._in_force["agent"]))
@@ -259,7 +252,7 @@ class WorkerLoop:
         self._row.end_ticket(outcome.checked.timesteps)
         self._checked = replace(outcome.checked, files=() if self._checked is None else self._checked.files)
         wanted = self._row.wanted(version)
-        refused = worker.check == "error" and bool(outcome.checked.finding)
+        refused = worker.context.check == "error" and bool(outcome.checked.finding)
         if outcome.spoiled and wanted and not refused:
             self._rebuild()
         self._seconds[2] += perf_counter() - began

@@ -184,7 +184,7 @@ def check_purity(worker: Worker, order: CheckOrder, version: int, seeds_of: Call
     envs = worker.environments()
     if not envs or not worker.can_rehearse:
         return Outcome(Checked(complete=True))
-    kind, strict = kind_of(envs[0]), worker.check == "error"
+    kind, strict = kind_of(envs[0]), worker.context.check == "error"
     if kind == order.done:
         return Outcome(Checked(kind, complete=True))
     finding = next(filter(None, map(stateful_wrapper, envs)), "")

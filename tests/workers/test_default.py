@@ -10,8 +10,9 @@ from streamsampler.agents.base import as_agent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import ActionError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.workers.board import StatusBoard, board_bytes
+from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.default import DefaultWorker
+from tests.workers.contexts import context_of, new_board
 
 
 class Env(gymnasium.Env):
@@ -55,8 +56,8 @@ class Actions:
 
 
 def worker_of(env: Env, agent: Any = None, **kwargs: Any) -> tuple[DefaultWorker, StatusBoard]:
-    board = StatusBoard(memoryview(bytearray(board_bytes(1))))
-    worker = DefaultWorker(board.row(0), **kwargs)
+    board = new_board()
+    worker = DefaultWorker(context_of(board, **kwargs))
     worker.update_env(as_env_update(env))
     # Past the copy that an update makes: the tests look at this very one.
     worker._env = env

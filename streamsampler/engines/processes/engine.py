@@ -56,7 +56,7 @@ class ProcessEngine(Engine):
 
     Args:
         n_workers: How many.
-        make_worker: A pickled callable that makes a worker from its row of the board and its number.
+        make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
         start_method: How processes are started.
         close_timeout: Seconds that all workers together may take to close their environments at the end.

@@ -28,6 +28,7 @@ from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
 from streamsampler.protocol.messages import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
+from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard, WorkerRow
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import Channel, run_worker
@@ -46,7 +47,7 @@ class _Setup:
     Attributes:
         n_workers: How many there are.
         seed: The sampler's seed.
-        make_worker: A pickled callable that makes a worker from its row of the board and its number.
+        make_worker: A pickled callable that makes a worker from its context.
         path: The sampler's `sys.path`.
         cwd: Its working directory.
         environ: Its environment variables, as they were when the sampler was made.
@@ -133,8 +134,8 @@ def main(number: int, fds: Sequence[int]) -> None:
     channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit, keeper, threads)
     if setup.report_memory:
         channel.before_answer = partial(_tell_memory, row, _inherited_bytes())
-    make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
-    run_worker(_with_fail_points(channel, number), make_worker, row, setup.seed)
+    context = WorkerContext(row, number, setup.seed, allocate=channel.allocate)
+    run_worker(_with_fail_points(channel, number), lambda context: loads(setup.make_worker)(context), context)
     channel.send_records()
 
 
@@ -186,12 +187,6 @@ def _tell_memory(row: WorkerRow, inherited: int) -> None:
         row.memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
     row.memory(max(0, _anonymous_bytes() - inherited))
-
-
-def _make_worker(payload: Payload, row: Any, number: int, allocate: Allocate) -> Any:
-    worker = loads(payload)(row, number)
-    worker.allocate = allocate
-    return worker
 
 
 def _nothing() -> None:

@@ -18,6 +18,7 @@ from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.scheduling.blocks import Blocks
 from tests.contracts.scripted import Attentive, Echo, Linear, Nested, Steps, always_zero
+from tests.workers.contexts import context_of
 from tests.workers.vec.scripted import Balancing, DrawnEndless, NestedBatches, Remembering, RememberingAlone, Sampling
 
 SEED = 7
@@ -162,9 +163,8 @@ def test_a_batch_shrinks_where_a_block_ends():
 
     factory = WorkerFactory(n_workers=1, seed=SEED, worker_class=VecWorker, worker_args={"n_envs": 2, "block_size": 3})
     from streamsampler.protocol.messages import Ticket
-    from streamsampler.workers.board import StatusBoard, board_bytes
 
-    worker = factory(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), 0)
+    worker = factory(context_of())
     worker.update_env(NewEnvUpdate(ByNumber))
     worker.update_agent(Counting())
     outcome = worker.rollout(Ticket(1, range(3), block=3), [10, 11, 12])
@@ -219,9 +219,7 @@ def test_all_environments_are_closed():
         def close(self):
             closed.append(self)
 
-    from streamsampler.workers.board import StatusBoard, board_bytes
-
-    worker = VecWorker(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), n_envs=4)
+    worker = VecWorker(context_of(), n_envs=4)
     worker.update_env(NewEnvUpdate(Closing))
     worker.update_env(NewEnvUpdate(Closing))
     assert len(set(closed)) == 4
