@@ -116,7 +116,7 @@ class Engine(ABC):
 
     @abstractmethod
     def send(self, worker: int, message: Message) -> None:
-        """Send a message without waiting; lower the worker's flag (`board.heed`) before a `Start`.
+        """Send a message without waiting; lower the worker's flag (`board.lower_flag`) before a `Start`.
 
         A message to a dead worker is dropped: `wait` reports the death.
         """
@@ -166,7 +166,7 @@ class Engine(ABC):
 
     def abandon_older(self, version: int) -> None:
         """Let workers abandon rollouts of versions older than `version` at their next timestep."""
-        self.board.want(version)
+        self.board.abandon_older(version)
 
     def progress(self, worker: int) -> Progress:
         """Return the last known progress of a worker."""
@@ -174,15 +174,15 @@ class Engine(ABC):
 
     def request_progress(self, worker: int) -> None:
         """Ask a worker to show each timestep and each action in its progress, until its next `Start`."""
-        self.board.watch(worker)
+        self.board.request_progress(worker)
 
     def ran_timesteps(self, worker: int) -> int:
         """Return how many timesteps a worker has shown since its start; also after `close`."""
-        return self.board.ran(worker)
+        return self.board.ran_timesteps(worker)
 
     def memory_bytes(self, worker: int) -> int:
         """Return the private memory of a worker at its last answer, in bytes; 0 where it is not known."""
-        return self.board.memory(worker)
+        return self.board.memory_bytes(worker)
 
     # ------------------------------------------------------------------ workers that die, hang or are replaced
 

@@ -91,7 +91,7 @@ class LocalEngine(Engine):
     def send(self, worker: int, message: Message) -> None:
         """Leave a message for a worker."""
         if isinstance(message, Start):
-            self.board.heed(worker)
+            self.board.lower_flag(worker)
         self._channels[worker].messages.append(message)
 
     def wait(self, timeout: float | None) -> list[Event]:
@@ -115,12 +115,12 @@ class LocalEngine(Engine):
 
     def kill(self) -> None:
         """Let the rollout in hand be abandoned."""
-        self.board.want_nothing()
+        self.board.abandon_all()
 
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
         """Close all environments."""
         del read_answers
-        self.board.want_nothing()
+        self.board.abandon_all()
         with self._threads.held():
             for channel, loop in zip(self._channels, self._loops, strict=True):
                 channel.messages.clear()

@@ -102,7 +102,7 @@ class WorkerContext:
     """What a worker is made with: its place, its limits, and what to do about bad data and failing trajectories.
 
     Attributes:
-        row: The worker's row of the shared board. Call `row.wanted(ticket.version)` between timesteps.
+        row: The worker's row of the shared board. Call `row.may_run(ticket.version)` between timesteps.
         worker_number: 0 to n-1.
         seed: The sampler's seed. Trajectories do not draw from it: `rollout` is given a seed for each.
         max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
@@ -237,7 +237,7 @@ class Worker(ABC):
             env: The environment, for error messages.
         """
         self.phase, self.trajectory = Phase.RECORDING, None
-        self.row.phase(Phase.RECORDING)
+        self.row.set_phase(Phase.RECORDING)
         try:
             rollouts = finish()
             return rollouts if self.context.check is None else self._looked_through(rollouts, env)

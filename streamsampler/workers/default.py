@@ -27,7 +27,7 @@ _PROGRESS_SECONDS = 1e-2
 """How old a worker's progress on the board may be. A word written, or two clock readings, in each timestep would cost
 1 to 2 % of a cheap environment's speed. Beside a network, which pushes this code out of the processor's caches, one
 such timestep in eight cost 1 %. So it is done once in a window of timesteps that take about this long, as the first of
-the last window did. Who needs it to the timestep asks for it: see `StatusBoard.watch`."""
+the last window did. Who needs it to the timestep asks for it: see `StatusBoard.request_progress`."""
 _WINDOW = (True,) + (False,) * 63
 _NOTHING: tuple[bool, ...] = ()
 
@@ -171,7 +171,7 @@ class DefaultWorker(Worker):
                 left_out.update(self._others_of(error, kept))
             self.trajectory = None
             recorder.abandon()
-            if not self.row.wanted(ticket.version):
+            if not self.row.may_run(ticket.version):
                 self.spoiled = True  # what is in force may not be there to be loaded any more
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             seconds = _sum(seconds, self._timed_rebuild())
@@ -303,7 +303,7 @@ class DefaultWorker(Worker):
                                 break
                         if attention:
                             words[timesteps_word] = len(rewards)
-                            if not row.wanted(version):
+                            if not row.may_run(version):
                                 n_abandoned = len(rewards) - start
                                 self.ran_timesteps += len(rewards) - n_before
                                 recorder.abandon()

@@ -136,7 +136,7 @@ class WorkerLoop:
             # What constructors draw, too, must not depend on the process, nor on when it was started.
             seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
             if self._worker is None:
-                self._row.phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
+                self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
                 self._worker = self._make_worker(self._context)
             worker = self._worker
             worker.trajectory = None
@@ -201,13 +201,13 @@ class WorkerLoop:
 
     def _enter(self, worker: Worker, phase: Phase) -> Phase:
         worker.phase = phase
-        self._row.phase(phase)
+        self._row.set_phase(phase)
         return phase
 
     def _run(self, ticket: Ticket) -> None:
         worker = self._worker
         assert worker is not None
-        if not self._row.wanted(ticket.version):
+        if not self._row.may_run(ticket.version):
             self._side.before_answer()
             self._give_up((ticket,))
             return
@@ -221,7 +221,7 @@ class WorkerLoop:
                 return
             outcome = worker.rollout(ticket, self._seeds_of(ticket.version, ticket.indices))
             worker.trajectory, worker.phase = None, Phase.SENDING
-            self._row.phase(Phase.SENDING)
+            self._row.set_phase(Phase.SENDING)
             told = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
             worker.ran_timesteps = max(told, worker.ran_timesteps)
             self._row.end_ticket(worker.ran_timesteps)
@@ -235,7 +235,7 @@ class WorkerLoop:
             self._fail(ticket, worker.phase, worker.trajectory, error, worker.done_timesteps, worker.ran_timesteps)
         finally:
             worker.phase, worker.trajectory = Phase.WAITING, None
-            self._row.phase(Phase.WAITING)
+            self._row.set_phase(Phase.WAITING)
 
     def _seeds_of(self, version: int, indices: range) -> list[int]:
         derived, worker = TrajectorySeeds(self._seed, version), self._worker
@@ -251,7 +251,7 @@ class WorkerLoop:
         worker.trajectory, worker.ran_timesteps = None, 0
         self._row.end_ticket(outcome.checked.timesteps)
         self._checked = replace(outcome.checked, files=() if self._checked is None else self._checked.files)
-        wanted = self._row.wanted(version)
+        wanted = self._row.may_run(version)
         refused = worker.context.check == "error" and bool(outcome.checked.finding)
         if outcome.spoiled and wanted and not refused:
             self._rebuild()
@@ -315,7 +315,7 @@ class WorkerLoop:
     def _shut_down(self) -> None:
         if self._worker is None:
             return
-        self._row.phase(Phase.CLOSE)  # the sampler has more patience then
+        self._row.set_phase(Phase.CLOSE)  # the sampler has more patience then
         if self._spoiled or self._worker.spoiled:
             self._discard(self._worker)
             return

@@ -239,7 +239,7 @@ def test_an_environment_whose_trajectory_was_left_out_in_vain_is_closed_quietly(
             said.append(answer)
 
     board = new_board()
-    context = context_of(board, seed=SEED, drop_unless=lambda kinds: board.want(2) or False)
+    context = context_of(board, seed=SEED, drop_unless=lambda kinds: board.abandon_older(2) or False)
     loop = WorkerLoop(Channel(), DefaultWorker, context)
     for _ in range(4):
         loop.turn(wait=False)

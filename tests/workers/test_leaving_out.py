@@ -23,7 +23,7 @@ def test_what_raised_when_nobody_wanted_it_any_more_is_made_anew_for_who_comes_n
 
     def on_step(total):
         if total == 150:
-            board.want(2)  # from here on nothing can be loaded that belongs to this version
+            board.abandon_older(2)  # from here on nothing can be loaded that belongs to this version
             raise OSError("the arm is stuck")
 
     env = Env(on_step=on_step)

@@ -74,7 +74,7 @@ def test_the_spaces_are_told_once_a_version(board):
 
 
 def test_what_nobody_wants_is_given_up_unrun(board):
-    board.want(2)
+    board.abandon_older(2)
     channel = Channel([start(1, range(2), range(2, 4), **UPDATES)])
     live(channel, board)
     assert [answer for answer, _ in channel.answers] == [

@@ -217,13 +217,13 @@ def test_a_version_that_is_not_wanted_breaks_it_off_and_it_goes_on_with_the_time
         def step(self, action):
             clock.now += 0.0625
             if self.steps == 1:
-                board.want(NEVER_AGAIN)
+                board.abandon_older(NEVER_AGAIN)
             return super().step(action)
 
     worker = make_worker(Stopping)
     first = check(worker).checked
     assert (first.complete, first.timesteps, first.seconds) == (False, 2, 0.125)
-    board.want(1)
+    board.abandon_older(1)
     second = check(worker, CheckOrder(begun=first.kind, seconds=first.seconds)).checked
     assert (second.complete, second.timesteps, second.finding) == (True, 2, "")
     assert check(worker, CheckOrder(done=first.kind)).checked.timesteps == 0

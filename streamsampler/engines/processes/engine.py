@@ -237,7 +237,7 @@ class ProcessEngine(Engine):
         """Let older rollouts be abandoned."""
         self._wanted = version
         if not self._closed and self._is_ours():
-            self.board.want(version)
+            self.board.abandon_older(version)
 
     def send(self, worker: int, message: Message) -> None:
         """Send a message. The protocol bounds what can be under way, so the pipe always has room."""
@@ -245,7 +245,7 @@ class ProcessEngine(Engine):
         if link.ended or not self._is_ours():
             return  # its death was, or will be, told by `wait`
         if isinstance(message, Start):
-            self.board.heed(worker)
+            self.board.lower_flag(worker)
         released = link.released[:_RELEASES_PER_MESSAGE]
         del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
         try:
@@ -320,10 +320,10 @@ class ProcessEngine(Engine):
 
     def ran_timesteps(self, worker: int) -> int:
         """Return how many timesteps a worker has shown; after the end, those it had shown then."""
-        return self._ran[worker] if self._ran else self.board.ran(worker)
+        return self._ran[worker] if self._ran else self.board.ran_timesteps(worker)
 
     def _keep_ran(self) -> None:
-        self._ran = [self.board.ran(worker) for worker in range(self.n_workers)]
+        self._ran = [self.board.ran_timesteps(worker) for worker in range(self.n_workers)]
 
     def stacks(self, worker: int) -> str:
         """Return the Python stacks."""

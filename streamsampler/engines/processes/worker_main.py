@@ -184,9 +184,9 @@ def _tell_memory(row: WorkerRow, inherited: int) -> None:
     Where there is no /proc it is the most that it ever had.
     """
     if not _HAS_PROC:
-        row.memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        row.set_memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
-    row.memory(max(0, _anonymous_bytes() - inherited))
+    row.set_memory(max(0, _anonymous_bytes() - inherited))
 
 
 def _nothing() -> None:

@@ -60,10 +60,10 @@ def progress_in(agent_class, *, watched):
     worker.update_env(as_env_update(lambda: Telling(tell)))
     worker.update_agent(agent_class(tell))
     seen.clear()
-    board.want(1)
-    board.heed(0)
+    board.abandon_older(1)
+    board.lower_flag(0)
     if watched:
-        board.watch(0)
+        board.request_progress(0)
     assert worker.rollout(Ticket(1, range(6), 6), list(range(6))).n_timesteps == 60
     return seen
 
