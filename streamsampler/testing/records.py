@@ -1,4 +1,4 @@
-"""What happened, counted over all processes and beyond their deaths: a file for each event."""
+"""What happened, counted over all processes and beyond their deaths: a symbolic link for each event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import select
 import time
 from pathlib import Path
-from tempfile import mkstemp
 
 __all__ = ["Records"]
 
@@ -17,8 +16,8 @@ _BELL = "bell"
 class Records:
     """Events of several kinds, each kind counted from 1, in a folder.
 
-    A file is linked into place with its contents, so that of two processes only one can be the k-th, and whoever sees
-    it sees it whole. A named pipe wakes those who wait. All of it goes with the folder.
+    A link is made whole or not at all, and leads to the id of the process, so of two processes only one can be the
+    k-th. A named pipe wakes those who wait. All of it goes with the folder.
 
     Args:
         folder: Where; made if need be. What an earlier process counted there counts.
@@ -42,21 +41,13 @@ class Records:
             How many of its kind there are now; None if there were as many as there may be.
         """
         number = self._seen.get(kind, 0)
-        if most is not None and number >= most:
-            return None  # without a look at the file system: this may be asked in each timestep
-        descriptor, mine = mkstemp(dir=self.folder, prefix=".")
-        try:
-            with open(descriptor, "w") as file:
-                file.write(str(os.getpid()))
-            while most is None or number < most:
-                number += 1
-                self._seen[kind] = number
-                with contextlib.suppress(FileExistsError):
-                    os.link(mine, self.folder / f"{kind}.{number}")
-                    return number
-            return None
-        finally:
-            os.unlink(mine)
+        while most is None or number < most:
+            number += 1
+            self._seen[kind] = number
+            with contextlib.suppress(FileExistsError):
+                os.symlink(str(os.getpid()), self.folder / f"{kind}.{number}")
+                return number
+        return None  # without a look at the file system from the second time on: each timestep may ask
 
     def ring(self) -> None:
         """Wake whoever waits."""
@@ -69,14 +60,15 @@ class Records:
 
     def count(self, kind: str | None = None) -> int:
         """Return how many events there were, of one kind or in all."""
-        return len(self._files(kind))
+        return len(self._names(kind))
 
     def pids(self, kind: str | None = None) -> list[int]:
         """Return the processes they happened in, in no particular order."""
-        return [int(path.read_text()) for path in self._files(kind)]
+        return [int(os.readlink(self.folder / name)) for name in self._names(kind)]
 
-    def _files(self, kind: str | None) -> list[Path]:
-        return [path for path in self.folder.glob("[!.]*.*") if kind in (None, path.name.partition(".")[0])]
+    def _names(self, kind: str | None) -> list[str]:
+        parts = [name.partition(".") for name in os.listdir(self.folder)]
+        return ["".join(part) for part in parts if part[2].isdigit() and kind in (None, part[0])]
 
     def wait(self, n: int, timeout: float) -> None:
         """Wait for the `n`-th event.

@@ -12,7 +12,8 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.samplers.base import Sampler
-from tests.contracts.scripted import Steps, always_zero
+from tests.scripted.agents import always_zero
+from tests.scripted.envs import Steps
 
 # Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with
 # every start method; the rest of those is in the slow tier.

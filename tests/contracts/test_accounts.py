@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from streamsampler import TrajectoryBatch
+from streamsampler.testing.records import Records
 from tests.contracts.conftest import Maker
-from tests.contracts.scripted import AnyLength, Stamping, Steps, TwoOrFifty, always_zero, count, counted
+from tests.scripted.agents import Stamping, always_zero
+from tests.scripted.envs import AnyLength, Steps, TwoOrFifty, counted
 
 SEED = 41
 FATES = ("kept", "surplus", "stale", "abandoned", "checked")
@@ -51,24 +53,22 @@ def settle(sampler: object) -> None:
 
 def test_every_step_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> None:
     """In calls that leave a lot of surplus behind: kept, surplus, stale and abandoned timesteps are all there were."""
-    steps, resets = tmp_path / "steps", tmp_path / "resets"
-    make_env = counted(partial(TwoOrFifty, pause=0.0002), steps, resets)
+    make_env = counted(partial(TwoOrFifty, pause=0.0002), tmp_path)
     sampler = make_sampler(always_zero, make_env, n_workers=3, seed=SEED)
     batches: list[TrajectoryBatch] = []
     for call in range(20):
         batches.append(sampler.obtain_samples(60 + call))
         batches.append(sampler.obtain_trajectories(1 + call % 5))
     settle(sampler)
-    stats = sampler.stats
-    assert sum(getattr(stats, f"{fate}_timesteps") for fate in FATES) == count(steps)
-    assert sum(getattr(stats, f"{fate}_trajectories") for fate in FATES) == count(resets)
+    stats, records = sampler.stats, Records(tmp_path)
+    assert sum(getattr(stats, f"{fate}_timesteps") for fate in FATES) == records.count("steps")
+    assert sum(getattr(stats, f"{fate}_trajectories") for fate in FATES) == records.count("resets")
     assert stats.surplus_timesteps + stats.abandoned_timesteps + stats.stale_timesteps > 0
     assert stats.failed_trajectories == stats.restarts == 0
 
 
 def test_every_step_of_a_stream_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> None:
-    steps, resets = tmp_path / "steps", tmp_path / "resets"
-    sampler = make_sampler(always_zero, counted(AnyLength, steps, resets), n_workers=3, seed=SEED)
+    sampler = make_sampler(always_zero, counted(AnyLength, tmp_path), n_workers=3, seed=SEED)
     taken = []
     for length in (1, 20, 300):
         stream = sampler.stream()
@@ -77,9 +77,9 @@ def test_every_step_of_a_stream_is_accounted_for(make_sampler: Maker, tmp_path: 
     kept = sampler.total_env_steps
     settle(sampler)
     assert kept == sum(trajectory.n_timesteps for trajectory in taken)
-    stats = sampler.stats
-    assert sum(getattr(stats, f"{fate}_timesteps") for fate in FATES) == count(steps)
-    assert sum(getattr(stats, f"{fate}_trajectories") for fate in FATES) == count(resets)
+    stats, records = sampler.stats, Records(tmp_path)
+    assert sum(getattr(stats, f"{fate}_timesteps") for fate in FATES) == records.count("steps")
+    assert sum(getattr(stats, f"{fate}_trajectories") for fate in FATES) == records.count("resets")
 
 
 def test_a_streams_timesteps_count_as_they_are_returned(make_sampler: Maker) -> None:
@@ -95,13 +95,12 @@ def test_a_streams_timesteps_count_as_they_are_returned(make_sampler: Maker) -> 
 
 def test_exactly_what_was_asked_for_leaves_nothing_over(make_sampler: Maker, tmp_path: Path) -> None:
     """With an agent each, because what a slow worker holds another one may run a second time."""
-    steps, resets = tmp_path / "steps", tmp_path / "resets"
-    sampler = make_sampler(3 * [always_zero], counted(AnyLength, steps, resets), n_workers=3, seed=SEED)
+    sampler = make_sampler(3 * [always_zero], counted(AnyLength, tmp_path), n_workers=3, seed=SEED)
     batches = [sampler.obtain_trajectories(17), sampler.obtain_exact_trajectories(5)]
-    stats = sampler.stats
-    assert count(resets) == 32 + stats.checked_trajectories
+    stats, records = sampler.stats, Records(tmp_path)
+    assert records.count("resets") == 32 + stats.checked_trajectories
     assert sampler.total_env_steps == sum(batch.n_timesteps for batch in batches)
-    assert count(steps) == sampler.total_env_steps + stats.checked_timesteps
+    assert records.count("steps") == sampler.total_env_steps + stats.checked_timesteps
     assert stats.kept_trajectories == 32
     assert stats.surplus_trajectories == stats.stale_trajectories == stats.abandoned_trajectories == 0
 

@@ -16,8 +16,10 @@ import pytest
 from streamsampler import PerWorker
 from streamsampler.errors import ClosedError, RolloutError, WorkerDiedError
 from streamsampler.samplers.base import Sampler
+from streamsampler.testing.records import Records
 from tests.contracts.conftest import Maker
-from tests.contracts.scripted import AnyLength, Steps, TwoOrFifty, always_zero, count, counted
+from tests.scripted.agents import always_zero
+from tests.scripted.envs import AnyLength, Steps, TwoOrFifty, counted
 
 SEED = 43
 
@@ -53,34 +55,34 @@ def _stumbling(make_env: Any, share: float, dies: bool) -> gymnasium.Env:
 
 
 @pytest.fixture
-def steps(tmp_path: Path) -> Path:
+def steps(tmp_path: Path) -> Records:
     """Where steps are counted, by the environments themselves."""
-    return tmp_path / "steps"
+    return Records(tmp_path)
 
 
 @pytest.fixture
-def env(steps: Path, tmp_path: Path) -> Any:
-    return counted(partial(TwoOrFifty, pause=0.0002), steps, tmp_path / "resets")
+def env(steps: Records) -> Any:
+    return counted(partial(TwoOrFifty, pause=0.0002), steps.folder)
 
 
-def settle(sampler: Sampler, env: Any, steps: Path) -> None:
+def settle(sampler: Sampler, env: Any, steps: Records) -> None:
     """Make a call in which each of three workers has something to do: without an end, too, all is in the accounts."""
     assert len(sampler.obtain_exact_trajectories(1, agent_update=PerWorker(3 * [always_zero]), env_update=env)) == 3
-    assert sampler.stats.ran_timesteps == count(steps)
+    assert sampler.stats.ran_timesteps == steps.count("steps")
 
 
-def check(sampler: Sampler, steps: Path, missing: int = 0) -> None:
+def check(sampler: Sampler, steps: Records, missing: int = 0) -> None:
     """Close a sampler; all steps are in its accounts, but for so many that nobody can know of."""
     sampler.close()
     stats = sampler.stats
     fates = [
         getattr(stats, f"{fate}_timesteps") for fate in ("kept", "surplus", "stale", "abandoned", "lost", "checked")
     ]
-    assert 0 <= count(steps) - sum(fates) <= missing, (count(steps), fates)
+    assert 0 <= steps.count("steps") - sum(fates) <= missing, (steps.count("steps"), fates)
     assert stats.ran_timesteps == sum(fates)
 
 
-def test_after_a_return(make_sampler: Maker, env: Any, steps: Path) -> None:
+def test_after_a_return(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
     for _ in range(3):
         sampler.obtain_samples(60)
@@ -89,7 +91,7 @@ def test_after_a_return(make_sampler: Maker, env: Any, steps: Path) -> None:
     assert sampler.stats.lost_timesteps == 0
 
 
-def test_after_an_exception(make_sampler: Maker, env: Any, steps: Path) -> None:
+def test_after_an_exception(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(always_zero, stumbling(env, 0.3), n_workers=3, seed=SEED)
     for _ in range(3):
         with pytest.raises(RolloutError, match="stumbled"):
@@ -99,7 +101,7 @@ def test_after_an_exception(make_sampler: Maker, env: Any, steps: Path) -> None:
     assert sampler.stats.lost_timesteps >= 2
 
 
-def test_where_losses_and_failures_are_run_again_or_left_out(make_sampler: Maker, env: Any, steps: Path) -> None:
+def test_where_losses_and_failures_are_run_again_or_left_out(make_sampler: Maker, env: Any, steps: Records) -> None:
     if make_sampler.side_by_side:
         pytest.skip("VecWorker cannot leave trajectories out")
     sampler = make_sampler(always_zero, stumbling(env, 0.5), n_workers=3, seed=SEED, on_failure="drop")
@@ -108,7 +110,7 @@ def test_where_losses_and_failures_are_run_again_or_left_out(make_sampler: Maker
     assert sampler.stats.lost_timesteps >= 2 * sampler.stats.dropped_trajectories > 0
 
 
-def test_after_exceptions_that_count_as_losses(make_sampler: Maker, env: Any, steps: Path) -> None:
+def test_after_exceptions_that_count_as_losses(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(
         always_zero, stumbling(env, 0.5), n_workers=2, seed=SEED, restart_on=(OSError,), max_restarts=1
     )
@@ -132,7 +134,7 @@ class Interrupting:
 
 
 @pytest.mark.parametrize("n_snapshots", [1, 2, 6])
-def test_after_an_interrupt(make_sampler: Maker, env: Any, steps: Path, n_snapshots: int) -> None:
+def test_after_an_interrupt(make_sampler: Maker, env: Any, steps: Records, n_snapshots: int) -> None:
     sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
     kept = 0
     for goes_on in (True, False):
@@ -146,7 +148,7 @@ def test_after_an_interrupt(make_sampler: Maker, env: Any, steps: Path, n_snapsh
     assert sampler.stats.kept_timesteps == kept
 
 
-def test_after_a_worker_was_killed(make_sampler: Maker, env: Any, steps: Path) -> None:
+def test_after_a_worker_was_killed(make_sampler: Maker, env: Any, steps: Records) -> None:
     if make_sampler.engine == "local" or make_sampler.side_by_side:
         pytest.skip("its workers are no processes, or run several trajectories")
     sampler = make_sampler(always_zero, stumbling(env, 0.5, dies=True), n_workers=2, seed=SEED, max_restarts=1)
@@ -157,7 +159,7 @@ def test_after_a_worker_was_killed(make_sampler: Maker, env: Any, steps: Path) -
     assert sampler.stats.lost_timesteps > 0
 
 
-def test_after_streams(make_sampler: Maker, env: Any, steps: Path) -> None:
+def test_after_streams(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
     for n in (1, 20):
         stream = sampler.stream()
@@ -172,7 +174,7 @@ def test_after_streams(make_sampler: Maker, env: Any, steps: Path) -> None:
     check(sampler, steps)  # as does this
 
 
-def test_after_a_stream_that_failed(make_sampler: Maker, env: Any, steps: Path) -> None:
+def test_after_a_stream_that_failed(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(always_zero, stumbling(env, 0.3), n_workers=3, seed=SEED)
     with pytest.raises(RolloutError, match="stumbled"):
         list(itertools.islice(sampler.stream(), 30))
@@ -180,11 +182,11 @@ def test_after_a_stream_that_failed(make_sampler: Maker, env: Any, steps: Path) 
     check(sampler, steps)
 
 
-def test_after_a_close_during_a_call(make_sampler: Maker, steps: Path, tmp_path: Path) -> None:
+def test_after_a_close_during_a_call(make_sampler: Maker, steps: Records) -> None:
     if make_sampler.engine in ("local", "vec"):
         pytest.skip("its workers run in the thread of the call")
-    endless = counted(partial(Steps, 10**9, pause=0.0002), steps, tmp_path / "resets")
-    short = counted(AnyLength, steps, tmp_path / "resets")
+    endless = counted(partial(Steps, 10**9, pause=0.0002), steps.folder)
+    short = counted(AnyLength, steps.folder)
     sampler = make_sampler([always_zero, always_zero], [endless, short], n_workers=2, seed=SEED)
     snapshots = itertools.count()
 

@@ -12,7 +12,8 @@ import pytest
 from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import DataError, RolloutError
 from tests.contracts.conftest import SIDE_BY_SIDE, Maker
-from tests.contracts.scripted import Steps, always_zero
+from tests.scripted.agents import always_zero
+from tests.scripted.envs import Steps
 
 SEED = 11
 N = 40

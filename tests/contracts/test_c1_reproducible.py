@@ -18,18 +18,8 @@ import pytest
 from streamsampler import LocalSampler, NewEnvUpdate, PerWorker, SetTaskUpdate, TrajectoryBatch
 from streamsampler.samplers.base import Sampler
 from tests.contracts.conftest import CORE_ENGINES, SIDE_BY_SIDE, Maker
-from tests.contracts.scripted import (
-    AnyLength,
-    Attentive,
-    Drawing,
-    GlobalNoise,
-    Linear,
-    Nested,
-    Stamping,
-    Steps,
-    Wide,
-    jittery,
-)
+from tests.scripted.agents import Attentive, Drawing, Linear, Stamping
+from tests.scripted.envs import AnyLength, GlobalNoise, Nested, Steps, Wide, jittery
 
 SEED = 20_240_607
 
@@ -63,9 +53,9 @@ SCENARIOS = {
     "all generators": Scenario(
         agent=Drawing(),
         env=GlobalNoise,
-        parameters=(0.7, 0.0, 0.0, 0.0),
+        parameters=(2,),
         new_env=SetTaskUpdate(GlobalNoise, 0.3),
-        new_agent=Drawing((0.3, 0.0, 0.0, 0.0)),
+        new_agent=Drawing(1),
     ),
 }
 

@@ -10,7 +10,8 @@ import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
 from tests.contracts.conftest import PROCESSES, Maker
-from tests.contracts.scripted import AnyLength, TwoOrFifty, always_zero
+from tests.scripted.agents import always_zero
+from tests.scripted.envs import AnyLength, TwoOrFifty
 
 SEED = 3
 CALLS = 100

@@ -11,8 +11,10 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.errors import RolloutError, SamplerError
+from streamsampler.testing.records import Records
 from tests.contracts.conftest import PROCESSES, Maker
-from tests.contracts.scripted import AnyLength, Marathon, Stamping, Steps, always_zero, count, jittery
+from tests.scripted.agents import Stamping, always_zero
+from tests.scripted.envs import AnyLength, Marathon, Steps, jittery
 
 SEED = 17
 # The step under way when the word is written goes on to its end, and the word may be written just after it was read.
@@ -21,8 +23,9 @@ ALL_PROCESSES = pytest.mark.parametrize("engine", ["fork", "forkserver", "spawn"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "steps of the long trajectory"
+def steps(tmp_path: Path) -> Records:
+    """Where the long trajectory's steps are counted."""
+    return Records(tmp_path)
 
 
 @pytest.fixture
@@ -38,68 +41,68 @@ def hear_from_both(sampler: LocalSampler) -> None:
 
 
 @ALL_PROCESSES
-def test_a_complete_call_stops_the_surplus(make_sampler: Maker, path: Path, long_seed: int) -> None:
-    sampler = make_sampler(always_zero, partial(Marathon, path, long_seed), n_workers=2, seed=SEED, check=None)
+def test_a_complete_call_stops_the_surplus(make_sampler: Maker, steps: Records, long_seed: int) -> None:
+    sampler = make_sampler(always_zero, partial(Marathon, steps.folder, long_seed), n_workers=2, seed=SEED, check=None)
     batch = sampler.obtain_samples(Marathon.SHORT)
-    at_return = count(path)
+    at_return = steps.count()
     assert batch.lengths.tolist() == [Marathon.SHORT]
     assert at_return >= Marathon.UNDER_WAY
 
     hear_from_both(sampler)
-    assert count(path) - at_return <= STRAY_STEPS
+    assert steps.count() - at_return <= STRAY_STEPS
     assert sampler.stats.abandoned_trajectories == 1
-    assert sampler.stats.abandoned_timesteps == count(path)
+    assert sampler.stats.abandoned_timesteps == steps.count()
 
 
 @ALL_PROCESSES
-def test_a_new_version_stops_the_old_one(make_sampler: Maker, path: Path, long_seed: int) -> None:
-    sampler = make_sampler(Stamping(), partial(Marathon, path, long_seed, pause=0.02), n_workers=2, seed=SEED)
+def test_a_new_version_stops_the_old_one(make_sampler: Maker, steps: Records, long_seed: int) -> None:
+    sampler = make_sampler(Stamping(), partial(Marathon, steps.folder, long_seed, pause=0.02), n_workers=2, seed=SEED)
     stream = sampler.stream(agent_update=(1,))
     assert next(stream).indices.tolist() == [0]
-    before = count(path)
+    before = steps.count()
     assert before >= Marathon.UNDER_WAY
 
     batch = sampler.obtain_trajectories(4, agent_update=(2,))
     assert set(batch.actions.tolist()) == {2}
     hear_from_both(sampler)
     # Between counting and the new version lies the pickling of a small update: far less than 60 ms.
-    assert count(path) - before <= STRAY_STEPS + 3
+    assert steps.count() - before <= STRAY_STEPS + 3
     with pytest.raises(SamplerError, match="later call"):
         next(stream)
 
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
-def test_leaving_a_stream_stops_the_workers(make_sampler: Maker, path: Path, long_seed: int) -> None:
-    sampler = make_sampler(always_zero, partial(Marathon, path, long_seed), n_workers=2, seed=SEED)
+def test_leaving_a_stream_stops_the_workers(make_sampler: Maker, steps: Records, long_seed: int) -> None:
+    sampler = make_sampler(always_zero, partial(Marathon, steps.folder, long_seed), n_workers=2, seed=SEED)
     stream = sampler.stream()
     next(stream)
     stream.close()
-    at_return = count(path)
+    at_return = steps.count()
     assert at_return >= Marathon.UNDER_WAY
     hear_from_both(sampler)
-    assert count(path) - at_return <= STRAY_STEPS
+    assert steps.count() - at_return <= STRAY_STEPS
 
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
-def test_an_error_stops_the_other_workers(make_sampler: Maker, path: Path, long_seed: int) -> None:
-    sampler = make_sampler(always_zero, partial(Marathon, path, long_seed, breaks=True), n_workers=2, seed=SEED)
+def test_an_error_stops_the_other_workers(make_sampler: Maker, steps: Records, long_seed: int) -> None:
+    sampler = make_sampler(always_zero, partial(Marathon, steps.folder, long_seed, breaks=True), n_workers=2, seed=SEED)
     with pytest.raises(RolloutError, match="broken on purpose"):
         sampler.obtain_samples(Marathon.SHORT)
-    at_return = count(path)
+    at_return = steps.count()
     assert at_return >= Marathon.UNDER_WAY
     assert len(sampler.obtain_exact_trajectories(1, env_update=[Steps, Steps])) == 2
-    assert count(path) - at_return <= STRAY_STEPS
+    assert steps.count() - at_return <= STRAY_STEPS
 
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
-def test_closing_stops_the_workers(make_sampler: Maker, path: Path, long_seed: int) -> None:
+def test_closing_stops_the_workers(make_sampler: Maker, steps: Records, long_seed: int) -> None:
     """Its 100,000 steps would take a quarter of an hour, and close waits a second."""
-    sampler = make_sampler(always_zero, partial(Marathon, path, long_seed), n_workers=2, seed=SEED)
+    sampler = make_sampler(always_zero, partial(Marathon, steps.folder, long_seed), n_workers=2, seed=SEED)
     next(sampler.stream())
-    before, begin = count(path), time.monotonic()
+    before, begin = steps.count(), time.monotonic()
     sampler.close()
     assert time.monotonic() - begin < 1
-    assert count(path) - before <= STRAY_STEPS + 3
+    assert steps.count() - before <= STRAY_STEPS + 3
 
 
 @pytest.mark.parametrize("n_calls", [40, pytest.param(200, marks=pytest.mark.slow)])

@@ -14,8 +14,10 @@ import pytest
 from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
 from streamsampler.samplers.base import Sampler
+from streamsampler.testing.records import Records
 from tests.contracts.conftest import PROCESSES, Maker
-from tests.contracts.scripted import AnyLength, SlowOne, Stamping, Steps, Wide, always_zero, count, counted, jittery
+from tests.scripted.agents import Stamping, always_zero
+from tests.scripted.envs import AnyLength, SlowOne, Steps, Wide, counted, jittery
 
 SEED = 23
 
@@ -56,19 +58,19 @@ def memory_files() -> dict[int, int]:
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_a_stalled_consumer(make_sampler: Maker, make_local: Callable[..., LocalSampler], tmp_path: Path) -> None:
-    steps, resets = tmp_path / "steps", tmp_path / "resets"
-    make_env = counted(partial(AnyLength, pause=0.0005), steps, resets)
+    records = Records(tmp_path)
+    make_env = counted(partial(AnyLength, pause=0.0005), tmp_path)
     sampler = make_sampler(always_zero, make_env, n_workers=2, seed=SEED)
     stream = sampler.stream()
     trajectories = [next(stream) for _ in range(30)]
 
     stall = threading.Event()
     assert not stall.wait(1.2)
-    after_a_while, memory = (count(resets), count(steps)), memory_files()
+    after_a_while, memory = (records.count("resets"), records.count("steps")), memory_files()
     cpu, own_cpu = cpu_seconds(sampler.worker_pids()), time.process_time()
     assert not stall.wait(0.8)
     # Nothing moved any more: no step, no byte, no CPU.
-    assert (count(resets), count(steps)) == after_a_while
+    assert (records.count("resets"), records.count("steps")) == after_a_while
     assert memory_files() == memory
     assert cpu_seconds(sampler.worker_pids()) - cpu <= 0.02
     assert time.process_time() - own_cpu < 0.02

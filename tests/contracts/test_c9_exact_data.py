@@ -14,7 +14,8 @@ from gymnasium import spaces
 from streamsampler import NewEnvUpdate, RandomAgent, TrajectoryBatch
 from streamsampler.errors import ObservationError, RolloutError
 from tests.contracts.conftest import Maker
-from tests.contracts.scripted import LINE, Echo, Script, Scripted, Steps, always_zero
+from tests.scripted.agents import always_zero
+from tests.scripted.envs import LINE, Echo, Script, Scripted, Steps
 
 SEED = 31
 PLANE = spaces.Box(-10, 10, (2,), np.float32)

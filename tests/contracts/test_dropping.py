@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
-from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,59 +16,18 @@ from streamsampler.errors import RolloutError, UsageError
 from streamsampler.scheduling.gathering import AtLeast, Exactly, Gathering
 from streamsampler.seeding import TrajectorySeeds
 from tests.contracts.conftest import Maker
+from tests.scripted.agents import above_half
+from tests.scripted.failing import Brittle
 
 SEED = 77
-
-
-class Brittle(gymnasium.Env[Any, Any]):
-    """Lasts 3 to 12 steps; raises in some of its trajectories, and is of no use afterwards.
-
-    Args:
-        where: Where it raises: "step", "reset", or "shape" for an observation that fits nowhere.
-        share: In which share of the trajectories.
-        kind: What it raises.
-    """
-
-    observation_space = spaces.Box(-1, 1, (3,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, where: str = "step", share: float = 0.3, kind: type[BaseException] = OSError) -> None:
-        self.where, self.share, self.kind = where, share, kind
-        self.broken = False
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        assert not self.broken, "used after it raised"
-        self.left = int(self.np_random.integers(3, 13))
-        self.fails_at = int(self.np_random.integers(1, 4)) if self.np_random.random() < self.share else None
-        if self.where == "reset" and self.fails_at:
-            self.fail()
-        return self.observation(), {"left": self.left}
-
-    def observation(self) -> Any:
-        return self.np_random.random(3, dtype=np.float32)
-
-    def fail(self) -> None:
-        self.broken = True
-        raise self.kind("the arm is stuck")
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.left -= 1
-        observation = self.observation()
-        if self.fails_at is not None:
-            self.fails_at -= 1
-            if self.fails_at == 0 and self.where == "step":
-                self.fail()
-            if self.fails_at == 0 and self.where == "shape":
-                observation = observation[:2]
-        return observation, float(action), self.left == 0, False, {"left": self.left}
+BRITTLE = partial(Brittle, one_in=3)
 
 
 class Doomed(Brittle):
     """Raises in the trajectories of these seeds."""
 
     def __init__(self, seeds: set[int]) -> None:
-        super().__init__(share=0.0)
+        super().__init__(one_in=0)
         self.seeds = seeds
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -79,17 +36,11 @@ class Doomed(Brittle):
         return super().reset(seed=seed, options=options)
 
 
-def agent(observation: Any) -> int:
-    return int(observation[0] > 0.5)
-
-
-def alone(where: str = "step", share: float = 0.3, version: int = 1, n: int = 400) -> dict[int, Any]:
+def alone(where: str, n: int) -> dict[int, Any]:
     """What each trajectory is by itself, of those that do not raise."""
     trajectories = {}
     for index in range(n):
-        with LocalSampler(agent, partial(Brittle, where, share), seed=SEED) as sampler:
-            for _ in range(version - 1):
-                sampler._session.dispatcher.version += 1
+        with LocalSampler(above_half, partial(BRITTLE, wrong=where), seed=SEED) as sampler:
             try:
                 trajectories[index] = next(iter(sampler.stream(first_trajectory=index)))
             except RolloutError:
@@ -97,7 +48,7 @@ def alone(where: str = "step", share: float = 0.3, version: int = 1, n: int = 40
     return trajectories
 
 
-SOUND = {where: alone(where, n=60) for where in ("step", "reset", "shape")}
+SOUND = {where: alone(where, 60) for where in ("step", "reset", "shape")}
 
 
 PROCESSES = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("forkserver", "shared memory")]
@@ -110,7 +61,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("where", SOUND)
 def test_the_batch_is_what_is_left_of_the_prefix(make_sampler: Maker, where: str) -> None:
-    sampler = make_sampler(agent, partial(Brittle, where), n_workers=3, seed=SEED, on_failure="drop")
+    sampler = make_sampler(above_half, partial(BRITTLE, wrong=where), n_workers=3, seed=SEED, on_failure="drop")
     batch = sampler.obtain_trajectories(20)
     expected = list(SOUND[where])[:20]
     assert batch.indices.tolist() == expected
@@ -125,7 +76,7 @@ def test_the_batch_is_what_is_left_of_the_prefix(make_sampler: Maker, where: str
     assert [dropped.index for dropped in stats.dropped] == left_out
     for dropped in stats.dropped:
         assert dropped.version == 1
-        assert ("arm is stuck" if where != "shape" else "(2,)") in dropped.error
+        assert ("the arm is stuck" if where != "shape" else "(2,)") in dropped.error
         assert (
             dropped.phase
             == {
@@ -138,7 +89,7 @@ def test_the_batch_is_what_is_left_of_the_prefix(make_sampler: Maker, where: str
 
 
 def test_timesteps_of_what_is_left_count(make_sampler: Maker) -> None:
-    sampler = make_sampler(agent, Brittle, n_workers=3, seed=SEED, on_failure="drop")
+    sampler = make_sampler(above_half, BRITTLE, n_workers=3, seed=SEED, on_failure="drop")
     batch = sampler.obtain_samples(100)
     expected, total = [], 0
     for index, trajectory in SOUND["step"].items():
@@ -150,7 +101,7 @@ def test_timesteps_of_what_is_left_count(make_sampler: Maker) -> None:
 
 
 def test_a_stream_passes_by(make_sampler: Maker) -> None:
-    sampler = make_sampler(agent, Brittle, n_workers=2, seed=SEED, on_failure="drop")
+    sampler = make_sampler(above_half, BRITTLE, n_workers=2, seed=SEED, on_failure="drop")
     expected = list(SOUND["step"])[:25]
     found = [int(trajectory.indices[0]) for trajectory, _ in zip(sampler.stream(), expected, strict=False)]
     assert found == expected
@@ -158,14 +109,14 @@ def test_a_stream_passes_by(make_sampler: Maker) -> None:
 
 
 def test_whatever_finishes_first_too(make_sampler: Maker) -> None:
-    sampler = make_sampler(agent, Brittle, n_workers=2, seed=SEED, on_failure="drop", order="arrival")
+    sampler = make_sampler(above_half, BRITTLE, n_workers=2, seed=SEED, on_failure="drop", order="arrival")
     batch = sampler.obtain_trajectories(30)
     assert len(batch) == 30
     assert set(batch.indices.tolist()) <= set(SOUND["step"])
 
 
 def test_workers_of_their_own(make_sampler: Maker) -> None:
-    sampler = make_sampler(2 * [agent], Brittle, n_workers=2, seed=SEED, on_failure="drop")
+    sampler = make_sampler(2 * [above_half], BRITTLE, n_workers=2, seed=SEED, on_failure="drop")
     assert sampler.obtain_trajectories(20).indices.tolist() == list(SOUND["step"])[:20]
     with pytest.raises(UsageError, match="obtain_exact_trajectories"):
         sampler.obtain_exact_trajectories(3)
@@ -174,36 +125,42 @@ def test_workers_of_their_own(make_sampler: Maker) -> None:
 
 def test_what_restart_on_names_is_run_again_instead(make_sampler: Maker) -> None:
     sampler = make_sampler(
-        agent, Brittle, n_workers=2, seed=SEED, on_failure="drop", restart_on=OSError, max_restarts=2
+        above_half,
+        partial(Brittle, one_in=3),
+        n_workers=2,
+        seed=SEED,
+        on_failure="drop",
+        restart_on=OSError,
+        max_restarts=2,
     )
     with pytest.raises(RolloutError, match="max_restarts is 2"):
         sampler.obtain_trajectories(20)
 
 
 def test_where_everything_fails_the_call_ends(make_sampler: Maker) -> None:
-    sampler = make_sampler(agent, partial(Brittle, "step", 1.0), n_workers=2, seed=SEED, on_failure="drop")
+    sampler = make_sampler(above_half, partial(Brittle, one_in=1), n_workers=2, seed=SEED, on_failure="drop")
     with pytest.raises(RolloutError, match="trajectories failed and 0 did not") as caught:
         sampler.obtain_trajectories(1)
     assert "the arm is stuck" in str(caught.value)
-    assert len(sampler.obtain_trajectories(5, env_update=partial(Brittle, "step", 0.0))) == 5
+    assert len(sampler.obtain_trajectories(5, env_update=partial(Brittle, one_in=0))) == 5
 
 
 @pytest.mark.parametrize("n_first", [1, 5])
 def test_where_the_first_ones_fail_others_follow(make_sampler: Maker, n_first: int) -> None:
     """Nothing is known of lengths then."""
     failing = set(TrajectorySeeds(SEED, 1).of(range(n_first)))
-    sampler = make_sampler(agent, partial(Doomed, failing), n_workers=2, seed=SEED, on_failure="drop")
+    sampler = make_sampler(above_half, partial(Doomed, failing), n_workers=2, seed=SEED, on_failure="drop")
     batch = sampler.obtain_samples(10)
     assert batch.indices[0] == n_first
 
 
 def test_exit_is_a_failure_like_any_other(make_sampler: Maker) -> None:
-    sampler = make_sampler(agent, partial(Brittle, "step", 0.3, SystemExit), n_workers=2, seed=SEED, on_failure="drop")
+    sampler = make_sampler(above_half, partial(BRITTLE, error=SystemExit), n_workers=2, seed=SEED, on_failure="drop")
     assert sampler.obtain_trajectories(20).indices.tolist() == list(SOUND["step"])[:20]
 
 
 def test_an_update_that_raises_is_raised(make_sampler: Maker) -> None:
-    sampler = make_sampler(agent, Brittle, n_workers=2, seed=SEED, on_failure="drop")
+    sampler = make_sampler(above_half, BRITTLE, n_workers=2, seed=SEED, on_failure="drop")
     with pytest.raises(RolloutError, match="making the environment"):
         sampler.obtain_trajectories(2, env_update=_no_environment)
     assert len(sampler.obtain_trajectories(2)) == 2
@@ -215,7 +172,7 @@ def _no_environment() -> gymnasium.Env[Any, Any]:
 
 def test_a_worker_of_blocks_refuses() -> None:
     with pytest.raises(UsageError, match="VecWorker cannot leave out"):
-        LocalSampler(agent, Brittle, on_failure="drop", worker_class=VecWorker)
+        LocalSampler(above_half, Brittle, on_failure="drop", worker_class=VecWorker)
 
 
 # ---------------------------------------------------------------------- pure
@@ -242,8 +199,8 @@ def test_any_course_of_events_gives_the_same_prefix(
     held: dict[int, range] = {}
     while not gathering.complete:
         for worker in range(n_workers):
-            if worker not in held and (assignment := gathering.take(worker)):
-                held[worker] = assignment.indices
+            if worker not in held and (indices := gathering.take(worker)):
+                held[worker] = indices
         worker = events.choice(sorted(held))
         indices = held.pop(worker)
         if events.random() < 0.1:

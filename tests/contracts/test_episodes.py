@@ -13,7 +13,8 @@ from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, SerializationError, UsageError
 from streamsampler.testing import Fault, Faults
 from streamsampler.workers.base import Worker
-from tests.contracts.scripted import AnyLength, Drawing, always_zero
+from tests.scripted.agents import Drawing, always_zero
+from tests.scripted.envs import AnyLength
 
 
 class Told(AnyLength):

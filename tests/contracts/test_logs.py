@@ -11,7 +11,8 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, WorkerDiedError
-from tests.contracts.scripted import Steps, always_zero
+from tests.scripted.agents import always_zero
+from tests.scripted.envs import Steps
 
 LOG = logging.getLogger("tests.an_environment")
 

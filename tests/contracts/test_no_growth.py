@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.conftest import SIDE_BY_SIDE, Maker
-from tests.contracts.scripted import AnyLength, Wide
+from tests.scripted.envs import AnyLength, Wide
 
 SEED = 31
 N_CALLS = 1_000

@@ -15,8 +15,10 @@ from gymnasium.wrappers import NormalizeObservation, RecordVideo
 
 from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, SetTaskUpdate
 from streamsampler.errors import NotReproducibleError, RolloutError
+from streamsampler.testing.records import Records
 from streamsampler.workers.purity import is_checking
-from tests.contracts.scripted import AnyLength, Steps, always_zero
+from tests.scripted.agents import always_zero
+from tests.scripted.envs import AnyLength, Steps
 
 ENGINES = ["local", "vec", "forkserver", pytest.param("vec forkserver", marks=pytest.mark.slow)]
 
@@ -152,17 +154,14 @@ class CountsSlowly(Steps):
 class Once(AnyLength):
     """Does something, once in all processes, in the second trajectory of a check."""
 
-    def __init__(self, do, mark):
+    def __init__(self, do, folder):
         super().__init__()
-        self.do, self.mark, self.n = do, mark, 0
+        self.do, self.records, self.n = do, Records(folder), 0
 
     def reset(self, **arguments):
         self.n += 1
-        if is_checking() and self.n == 2:
-            with open(self.mark, "a") as file:
-                file.write("x")
-            if os.path.getsize(self.mark) == 1:
-                self.do()
+        if is_checking() and self.n == 2 and self.records.add("check") == 1:
+            self.do()
         return super().reset(**arguments)
 
 
@@ -182,7 +181,7 @@ def complain():
 @pytest.mark.parametrize("do", [die, hang, complain])
 def test_a_worker_that_is_lost_in_its_check_is_replaced(make_local, tmp_path, do, check):
     expected = make_local(always_zero, AnyLength, seed=3).obtain_trajectories(20)
-    envs = partial(Once, do, str(tmp_path / "mark"))
+    envs = partial(Once, do, tmp_path)
     with MultiprocessingSampler(
         always_zero, envs, n_workers=2, seed=3, check=check, step_timeout=0.5 if do is hang else None
     ) as sampler:
@@ -191,7 +190,7 @@ def test_a_worker_that_is_lost_in_its_check_is_replaced(make_local, tmp_path, do
         assert sampler.stats.hangs == (do is hang)
         sampler.obtain_trajectories(20)
     # With "error" the one in its place checks; what raised or was lost once might be so each time otherwise.
-    assert os.path.getsize(tmp_path / "mark") == (2 if check == "error" and do is not complain else 1)
+    assert Records(tmp_path).count() == (2 if check == "error" and do is not complain else 1)
 
 
 def test_what_raises_in_a_check_and_in_the_trajectory_is_told_of_the_trajectory(make_sampler):

@@ -1,7 +1,7 @@
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from tests.faults.scripted import Agent, Env
+from tests.scripted.failing import Agent, Env
 
 
 def slow(method):

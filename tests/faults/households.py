@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 
 from streamsampler.testing import ScriptedEnv
+from streamsampler.testing.records import Records
 
 _FOREVER = ("sleep", "1000")
 _DEAF = ("sh", "-c", 'trap "" TERM; exec sleep 1000')
@@ -88,13 +89,8 @@ class Household(ScriptedEnv):
     ) -> None:
         super().__init__(length, seconds=seconds)
         self._file = Path(folder, str(os.getpid()))
-        self._closing, self._hangs, self._first = closing, hangs, False
-        if hangs:
-            try:
-                Path(folder, "first").touch(exist_ok=False)
-                self._first = True
-            except FileExistsError:
-                pass
+        self._closing = closing
+        self._hangs = hangs and Records(folder).add("hang", most=1) is not None
         self._steps = 0
         # The command makes one in its own process, to see its spaces.
         self._in_worker = signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN
@@ -114,7 +110,7 @@ class Household(ScriptedEnv):
 
     def step(self, action: Any) -> Any:
         self._steps += 1
-        if self._first and self._steps == 2:
+        if self._hangs and self._steps == 2:
             time.sleep(1000)
         return super().step(action)
 

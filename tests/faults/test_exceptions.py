@@ -13,7 +13,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.errors import RolloutError, SerializationError
 from streamsampler.testing import Fault, Faults
 from tests.faults.conftest import PROCESSES
-from tests.faults.scripted import Agent, Boom, Env, Unpicklable
+from tests.scripted.failing import Agent, Boom, Env, Unpicklable
 
 
 def sound_batch():

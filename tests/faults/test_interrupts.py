@@ -12,9 +12,9 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links
 from streamsampler.testing import Fault, Faults
-from tests.faults.scripted import Agent, Env
 from tests.faults.test_ends import gone_within
 from tests.never_hangs import alarm
+from tests.scripted.failing import Agent, Env
 
 
 def expected(version, n=6):

@@ -1,12 +1,12 @@
 """A worker that is much slower than the others: what it holds is run a second time by an idle one."""
 
-import os
 import time
 
 import gymnasium
 import numpy as np
 
 from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.testing.records import Records
 
 N_STEPS = 5
 SLOW_STEP = 0.2
@@ -18,8 +18,8 @@ class SlowInOneProcess(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, path):
-        self._path, self._pause, self._t = path, None, 0
+    def __init__(self, folder):
+        self._folder, self._pause, self._t = folder, None, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -28,18 +28,10 @@ class SlowInOneProcess(gymnasium.Env):
 
     def step(self, action):
         if self._pause is None:
-            self._pause = SLOW_STEP if is_first(self._path) else 0.001
+            self._pause = SLOW_STEP if Records(self._folder).add("slow", most=1) else 0.001
         time.sleep(self._pause)
         self._t += 1
         return self.np_random.normal(size=2), self.np_random.normal(), False, self._t == N_STEPS, {}
-
-
-def is_first(path):
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
 
 
 def zero(observation):
@@ -48,7 +40,7 @@ def zero(observation):
 
 def test_nobody_waits_for_a_slow_worker(tmp_path):
     def make_env():
-        return SlowInOneProcess(tmp_path / "slow")
+        return SlowInOneProcess(tmp_path)
 
     with MultiprocessingSampler(zero, make_env, n_workers=2, seed=5) as sampler:
         sampler.obtain_exact_trajectories(1, agent_update=[zero, zero])  # one for each: their speeds are known now

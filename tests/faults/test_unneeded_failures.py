@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
-from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.environments.updates import NewEnvUpdate
@@ -18,48 +16,13 @@ from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
 from streamsampler.protocol.messages import Start, Ticket
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.loop import WorkerLoop
-from tests.workers.contexts import context_of, new_board
+from tests.scripted.agents import above_half
+from tests.scripted.failing import Brittle
 
 SEED = 11
-
-
-class Brittle(gymnasium.Env[Any, Any]):
-    """Lasts 1 to 12 steps; raises in some of its trajectories, is of no use afterwards, and cannot even be closed.
-
-    Args:
-        share: One trajectory in so many raises.
-    """
-
-    observation_space = spaces.Box(0, 1, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, share: int = 30) -> None:
-        self.share = share
-        self.broken = False
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        assert not self.broken, "used after it raised"
-        self.left = int(self.np_random.integers(1, 13))
-        self.fails_at = int(self.np_random.integers(self.left)) if self.np_random.integers(self.share) == 0 else None
-        return self.np_random.random(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.left -= 1
-        if self.left == self.fails_at:
-            self.broken = True
-            raise OSError("the arm is stuck")
-        return self.np_random.random(2, np.float32), 1.0, self.left == 0, False, {}
-
-    def close(self) -> None:
-        if self.broken:
-            raise OSError("the arm cannot be parked")
-
-
-def act(observation: Any) -> int:
-    return int(observation[0] > 0.5)
 
 
 def tried(call: Any, *arguments: Any) -> Any:
@@ -93,11 +56,11 @@ def outcomes(sampler: Any, n_rounds: int) -> list[Any]:
     return found
 
 
-def compare(make: Any, n_rounds: int, share: int = 30, **options: Any) -> list[Any]:
-    env = partial(Brittle, share)
-    expected = outcomes(LocalSampler(act, env, seed=SEED, **options), n_rounds)
-    assert outcomes(LocalSampler(act, env, seed=SEED, **options), n_rounds) == expected
-    found = outcomes(make(act, env, seed=SEED, **options), n_rounds)
+def compare(make: Any, n_rounds: int, one_in: int = 30, **options: Any) -> list[Any]:
+    env = partial(Brittle, one_in=one_in)
+    expected = outcomes(LocalSampler(above_half, env, seed=SEED, **options), n_rounds)
+    assert outcomes(LocalSampler(above_half, env, seed=SEED, **options), n_rounds) == expected
+    found = outcomes(make(above_half, env, seed=SEED, **options), n_rounds)
     # Of exactly so many for each worker there are more with more workers.
     assert [one for position, one in enumerate(found) if position % 4 != 2] == [
         one for position, one in enumerate(expected) if position % 4 != 2
@@ -118,7 +81,7 @@ def test_a_call_fails_for_the_first_trajectory_that_it_needs_and_for_no_other(n_
 @pytest.mark.parametrize("options", [{"restart_on": OSError, "max_restarts": 1}, {"on_failure": "drop"}], ids=str)
 def test_losses_count_and_trajectories_are_left_out_in_the_same_order(options: dict[str, Any]) -> None:
     expected = compare(
-        lambda *given, **others: MultiprocessingSampler(*given, n_workers=3, **others), 2, **options, share=15
+        lambda *given, **others: MultiprocessingSampler(*given, n_workers=3, **others), 2, **options, one_in=15
     )
     assert any(isinstance(one, tuple) for one in expected) == ("restart_on" in options)
 
@@ -134,7 +97,7 @@ def test_where_most_are_left_out_the_call_ends_with_the_same_trajectory() -> Non
     """It is the order of indices that decides when there were too many."""
     errors = []
     for make, n_workers in ((LocalSampler, 1), (MultiprocessingSampler, 1), (MultiprocessingSampler, 3)):
-        with make(act, partial(Brittle, 1), n_workers=n_workers, seed=SEED, on_failure="drop") as sampler:
+        with make(above_half, partial(Brittle, one_in=1), n_workers=n_workers, seed=SEED, on_failure="drop") as sampler:
             with pytest.raises(RolloutError, match="trajectories failed and 0 did not") as caught:
                 sampler.obtain_trajectories(1)
             errors.append((caught.value.trajectory, caught.value.phase))
@@ -145,7 +108,7 @@ def test_a_loss_that_is_not_needed_uses_up_no_quota(tmp_path: Path) -> None:
     """A worker dies in trajectory 1 while another is in 0, which turns out to be all that is needed."""
     faults = Faults(tmp_path, Fault("kill", trajectory=1), seed=SEED)
     make_env = partial(waits_for, faults, TrajectorySeeds(SEED, 1)[0])
-    with MultiprocessingSampler(act, faults.env(make_env), n_workers=2, seed=SEED, max_restarts=0) as sampler:
+    with MultiprocessingSampler(above_half, faults.env(make_env), n_workers=2, seed=SEED, max_restarts=0) as sampler:
         assert sampler.obtain_samples(2).indices.tolist() == [0]
         assert faults.fired() == 1
         assert len(sampler.obtain_trajectories(4)) == 4
@@ -156,7 +119,7 @@ def test_a_loss_that_is_needed_ends_the_call_when_those_before_it_are_in(
 ) -> None:
     faults = Faults(tmp_path, Fault("kill", trajectory=1), seed=SEED)
     make_env = partial(waits_for, faults, TrajectorySeeds(SEED, 1)[0])
-    with MultiprocessingSampler(act, faults.env(make_env), n_workers=2, seed=SEED, max_restarts=0) as sampler:
+    with MultiprocessingSampler(above_half, faults.env(make_env), n_workers=2, seed=SEED, max_restarts=0) as sampler:
         stream = sampler.stream()
         assert next(stream).indices.tolist() == [0]
         with pytest.raises(WorkerDiedError, match="in trajectory 1 of agent version 1"):
@@ -172,7 +135,7 @@ class WaitsForFault(Brittle):
     """Ends its trajectory of one seed only after a fault has happened."""
 
     def __init__(self, faults: Faults, seed: int) -> None:
-        super().__init__(share=10**9)
+        super().__init__(one_in=0)
         self.faults, self.seed = faults, seed
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -187,7 +150,7 @@ def test_a_rollout_that_cannot_be_sent_is_a_failure_of_its_own_trajectory(tmp_pa
     """Nobody knows which one it is of a ticket of several; those before it can be handed out."""
     seeds = TrajectorySeeds(SEED, 1)
     for make, n_workers in ((LocalSampler, 1), (MultiprocessingSampler, 2)):
-        with make(act, partial(Locked, seeds[40]), n_workers=n_workers, seed=SEED) as sampler:
+        with make(above_half, partial(Locked, seeds[40]), n_workers=n_workers, seed=SEED) as sampler:
             found = streamed(sampler, 60)
         assert len(found) == 41
         assert found[-1][:3] == (RolloutError, 40, "sending the rollouts")
@@ -197,7 +160,7 @@ class Locked(Brittle):
     """Tells of a lock in the trajectory with one seed."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(share=10**9)
+        super().__init__(one_in=0)
         self.seed = seed
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -208,12 +171,12 @@ class Locked(Brittle):
 @pytest.mark.parametrize("make", [LocalSampler, MultiprocessingSampler])
 def test_an_environment_that_raised_is_closed_quietly(make: Any) -> None:
     """What it says to that is no news, whether the batch needed the trajectory or not."""
-    with make(act, partial(Brittle, 1), n_workers=1, seed=SEED) as sampler:
+    with make(above_half, partial(Brittle, one_in=1), n_workers=1, seed=SEED) as sampler:
         with pytest.raises(RolloutError, match="the arm is stuck"):
             sampler.obtain_trajectories(1)
-        assert len(sampler.obtain_trajectories(1, env_update=partial(Brittle, 10**9))) == 1
+        assert len(sampler.obtain_trajectories(1, env_update=partial(Brittle, one_in=0))) == 1
         with pytest.raises(RolloutError, match="the arm is stuck"):
-            sampler.obtain_trajectories(1, env_update=partial(Brittle, 1))
+            sampler.obtain_trajectories(1, env_update=partial(Brittle, one_in=1))
 
 
 def test_an_environment_whose_trajectory_was_left_out_in_vain_is_closed_quietly() -> None:
@@ -225,8 +188,8 @@ def test_an_environment_whose_trajectory_was_left_out_in_vain_is_closed_quietly(
 
         def __init__(self) -> None:
             self.messages: list[Any] = [
-                Start(1, (Ticket(1, range(1)),), agent=act, env=NewEnvUpdate(partial(Brittle, 1))),
-                Start(2, (Ticket(2, range(1)),), env=NewEnvUpdate(partial(Brittle, 10**9))),
+                Start(1, (Ticket(1, range(1)),), agent=above_half, env=NewEnvUpdate(partial(Brittle, one_in=1))),
+                Start(2, (Ticket(2, range(1)),), env=NewEnvUpdate(partial(Brittle, one_in=0))),
             ]
 
         def receive(self, *, wait: bool) -> Any:
@@ -238,9 +201,10 @@ def test_an_environment_whose_trajectory_was_left_out_in_vain_is_closed_quietly(
         def answer(self, answer: Any, contents: Any = None) -> None:
             said.append(answer)
 
-    board = new_board()
-    context = context_of(board, seed=SEED, drop_unless=lambda kinds: board.abandon_older(2) or False)
-    loop = WorkerLoop(Channel(), DefaultWorker, context)
+    board = StatusBoard(memoryview(bytearray(board_bytes(1))))
+    worker = DefaultWorker(board.row(0))
+    worker.dropping = lambda kinds: board.want(2) or False
+    loop = WorkerLoop(Channel(), lambda: worker, board.row(0), seed=SEED)
     for _ in range(4):
         loop.turn(wait=False)
     assert [(type(answer).__name__, answer.given_up) for answer in said] == [("Report", True), ("Report", False)]

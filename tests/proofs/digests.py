@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from streamsampler import LocalSampler, MultiprocessingSampler, SetTaskUpdate, TrajectoryBatch, VecWorker
-from tests.proofs._worlds import Batched, Counting, Noisy, Parameters, Room, Rough, Shapes, Vector
+from tests.scripted.agents import Batched, Drawing
+from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Shapes
+from tests.scripted.vectors import Vector
 
 __all__ = ["N_SCENARIOS", "batches_of", "digest_of", "prove"]
 
@@ -64,10 +66,10 @@ def digest_of(batches: list[TrajectoryBatch]) -> str:
 def _world(draw: random.Random) -> dict[str, Any]:
     """Draw what is sampled: agents, environments, updates for them, and the kind of worker."""
     kind = draw.choice(["room", "noisy", "counting", "shapes", "wide", "rough", "side by side", "batched", "vector"])
-    agent, other = Parameters(draw.randrange(5)), Parameters(7)
+    agent, other = Drawing(draw.randrange(5)), Drawing(7)
     world: dict[str, Any] = {"agent": agent, "agents": [other], "envs": [], "options": {}}
     if kind in ("room", "noisy", "rough"):
-        cls = {"room": Room, "noisy": Noisy, "rough": Rough}[kind]
+        cls = {"room": Nested, "noisy": GlobalNoise, "rough": Rough}[kind]
         world |= {"env": cls, "envs": [partial(cls, 0.4), SetTaskUpdate(cls, 0.25)]}
         if kind == "rough":
             world["options"] = {"on_failure": "drop"}

@@ -14,52 +14,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import gymnasium
-import numpy as np
-from gymnasium import spaces
-
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, WorkerError
+from tests.scripted.agents import above_half
+from tests.scripted.failing import Brittle
 
 SEED = 2024
 ONE_IN = 80
 
 
-class Brittle(gymnasium.Env[Any, Any]):
-    """Lasts 1 to 24 steps. One trajectory in 80 raises somewhere; then it is of no use, and cannot even be closed."""
-
-    observation_space = spaces.Box(0, 1, (3,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.broken = False
+class EitherWay(Brittle):
+    """Raises in `step`, or in `reset`."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        assert not self.broken, "used after it raised"
-        self.left = int(self.np_random.integers(1, 25))
-        self.fails_at = int(self.np_random.integers(self.left)) if self.np_random.integers(ONE_IN) == 0 else -1
-        if self.left == self.fails_at + 1 and self.np_random.random() < 0.3:
-            self.fail("reset")
-        return self.np_random.random(3, np.float32), {}
-
-    def fail(self, where: str) -> None:
-        self.broken = True
-        raise OSError(f"stuck in {where}, {self.left} before the end")
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.left -= 1
-        if self.left == self.fails_at:
-            self.fail("step")
-        return self.np_random.random(3, np.float32), float(action), self.left == 0, False, {}
-
-    def close(self) -> None:
-        if self.broken:
-            raise OSError("cannot be closed")
+        result = super().reset(seed=seed)
+        if self.left == self.wrong_at + 1 and self.np_random.random() < 0.3:
+            self.fail()
+        return result
 
 
-def act(observation: Any) -> int:
-    return int(observation[0] > 0.5)
+ENV = partial(EitherWay, 24, ONE_IN)
 
 
 @dataclass
@@ -112,10 +86,10 @@ def outcomes(sampler: Any, n_calls: int, n_streams: int) -> list[Any]:
 
 def compare(name: str, workers: list[int], n_calls: int, n_streams: int, tally: Tally, **options: Any) -> None:
     """Make the same calls on a `LocalSampler`, twice, and on processes."""
-    local = partial(LocalSampler, act, Brittle, seed=SEED, **options)
+    local = partial(LocalSampler, above_half, ENV, seed=SEED, **options)
     expected = outcomes(local(), n_calls, n_streams)
     samplers = {f"{name}, local": local, f"{name}, local as 3": partial(local, n_workers=3)} | {
-        f"{name}, {n} workers": partial(MultiprocessingSampler, act, Brittle, seed=SEED, n_workers=n, **options)
+        f"{name}, {n} workers": partial(MultiprocessingSampler, above_half, ENV, seed=SEED, n_workers=n, **options)
         for n in workers
     }
     for title, make in samplers.items():

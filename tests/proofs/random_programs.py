@@ -25,70 +25,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, SetTaskUpdate, VecWorker
 from streamsampler.errors import SamplerError
+from tests.scripted.failing import Brittle
 
 _LONGEST_PROGRAM = 180.0
 _STEP_TIMEOUT = 0.6
-
-
-class World(gymnasium.Env[Any, Any]):
-    """Lasts a few steps; in one trajectory of so many something is wrong.
-
-    Args:
-        longest: The most timesteps.
-        one_in: In one trajectory of so many something is wrong; 0 for none.
-        wrong: What: "step" and "reset" raise, "shape" shows another shape, "lock" tells of what cannot be pickled.
-        width: Numbers in an observation; from a thousand on they travel in shared memory.
-        pause: Seconds of each step.
-    """
-
-    action_space = spaces.Discrete(3)
-
-    def __init__(self, longest: int, one_in: int, wrong: str, width: int, pause: float) -> None:
-        self.longest, self.one_in, self.wrong, self.pause = longest, one_in, wrong, pause
-        self.observation_space = spaces.Box(0, 2, (width,), np.float32)
-        self.task = 0.0
-        self.broken = False
-
-    def set_task(self, task: float) -> None:
-        """Add so much to each reward."""
-        self.task = task
-
-    def observe(self) -> Any:
-        observation = self.np_random.random(self.observation_space.shape, np.float32)
-        return observation[:-1] if self.wrong == "shape" and self.left == self.wrong_at else observation
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        assert not self.broken, "used after it raised"
-        self.left = int(self.np_random.integers(1, self.longest + 1))
-        is_wrong = self.one_in > 0 and self.np_random.integers(self.one_in) == 0
-        self.wrong_at = int(self.np_random.integers(self.left)) if is_wrong else -1
-        if is_wrong and self.wrong == "reset":
-            self.fail()
-        return self.observe(), {"left": self.left} if self.left % 2 else {}
-
-    def fail(self) -> None:
-        self.broken = True
-        raise OSError(f"stuck, {self.left} before the end")
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self.pause:
-            time.sleep(self.pause)
-        self.left -= 1
-        info: dict[str, Any] = {"left": self.left} if self.left % 3 == 0 else {}
-        if self.left == self.wrong_at and self.wrong == "step":
-            self.fail()
-        if self.left == self.wrong_at and self.wrong == "lock":
-            info["lock"] = threading.Lock()
-        return self.observe(), float(action) + self.task, self.left == 0, False, info
-
-    def close(self) -> None:
-        if self.broken:
-            raise OSError("cannot be closed")
 
 
 class Drawer:
@@ -163,7 +106,7 @@ class Author:
         dice = self.dice
         one_in, wrong = dice.choice([0, 0, 10, 40, 150]), dice.choice(["step", "step", "reset", "shape", "lock"])
         pause = dice.choice([0.0, 0.0, 0.0002, 0.001])
-        return partial(World, dice.randint(1, 30), one_in, wrong, self.width, pause)
+        return partial(Brittle, dice.randint(1, 30), one_in, wrong, self.width, pause)
 
     def agent(self) -> Any:
         kind = Adder if self.vec and self.dice.random() < 0.6 else Drawer

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, VecWorker
 from streamsampler.scheduling.early_stop import CAUTION
-from tests.contracts.scripted import Steps
-from tests.workers.vec.scripted import Remembering
+from tests.scripted.agents import Remembering
+from tests.scripted.envs import Steps
 
 LONGEST = 30
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
-from tests.workers.vec.scripted import Remembering
+from tests.scripted.agents import Remembering
 
 
 class Lengths(gymnasium.Env):

@@ -11,8 +11,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
-from tests.contracts.scripted import Nested, Steps, always_zero
-from tests.workers.vec.scripted import Balancing, DrawnEndless, NestedBatches, OneSeed, Remembering, Sampling, vector
+from tests.scripted.agents import Balancing, NestedBatches, Remembering, Sampling, always_zero
+from tests.scripted.envs import Drawn, Nested, Steps
+from tests.scripted.vectors import OneSeed, Vector
 
 SEED = 11
 MODES = ["NEXT_STEP", "SAME_STEP", "DISABLED"]
@@ -25,7 +26,7 @@ def native(agent, env, *, n_workers=1, block_size=6, **options):
 
 def retold(seed, n):
     """What an environment tells of n trajectories in a row, seeded once: by hand."""
-    env, told = DrawnEndless(), []
+    env, told = Drawn(), []
     for number in range(n):
         observation, info = env.reset(seed=seed if number == 0 else None)
         steps = []
@@ -63,7 +64,7 @@ def expected_keys(steps):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_stream_is_cut_into_what_each_slot_tells(mode):
     """Each slot's trajectories are those of one environment that is seeded once a block, or once a trajectory."""
-    with native(always_zero, partial(vector, mode)) as sampler:
+    with native(always_zero, Vector(mode, Drawn)) as sampler:
         batch = sampler.obtain_trajectories(14)
     trajectories = list(batch)
     if mode == "DISABLED":
@@ -98,7 +99,7 @@ def cart_poles(mode, n=3):
 
 
 def test_disabled_autoreset_gives_the_trajectories_of_the_default_worker():
-    env = partial(vector, "DISABLED", Nested)
+    env = Vector("DISABLED", Nested)
     with native(NestedBatches(), env) as many, LocalSampler(NestedBatches(), Nested, seed=SEED) as one:
         assert many.obtain_samples(150) == one.obtain_samples(150)
     with (
@@ -115,7 +116,7 @@ def test_nested_observations_and_agents_of_one_action(mode):
     batches = []
     for agent in (NestedBatches(), NestedBatches().get_action):
         function = agent if isinstance(agent, NestedBatches) else OneByOne()
-        with native(function, partial(vector, mode, Nested)) as sampler:
+        with native(function, Vector(mode, Nested)) as sampler:
             batches.append(sampler.obtain_samples(150))
     assert batches[0] == batches[1]
 
@@ -155,13 +156,13 @@ def test_one_seed_for_all_slots():
 
 def test_in_processes_and_as_an_instance():
     args = {"n_envs": 3, "block_size": 6}
-    with native(always_zero, vector("SAME_STEP")) as local:
+    with native(always_zero, Vector("SAME_STEP", Drawn)()) as local:
         expected = local.obtain_samples(60)
     with MultiprocessingSampler(
-        always_zero, partial(vector, "SAME_STEP"), seed=SEED, n_workers=2, worker_class=VecWorker, worker_args=args
+        always_zero, Vector("SAME_STEP", Drawn), seed=SEED, n_workers=2, worker_class=VecWorker, worker_args=args
     ) as sampler:
         assert sampler.obtain_samples(60) == expected
-        sampler.obtain_samples(60, env_update=partial(vector, "DISABLED"))
+        sampler.obtain_samples(60, env_update=Vector("DISABLED", Drawn))
         assert set(sampler.obtain_samples(60, env_update=Steps).lengths.tolist()) == {3}
 
 
@@ -192,7 +193,7 @@ def test_all_slots_get_valid_actions(space):
 
 
 def test_the_default_worker_names_the_one_that_can():
-    for env in (vector("NEXT_STEP"), partial(vector, "NEXT_STEP")):
+    for env in (Vector("NEXT_STEP", Drawn)(), Vector("NEXT_STEP", Drawn)):
         with LocalSampler(always_zero, env) as sampler, pytest.raises(RolloutError, match="worker_class=VecWorker"):
             sampler.obtain_trajectories(1)
 
@@ -200,8 +201,8 @@ def test_the_default_worker_names_the_one_that_can():
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
-        (partial(vector, "NEXT_STEP", n=4), {}, "n_envs is 3, but the vector environment has 4"),
-        (partial(vector, "SAME_STEP"), {"max_episode_length": 5}, "max_episode_length needs .*DISABLED"),
+        (Vector("NEXT_STEP", n=4), {}, "n_envs is 3, but the vector environment has 4"),
+        (Vector("SAME_STEP", Drawn), {"max_episode_length": 5}, "max_episode_length needs .*DISABLED"),
     ],
 )
 def test_what_cannot_work(env, options, message):
@@ -211,13 +212,13 @@ def test_what_cannot_work(env, options, message):
 
 
 def test_a_block_must_fill_the_environment():
-    make = partial(vector, "NEXT_STEP", n=4)
+    make = Vector("NEXT_STEP", n=4)
     sampler = LocalSampler(always_zero, make, worker_class=VecWorker, worker_args={"block_size": 3})
     with sampler, pytest.raises(RolloutError, match=re.escape('pass worker_args={"n_envs": 4}')):
         sampler.obtain_trajectories(1)
 
 
-class Broken(DrawnEndless):
+class Broken(Drawn):
     def step(self, action):
         if self.t == 1:
             raise OSError("broken")
@@ -226,7 +227,7 @@ class Broken(DrawnEndless):
 
 
 def test_errors_name_what_was_running():
-    with native(always_zero, partial(vector, "SAME_STEP", Broken)) as sampler, pytest.raises(RolloutError) as caught:
+    with native(always_zero, Vector("SAME_STEP", Broken)) as sampler, pytest.raises(RolloutError) as caught:
         sampler.obtain_trajectories(8)
     assert caught.value.phase == "stepping the environment"
     assert caught.value.trajectory == 0

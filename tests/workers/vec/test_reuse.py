@@ -1,14 +1,12 @@
 """Agents and environments that use one array again and again, or keep what they are given, change no batch."""
 
-from functools import partial
-
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, VecWorker
-from tests.workers.vec.scripted import vector
+from tests.scripted.vectors import Vector
 
 PLANE = spaces.Box(-9, 9, (2,), np.float32)
 
@@ -67,7 +65,7 @@ def batch_of(agent, env):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("agent", [Reusing, ReusingBatches], ids=["one by one", "batched"])
-@pytest.mark.parametrize("env", [Keeping, partial(vector, "DISABLED", Keeping)], ids=["slots", "native"])
+@pytest.mark.parametrize("env", [Keeping, Vector("DISABLED", Keeping)], ids=["slots", "native"])
 def test_agents_that_reuse_their_arrays(agent, env, dtype):
     expected = batch_of(agent(False, dtype), env)
     assert batch_of(agent(True, dtype), env) == expected

@@ -17,9 +17,17 @@ from streamsampler import (
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
 from streamsampler.scheduling.blocks import Blocks
-from tests.contracts.scripted import Attentive, Echo, Linear, Nested, Steps, always_zero
-from tests.workers.contexts import context_of
-from tests.workers.vec.scripted import Balancing, DrawnEndless, NestedBatches, Remembering, RememberingAlone, Sampling
+from tests.scripted.agents import (
+    Attentive,
+    Balancing,
+    Linear,
+    NestedBatches,
+    Remembering,
+    RememberingAlone,
+    Sampling,
+    always_zero,
+)
+from tests.scripted.envs import Drawn, Echo, Nested, Steps
 
 SEED = 7
 
@@ -33,7 +41,7 @@ CASES = {
     "flat": (Balancing(), "CartPole-v1"),
     "nested": (NestedBatches(), Nested),
     "no get_actions, with a generator": (Attentive(), Nested),
-    "infos": (always_zero, DrawnEndless),
+    "infos": (always_zero, Drawn),
 }
 
 
@@ -81,8 +89,8 @@ def test_large_rows_are_copied(dtype):
 @pytest.mark.parametrize("limit", [1, 4])
 def test_max_episode_length_truncates(limit):
     with (
-        LocalSampler(always_zero, DrawnEndless, seed=SEED, max_episode_length=limit) as one,
-        vec(always_zero, DrawnEndless, max_episode_length=limit) as many,
+        LocalSampler(always_zero, Drawn, seed=SEED, max_episode_length=limit) as one,
+        vec(always_zero, Drawn, max_episode_length=limit) as many,
     ):
         batch = many.obtain_trajectories(20)
         assert batch == one.obtain_trajectories(20)
@@ -163,8 +171,9 @@ def test_a_batch_shrinks_where_a_block_ends():
 
     factory = WorkerFactory(n_workers=1, seed=SEED, worker_class=VecWorker, worker_args={"n_envs": 2, "block_size": 3})
     from streamsampler.protocol.messages import Ticket
+    from streamsampler.workers.board import StatusBoard, board_bytes
 
-    worker = factory(context_of())
+    worker = factory(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), 0)
     worker.update_env(NewEnvUpdate(ByNumber))
     worker.update_agent(Counting())
     outcome = worker.rollout(Ticket(1, range(3), block=3), [10, 11, 12])
@@ -219,7 +228,9 @@ def test_all_environments_are_closed():
         def close(self):
             closed.append(self)
 
-    worker = VecWorker(context_of(), n_envs=4)
+    from streamsampler.workers.board import StatusBoard, board_bytes
+
+    worker = VecWorker(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), n_envs=4)
     worker.update_env(NewEnvUpdate(Closing))
     worker.update_env(NewEnvUpdate(Closing))
     assert len(set(closed)) == 4
@@ -234,7 +245,7 @@ def test_all_environments_are_closed():
 # ---------------------------------------------------------------------- errors
 
 
-class Breaking(DrawnEndless):
+class Breaking(Drawn):
     """Raises in the trajectory of one seed."""
 
     def __init__(self, bad_seed, where):
@@ -275,13 +286,13 @@ class Breaking(DrawnEndless):
     ],
 )
 def test_errors_of_environments_name_the_trajectory(where, phase, message):
-    with vec(always_zero, DrawnEndless) as sampler:
+    with vec(always_zero, Drawn) as sampler:
         bad = sampler.obtain_trajectories(8).seeds[4]
     with vec(always_zero, lambda: Breaking(bad, where)) as sampler:
         with pytest.raises(RolloutError, match=message) as caught:
             sampler.obtain_trajectories(8)
         assert (caught.value.worker_number, caught.value.phase, caught.value.trajectory) == (0, phase, 4)
-        assert len(sampler.obtain_trajectories(8, env_update=DrawnEndless)) == 8
+        assert len(sampler.obtain_trajectories(8, env_update=Drawn)) == 8
 
 
 class Wrong(Balancing):

@@ -1,8 +1,11 @@
-"""Environments and agents that do exactly what a test needs; all can be pickled."""
+"""Environments that do exactly what a test needs, in this process or in a worker's.
+
+What digests are made of has the same numbers on every machine: integers, and fractions that floats hold. What goes
+through a mathematical library (logarithms, matrix products, cosines) may differ in its last bit.
+"""
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -15,18 +18,18 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from streamsampler.testing.records import Records
+
+MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
+
 ZERO = np.zeros(1, np.float32)
 LINE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-
-
-def always_zero(observation: Any) -> int:
-    return 0
 
 
 # ---------------------------------------------------------------------- timing
 
 
-class Steps(gymnasium.Env):
+class Steps(gymnasium.Env[Any, Any]):
     """Ends after as many steps as it is told, each of which takes as long as it is told.
 
     The observation is the number of the step; the reward, too.
@@ -95,10 +98,10 @@ class SlowOne(AnyLength):
         return super().reset(seed=seed)
 
 
-class Jittery(gymnasium.Wrapper):
+class Jittery(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Takes its time, now more and now less, by dice that no seed reaches."""
 
-    def __init__(self, env: gymnasium.Env, longest: float) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], longest: float) -> None:
         super().__init__(env)
         self.dice = random.SystemRandom()
         self.longest = longest
@@ -109,69 +112,45 @@ class Jittery(gymnasium.Wrapper):
         return super().step(action)
 
 
-def jittery(make_env: Callable[[], gymnasium.Env], longest: float) -> Callable[[], gymnasium.Env]:
+def jittery(make_env: MakeEnv, longest: float) -> MakeEnv:
     return partial(_jittery, make_env, longest)
 
 
-def _jittery(make_env: Callable[[], gymnasium.Env], longest: float) -> gymnasium.Env:
+def _jittery(make_env: MakeEnv, longest: float) -> gymnasium.Env[Any, Any]:
     return Jittery(make_env(), longest)
 
 
-class Tally:
-    """Counts, across processes and beyond a process's death: a byte in a file for each event."""
+class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Records its "steps" and "resets" in a folder, together with those of other processes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def add(self) -> None:
-        os.write(self._fd, b".")
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-def count(path: Path) -> int:
-    """What all tallies of that path have counted."""
-    return path.stat().st_size if path.exists() else 0
-
-
-class Counted(gymnasium.Wrapper):
-    """Counts steps, or resets."""
-
-    def __init__(self, env: gymnasium.Env, steps: Path, resets: Path) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], folder: Path) -> None:
         super().__init__(env)
-        self.steps, self.resets = Tally(steps), Tally(resets)
+        self.records = Records(folder)
 
     def reset(self, **options: Any) -> Any:
-        self.resets.add()
+        self.records.add("resets")
         return super().reset(**options)
 
     def step(self, action: Any) -> Any:
-        self.steps.add()
+        self.records.add("steps")
         return super().step(action)
 
-    def close(self) -> None:
-        super().close()
-        self.steps.close()
-        self.resets.close()
+
+def counted(make_env: MakeEnv, folder: Path) -> MakeEnv:
+    return partial(_counted, make_env, folder)
 
 
-def counted(make_env: Callable[[], gymnasium.Env], steps: Path, resets: Path) -> Callable[[], gymnasium.Env]:
-    return partial(_counted, make_env, steps, resets)
-
-
-def _counted(make_env: Callable[[], gymnasium.Env], steps: Path, resets: Path) -> gymnasium.Env:
-    return Counted(make_env(), steps, resets)
+def _counted(make_env: MakeEnv, folder: Path) -> gymnasium.Env[Any, Any]:
+    return Counted(make_env(), folder)
 
 
 class Marathon(Steps):
-    """One trajectory of 100,000 slow steps, which are counted; all others end once it is well under way.
+    """Has one trajectory of 100,000 slow steps, which are recorded; all others end once it is well under way.
 
     Args:
-        path: Where the long trajectory's steps are counted.
+        folder: Where the long trajectory's steps are recorded.
         long_seed: The seed of the long trajectory.
-        pause: What each of its steps takes, in seconds.
+        pause: Seconds of each of its steps.
         breaks: Whether the other trajectories raise instead of ending.
     """
 
@@ -179,9 +158,9 @@ class Marathon(Steps):
     LENGTH = 100_000
     SHORT = 4
 
-    def __init__(self, path: Path, long_seed: int, pause: float = 0.01, breaks: bool = False) -> None:
+    def __init__(self, folder: Path, long_seed: int, pause: float = 0.01, breaks: bool = False) -> None:
         super().__init__(self.SHORT)
-        self.tally = Tally(path)
+        self.records = Records(folder)
         self.long_seed = long_seed
         self.long_pause = pause
         self.breaks = breaks
@@ -193,80 +172,152 @@ class Marathon(Steps):
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.long:
-            self.tally.add()
+            self.records.add("steps")
+            self.records.ring()
             time.sleep(self.long_pause)
         else:
-            self._wait_for_the_long_one()
+            self.records.wait(self.UNDER_WAY, 20.0)
+            if self.breaks:
+                raise RuntimeError("broken on purpose")
         return super().step(action)
-
-    def _wait_for_the_long_one(self) -> None:
-        deadline = time.monotonic() + 60
-        while count(self.tally.path) < self.UNDER_WAY:
-            if time.monotonic() > deadline:
-                raise TimeoutError("nobody runs the long trajectory")
-            time.sleep(0.001)
-        if self.breaks:
-            raise RuntimeError("broken on purpose")
-
-    def close(self) -> None:
-        self.tally.close()
 
 
 # ---------------------------------------------------------------------- data
 
 
-class Nested(gymnasium.Env):
-    """Dict observations with images and a tuple in it, and infos that come and go."""
+class Nested(gymnasium.Env[Any, int]):
+    """Has nested observations, infos that come and go, and both ends."""
 
     observation_space = spaces.Dict(
         {
-            "position": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            "place": spaces.Box(-np.inf, np.inf, (2,), np.float64),
             "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
             "task": spaces.Tuple((spaces.Discrete(3, start=-1), spaces.MultiBinary(2))),
         }
     )
     action_space = spaces.Discrete(3)
 
-    def __init__(self, ending: float = 0.1) -> None:
+    def __init__(self, ending: float = 0.125) -> None:
         self.ending = ending
 
     def set_task(self, ending: float) -> None:
+        """Change how likely a timestep is the last one."""
         self.ending = ending
 
     def _observe(self) -> dict[str, Any]:
         image = self.np_random.integers(0, 256, (4, 4, 3), np.uint8)
         flags = self.np_random.integers(0, 2, 2).astype(np.int8)
-        return {"position": self.position.copy(), "image": image, "task": (self.kind, flags)}
+        return {"place": self.place.copy(), "image": image, "task": (self.kind, flags)}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         self.t = 0
-        self.position = self.np_random.normal(size=2)
+        self.place = self.np_random.random(2)
         self.kind = np.int64(self.np_random.integers(-1, 2))
         return self._observe(), {"kind": int(self.kind)} if self.kind >= 0 else {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.t += 1
-        self.position += (action - 1) + self.np_random.normal(size=2)
-        info: dict[str, Any] = {"distance": float(np.hypot(*self.position))}
-        if self.np_random.random() < 0.2:
-            info["event"] = {"where": self.position.copy(), "name": f"event {self.t}"}
+        self.place += (action - 1) + self.np_random.random(2)
+        info: dict[str, Any] = {"sum": float(self.place.sum())}
+        if self.np_random.random() < 0.25:
+            info["event"] = {"where": self.place.copy(), "name": f"event {self.t}"}
         terminated = bool(self.np_random.random() < self.ending)
-        return self._observe(), float(self.position.sum()), terminated, self.t == 40, info
+        return self._observe(), float(self.place[0]), terminated, self.t == 40, info
 
 
 class GlobalNoise(Nested):
-    """Draws from the global generators, as many an environment does."""
+    """Draws from the global generators as well."""
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.position += random.random() - np.random.random()
+        self.place += random.random() - np.random.random()
         return super().step(action)
 
 
-class Echo(gymnasium.Env):
+class Rough(Nested):
+    """Raises in one trajectory of five."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(seed=seed, options=options)
+        self.breaks = self.np_random.random() < 0.2
+        return result
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.breaks and self.t == 2:
+            raise RuntimeError("broken on purpose")
+        return super().step(action)
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Lasts 1 to `longest` timesteps; each observation is `width` times the number of the timestep."""
+
+    action_space = spaces.Discrete(1 << 20)
+
+    def __init__(self, longest: int = 10, width: int = 1) -> None:
+        self.longest, self.width = longest, width
+        self.observation_space = spaces.Box(-np.inf, np.inf, (width,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.t = 0
+        self.length = int(self.np_random.integers(1, self.longest + 1))
+        self.mark = int(self.np_random.integers(1 << 20))
+        return np.full(self.width, self.mark, np.float32), {"mark": self.mark}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        last = self.t == self.length
+        info: dict[str, Any] = {"t": self.t}
+        if self.t % 3 == 0:
+            info["third"] = {"of": np.array([self.mark, self.t])}
+        observation = np.full(self.width, self.mark + self.t, np.float32)
+        return observation, float(self.t), last and self.mark % 2 == 0, last and self.mark % 2 == 1, info
+
+
+class Drawn(Counting):
+    """Terminates, truncates or does both at once, and says more in its last info."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if last := terminated or truncated:
+            info["last"] = True
+        terminated, truncated = last and self.mark % 3 != 0, last and self.mark % 3 != 1
+        return observation, reward + action, terminated, truncated, info
+
+
+_SPACES: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(7, start=-3),
+    "binary": spaces.MultiBinary((2, 3)),
+    "several": spaces.MultiDiscrete([3, 5], dtype=np.int32),
+    "image": spaces.Box(0, 255, (64, 64, 3), np.uint8),
+    "integers": spaces.Box(-5, 5, (3,), np.int16),
+    "tuple": spaces.Tuple((spaces.Discrete(4), spaces.Dict({"a": spaces.MultiBinary(3)}))),
+}
+
+
+class Shapes(gymnasium.Env[Any, Any]):
+    """Shows elements of one space, drawn in each timestep."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, name: str = "discrete") -> None:
+        self.observation_space = _SPACES[name]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.observation_space.seed(seed)
+        self.left = int(self.np_random.integers(1, 12))
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return self.observation_space.sample(), 0.5 * int(action), self.left == 0, False, {}
+
+
+class Echo(gymnasium.Env[Any, Any]):
     """Shows the last action as its observation."""
 
-    def __init__(self, space: spaces.Space, length: int = 5) -> None:
+    def __init__(self, space: spaces.Space[Any], length: int = 5) -> None:
         self.observation_space = space
         self.action_space = space
         self.length = length
@@ -305,7 +356,7 @@ class Script:
         return len(self.observations) - 1
 
 
-class Scripted(gymnasium.Env):
+class Scripted(gymnasium.Env[Any, Any]):
     """Plays scripts: which one is drawn by the seed, and told in the reset info.
 
     Args:
@@ -316,7 +367,9 @@ class Scripted(gymnasium.Env):
 
     action_space = spaces.Discrete(2)
 
-    def __init__(self, scripts: Sequence[Script], observation_space: spaces.Space = LINE, reuse: bool = False) -> None:
+    def __init__(
+        self, scripts: Sequence[Script], observation_space: spaces.Space[Any] = LINE, reuse: bool = False
+    ) -> None:
         self.scripts = list(scripts)
         self.observation_space = observation_space
         self.buffer = np.empty(observation_space.shape, observation_space.dtype) if reuse else None
@@ -348,54 +401,3 @@ class Scripted(gymnasium.Env):
         info = self._info(self.script.infos[self.t - 1]) if self.script.infos else {}
         ends = (self.script.terminated, self.script.truncated) if last else (False, False)
         return self._observe(), -0.5 * self.t, *ends, info
-
-
-# ---------------------------------------------------------------------- agents
-
-
-class Linear:
-    """Draws CartPole's action with a probability that depends on the observation."""
-
-    def __init__(self, weights: Sequence[float] = (0.0, 0.0, 0.3, 0.3)) -> None:
-        self.weights = np.array(weights)
-
-    def reset(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        logit = float(observation @ self.weights)
-        return int(logit + self.rng.logistic() > 0), {"logit": logit}
-
-    def set_param_values(self, weights: Any) -> None:
-        self.weights = np.array(weights)
-
-
-class Attentive(Linear):
-    """Looks at all parts of a nested observation."""
-
-    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        kind, flags = observation["task"]
-        features = np.array([*observation["position"], observation["image"].mean() / 255, kind + flags.sum()])
-        action, info = super().get_action(features)
-        return action + int(self.rng.random() < 0.5), info
-
-
-class Drawing(Linear):
-    """Draws from `random`, from `numpy.random` and from a generator of its own."""
-
-    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        draws = {"python": random.random(), "numpy": np.random.random(), "own": self.rng.random()}
-        return int(sum(draws.values()) + self.weights[0]) % 3, draws
-
-
-class Stamping:
-    """Writes its version, which is its parameter, into its actions."""
-
-    def __init__(self, version: int = 0) -> None:
-        self.version = version
-
-    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
-        return self.version, {}
-
-    def set_param_values(self, values: tuple[int]) -> None:
-        (self.version,) = values
