@@ -1,25 +1,48 @@
 """The command line: parse, call the library, print.
 
-::
+`streamsampler sample --help` lists all options. ENV_ID is an id of Gymnasium's, or `module:ENV_ID`:
 
-    commands.py     the commands and their options
-    execution.py    a command carried out, and what it prints
-    request.py      what was asked for, and what came of it
-    sampling.py     one run: from the one to the other
-    sharding.py     a run that writes shards, and can be gone on with
-    inspection.py   what a file or a folder holds
-    models.py       agents from files
-    arguments.py    kinds of option values
-    outfile.py      the file or folder to write, checked before anything is sampled
-    tally.py        returns and lengths, added up
-    summary.py      what a run came to, for people and for programs
-    failures.py     exceptions, as messages and exit codes
-    notices.py      the library's warnings, above the progress bar
-    interrupts.py   Ctrl-C and SIGTERM
-    streams.py      standard output for the result alone
-    grouping.py     options in groups
+```text
+streamsampler sample CartPole-v1 --num-samples 100000 --out cartpole.npz
+streamsampler sample CartPole-v1 --agent my_agents:greedy --num-trajectories 100 --seed 1
+streamsampler sample CartPole-v1 --num-samples 1000000000 --seed 1 --out big --shard-size 1000000
+streamsampler sample my/Maze-v0 --import my_envs --env-kwarg size=9 --num-samples 5000 --json
+streamsampler info cartpole.npz
+```
 
-Exit codes: 0 success, 1 failure, 2 usage, 130 after Ctrl-C, 143 after SIGTERM.
+Progress and warnings are printed on standard error, the summary on standard output, as text or with `--json` as one
+object. `streamsampler info FILE|FOLDER` prints what was sampled into a file or a folder: environment, returns, spaces,
+seed, version, and which shards are damaged.
+
+The exit code is 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C and 143 after SIGTERM.
+
+Interruption
+------------
+
+Ctrl-C keeps the finished trajectories: the summary describes them, and `--out` holds them. With `--shard-size` the same
+command with `--resume` continues (see `streamsampler.storage`):
+
+```text
+$ streamsampler sample CartPole-v1 --num-samples 1000000000 --out big --shard-size 100000
+^C
+interrupted   after 300,062 of 1,000,000,000 timesteps
+…
+written to    big (3 shards)
+to go on      streamsampler sample CartPole-v1 --num-samples 1000000000 --out big --shard-size 100000 --resume
+```
+
+Failures
+--------
+
+A process that dies, or with `--step-timeout` hangs, is replaced; a warning is printed above the progress bar, and the
+data are the same as without. The summary counts restarts. With `--on-failure drop` it lists what was left out, and why:
+
+```text
+restarts      2, 1 hung
+dropped       40 trajectories
+              trajectory 6, stepping the environment: OSError: the arm is stuck
+              …
+```
 """
 
 from streamsampler.cli.commands import main

@@ -20,7 +20,7 @@ from streamsampler.errors import DataError
 
 __all__ = ["AnySpace", "check_actions", "misfit", "row_spec", "rows_inside", "short", "space_leaves", "validate"]
 
-AnySpace: TypeAlias = "Space[Any]"
+AnySpace: TypeAlias = Space[Any]
 AnyTuple: TypeAlias = "gym_spaces.Tuple[Any]"
 
 

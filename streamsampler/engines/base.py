@@ -3,11 +3,11 @@
 An engine starts `n_workers` workers, carries the sampler's messages to them and brings back their answers. It knows
 nothing of calls, plans and batches. `LocalEngine` is the shortest one, `tests/extending` has one outside the package.
 
-*In each worker* run `streamsampler.workers.loop.run_worker(channel, make_worker, row, seed)`, which returns after
-`Exit`; or, where several workers share a thread, `WorkerLoop(…).turn(wait=False)` again and again. `channel` is yours
-(see `streamsampler.workers.loop.Channel`): `receive` returns the next message, `load` the object of a published
-payload, `answer` sends an answer. `make_worker()` returns `worker_factory(row, number)`; `row` is `board.row(number)`,
-the worker's row of the status board. `worker_factory` can be pickled with `streamsampler.serialization.dumps`.
+*In each worker* run `streamsampler.workers.loop.run_worker(channel, make_worker, context)`, which returns after `Exit`;
+or, where several workers share a thread, `WorkerLoop(…).turn(wait=False)` again and again. `channel` is yours (see
+`streamsampler.workers.loop.Channel`): `receive` returns the next message, `load` the object of a published payload,
+`answer` sends an answer. `context` is a `streamsampler.workers.base.WorkerContext` with the worker's row of the status
+board, `board.row(number)`, its number and the sampler's seed.
 
 *Write five methods*: `send`, `wait`, `restart`, `kill` and `close`. The others have a default: it uses the board, or
 it is the right one for workers in this process that do not die alone. Workers that can hang or die also need
@@ -18,8 +18,9 @@ it is the right one for workers in this process that do not die alone. Workers t
 most `scheduling.dispatch.CAPACITY` tickets unanswered at a worker: neither side ever waits for room. A worker's death
 comes after all that the worker sent, once. Everything is called from one thread at a time, except `kill`.
 
-*Use it* with a subclass of `streamsampler.samplers.base.Sampler` whose `make_engine(worker_factory)` returns it;
-`worker_factory` has `n_workers` and `seed`.
+*Use it* with a subclass of `streamsampler.Sampler` whose `make_engine(setup)` returns it. `setup` has `n_workers`,
+`seed`, `threads` and `make_worker`, which can be pickled with `streamsampler.serialization.dumps`; see
+`streamsampler.workers.factory.WorkerSetup`.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Engine(ABC):
 
     @abstractmethod
     def send(self, worker: int, message: Message) -> None:
-        """Send a message without waiting; lower the worker's flag (`board.heed`) before a `Start`.
+        """Send a message without waiting; lower the worker's flag (`board.lower_flag`) before a `Start`.
 
         A message to a dead worker is dropped: `wait` reports the death.
         """
@@ -165,7 +166,7 @@ class Engine(ABC):
 
     def abandon_older(self, version: int) -> None:
         """Let workers abandon rollouts of versions older than `version` at their next timestep."""
-        self.board.want(version)
+        self.board.abandon_older(version)
 
     def progress(self, worker: int) -> Progress:
         """Return the last known progress of a worker."""
@@ -173,15 +174,15 @@ class Engine(ABC):
 
     def request_progress(self, worker: int) -> None:
         """Ask a worker to show each timestep and each action in its progress, until its next `Start`."""
-        self.board.watch(worker)
+        self.board.request_progress(worker)
 
     def ran_timesteps(self, worker: int) -> int:
         """Return how many timesteps a worker has shown since its start; also after `close`."""
-        return self.board.ran(worker)
+        return self.board.ran_timesteps(worker)
 
     def memory_bytes(self, worker: int) -> int:
         """Return the private memory of a worker at its last answer, in bytes; 0 where it is not known."""
-        return self.board.memory(worker)
+        return self.board.memory_bytes(worker)
 
     # ------------------------------------------------------------------ workers that die, hang or are replaced
 

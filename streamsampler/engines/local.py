@@ -13,8 +13,8 @@ from streamsampler.errors import SerializationError
 from streamsampler.protocol.messages import Answer, Exit, Message, Start
 from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
-from streamsampler.workers.base import Worker
-from streamsampler.workers.board import StatusBoard, WorkerRow, board_bytes
+from streamsampler.workers.base import Worker, WorkerContext
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.loop import WorkerLoop
 from streamsampler.workers.threads import ThreadLimit
 
@@ -59,7 +59,7 @@ class LocalEngine(Engine):
 
     Args:
         n_workers: How many workers there are.
-        make_worker: Makes a worker from its row of the board and its number.
+        make_worker: Makes a worker.
         seed: The sampler's seed.
         threads: How many threads libraries compute on while workers take turns; None leaves all as it is.
     """
@@ -69,7 +69,7 @@ class LocalEngine(Engine):
     def __init__(
         self,
         n_workers: int,
-        make_worker: Callable[[WorkerRow, int], Worker],
+        make_worker: Callable[[WorkerContext], Worker],
         seed: int,
         *,
         threads: int | None = None,
@@ -85,13 +85,13 @@ class LocalEngine(Engine):
         self._next = 0
 
     def _loop(self, worker: int) -> WorkerLoop:
-        row = self.board.row(worker)
-        return WorkerLoop(self._channels[worker], lambda: self._make_worker(row, worker), row, self._seed)
+        context = WorkerContext(self.board.row(worker), worker, self._seed)
+        return WorkerLoop(self._channels[worker], self._make_worker, context)
 
     def send(self, worker: int, message: Message) -> None:
         """Leave a message for a worker."""
         if isinstance(message, Start):
-            self.board.heed(worker)
+            self.board.lower_flag(worker)
         self._channels[worker].messages.append(message)
 
     def wait(self, timeout: float | None) -> list[Event]:
@@ -115,12 +115,12 @@ class LocalEngine(Engine):
 
     def kill(self) -> None:
         """Let the rollout in hand be abandoned."""
-        self.board.want_nothing()
+        self.board.abandon_all()
 
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
         """Close all environments."""
         del read_answers
-        self.board.want_nothing()
+        self.board.abandon_all()
         with self._threads.held():
             for channel, loop in zip(self._channels, self._loops, strict=True):
                 channel.messages.clear()

@@ -39,8 +39,8 @@ __all__ = [
     "describe",
 ]
 
-AnyEnv: TypeAlias = "gymnasium.Env[Any, Any]"
-AnyVectorEnv: TypeAlias = "VectorEnv[Any, Any, Any]"
+AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
+AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 
 _WHAT_AN_ENVIRONMENT_IS = (
     "an id for gymnasium.make, an EnvSpec, a gymnasium.Env, a callable making one, or an EnvUpdate (with VecWorker "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
-from streamsampler.errors import CheckMode, UsageError, positive, refuse_two_numbers
+from streamsampler.errors import CheckMode, UsageError, check_mode, positive, refuse_two_numbers
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.payloads import pickled, put_agents
@@ -25,7 +26,8 @@ from streamsampler.serialization import Payload
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes
-from streamsampler.workers.factory import WorkerFactory
+from streamsampler.workers.factory import WorkerFactory, WorkerSetup
+from streamsampler.workers.threads import check_threads
 
 __all__ = ["Sampler"]
 
@@ -98,6 +100,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         __class_getitem__ = classmethod(brackets)
 
     _default_workers: int | None = None
+    _given_factory: WorkerFactory | None = None
     _limits: Mapping[str, Any] = {}
     """Arguments of `Policy` that only some samplers have; a subclass sets them before it calls `__init__`."""
 
@@ -129,18 +132,16 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             restart_on=(restart_on,) if isinstance(restart_on, type) else restart_on,
             **self._limits,
         )
-        factory = WorkerFactory(
+        factory = self._given_factory or WorkerFactory(
             n_workers=self._how_many(n_workers, agents, envs),
             seed=seed,
             max_episode_length=max_episode_length,
             worker_class=worker_class,
             worker_args=worker_args,
         )
-        factory.set_check(check)
-        factory.set_threads(worker_threads)
-        if policy.on_failure == "drop":
-            factory.drop(policy.restarts_on)
-        self._set_up(factory, agents, envs, env_kwargs, order)
+        drop_unless = policy.restarts_on if policy.on_failure == "drop" else None
+        self._setup = WorkerSetup(factory, check_threads(worker_threads), check_mode(check), drop_unless)
+        self._set_up(agents, envs, env_kwargs, order)
 
     @classmethod
     def _how_many(cls, n_workers: int | None, agents: Any, envs: Any) -> int | None:
@@ -168,24 +169,24 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
 
     @classmethod
     def _from_factory(cls, worker_factory: WorkerFactory, agents: Any, envs: Any, options: Mapping[str, Any]) -> Self:
-        given = worker_factory.arguments()
-        if twice := sorted(given.keys() & options):
+        if twice := sorted(inspect.signature(WorkerFactory).parameters & options.keys()):
             raise TypeError(
                 f"{cls.__name__}.from_worker_factory takes {', '.join(twice)} from the worker factory: give it there"
             )
-        return cls(agents, envs, **given, **{"check": worker_factory.check, **options})
+        sampler = cls.__new__(cls)
+        sampler._given_factory = worker_factory
+        sampler.__init__(agents, envs, **options)  # type: ignore[misc]
+        return sampler
 
-    def _set_up(
-        self, factory: WorkerFactory, agents: Any, envs: Any, env_kwargs: Mapping[str, Any] | None, order: Order
-    ) -> None:
+    def _set_up(self, agents: Any, envs: Any, env_kwargs: Mapping[str, Any] | None, order: Order) -> None:
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')
-        self._factory = factory
         self._order: Order = order
+        n_workers = self._setup.n_workers
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
-        updates: Updates[Payload] = Updates(factory.n_workers)
-        put_agents(updates, agents, factory.n_workers)
-        updates.put("env", pickled(envs, factory.n_workers, "envs", "the environment", as_env))
+        updates: Updates[Payload] = Updates(n_workers)
+        put_agents(updates, agents, n_workers)
+        updates.put("env", pickled(envs, n_workers, "envs", "the environment", as_env))
         self._begin_life(updates, version=0)
 
     # ------------------------------------------------------------------ obtaining
@@ -334,7 +335,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """
         self._check_usable()
         first = positive("first_trajectory", first_trajectory, least=0)
-        if first and self._factory.blocks != Blocks():
+        if first and self._setup.blocks != Blocks():
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
         episodes = common_episodes(reset_options)
         self._check_options(episodes)

@@ -130,14 +130,14 @@ class Call:
         if self._dispatcher.room(worker) <= 0 or not supervisor.works(worker):
             self._hungry.discard(worker)  # it asks again with its next answer, or when its successor comes
             return
-        indices = self.gathering.take(worker, ahead=ahead, now=self._session.clock())
-        if indices is None:
+        assignment = self.gathering.take(worker, ahead=ahead, now=self._session.clock())
+        if assignment is None:
             return
         if self._session.revive(worker):
             self.stats.restarts += 1
         if not self._dispatcher.owes(worker):
             supervisor.moved(worker)
-        message = self._dispatcher.hand(worker, indices, *self.gathering.terms(indices))
+        message = self._dispatcher.hand(worker, *assignment)
         if isinstance(message, Start):
             message = Start(message.version, message.tickets, **self._session.told_at_start(worker))
         self._engine.send(worker, message)

@@ -27,7 +27,7 @@ from streamsampler.scheduling.restarts import Policy
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.episodes import Episodes
-from streamsampler.workers.factory import WorkerFactory
+from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
 
 __all__ = ["SamplerLife"]
@@ -47,16 +47,16 @@ class SamplerLife(ABC):
         stats: What all calls together did.
     """
 
-    _factory: WorkerFactory
+    _setup: WorkerSetup
     _order: Order
     _policy: Policy
 
     def _begin_life(self, updates: Updates[Payload], version: int) -> None:
-        self.seed = self._factory.seed
-        self.n_workers = self._factory.n_workers
+        self.seed = self._setup.seed
+        self.n_workers = self._setup.n_workers
         self.stats = Stats.of(self.n_workers)
         self._lock = threading.RLock()
-        self._verdicts = Verdicts(self._factory.check)
+        self._verdicts = Verdicts(self._setup.check)
         self._salvaged: TrajectoryBatch[Any, Any] | None = None
         self._closed = False
         self._ran_before = 0  # timesteps, by the workers of earlier engines
@@ -66,7 +66,7 @@ class SamplerLife(ABC):
         self._start(updates, version)
 
     def _start(self, updates: Updates[Payload], version: int) -> None:
-        engine = self.make_engine(self._factory)
+        engine = self.make_engine(self._setup)
         try:
             self._session = Session(
                 engine,
@@ -74,7 +74,7 @@ class SamplerLife(ABC):
                 seed=self.seed,
                 order=self._order,
                 version=version,
-                blocks=self._factory.blocks,
+                blocks=self._setup.blocks,
                 policy=self._policy,
                 verdicts=self._verdicts,
             )
@@ -86,8 +86,12 @@ class SamplerLife(ABC):
         self._finalizer = weakref.finalize(self, _end_quietly, self._session, self._lock, self._owner)
 
     @abstractmethod
-    def make_engine(self, worker_factory: WorkerFactory) -> Engine:
-        """Start the workers, and return the engine that they live in."""
+    def make_engine(self, setup: WorkerSetup) -> Engine:
+        """Start the workers: the one method that a sampler on another engine must have.
+
+        Args:
+            setup: What to make the workers with.
+        """
 
     # ------------------------------------------------------------------ a call's frame
 
@@ -224,7 +228,7 @@ class SamplerLife(ABC):
         return updates
 
     def _check_options(self, episodes: Episodes | None) -> None:
-        worker_class = self._factory.worker_class
+        worker_class = self._setup.factory.worker_class
         if episodes is not None and episodes.options is not None and not worker_class.can_take_options:
             raise UsageError(f"{worker_class.__name__} takes no reset_options")
 
@@ -315,7 +319,7 @@ class SamplerLife(ABC):
         self._check_usable()
         engine = self._session.engine
         return {
-            "factory": self._factory,
+            "setup": self._setup,
             "order": self._order,
             "policy": self._policy,
             "version": self.agent_version,
@@ -323,7 +327,7 @@ class SamplerLife(ABC):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._factory = state["factory"]
+        self._setup = state["setup"]
         self._order = state["order"]
         self._policy = state["policy"]
         self._begin_life(state["updates"], state["version"])

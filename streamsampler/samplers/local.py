@@ -14,7 +14,7 @@ from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.factory import WorkerFactory
+from streamsampler.workers.factory import WorkerSetup
 
 __all__ = ["LocalSampler"]
 
@@ -69,8 +69,6 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
             worker_threads=worker_threads,
         )
 
-    def make_engine(self, worker_factory: WorkerFactory) -> Engine:
-        """Make the workers, in this process."""
-        return LocalEngine(
-            worker_factory.n_workers, worker_factory, worker_factory.seed, threads=worker_factory.threads
-        )
+    def make_engine(self, setup: WorkerSetup) -> Engine:
+        """Make an engine whose workers take turns in this process."""
+        return LocalEngine(setup.n_workers, setup.make_worker, setup.seed, threads=setup.threads)

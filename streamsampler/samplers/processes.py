@@ -20,7 +20,7 @@ from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.serialization import dumps
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.factory import WorkerFactory
+from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 
 __all__ = ["MultiprocessingSampler"]
 
@@ -109,20 +109,20 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         """Do what `Sampler.from_worker_factory` does, with this sampler's further options."""
         return cls._from_factory(worker_factory, agents, envs, options)
 
-    def make_engine(self, worker_factory: WorkerFactory) -> Engine:
+    def make_engine(self, setup: WorkerSetup) -> Engine:
         """Start the worker processes."""
         # Here, because it needs what not every system has.
         from streamsampler.engines.processes.engine import ProcessEngine
 
-        make_worker = dumps(worker_factory, "the worker class or its arguments")
+        make_worker = dumps(setup.make_worker, "the worker class or its arguments")
         return ProcessEngine(
-            worker_factory.n_workers,
+            setup.n_workers,
             make_worker,
-            worker_factory.seed,
+            setup.seed,
             self._start_method,
             close_timeout=self._policy.close_timeout,
             report_memory=self._policy.max_worker_memory is not None,
-            threads=worker_factory.threads,
+            threads=setup.threads,
         )
 
     def worker_pids(self) -> list[int]:

@@ -24,6 +24,7 @@ class Cuts:
         timesteps: How many are wanted in all; None where no ticket is ever cut short.
 
     Attributes:
+        n_expected: How many new trajectories all tickets under way count for.
         open: The ticket that less is expected of than it could bring, if there is one: it is the last one.
     """
 
@@ -32,6 +33,7 @@ class Cuts:
         self._enough: dict[range, int] = {}
         self._expected: dict[range, int] = {}
         self._short: dict[int, tuple[int, int]] = {}  # by a block's first index, trajectories and timesteps of it
+        self.n_expected = 0
         self.open: range | None = None
 
     @property
@@ -47,16 +49,13 @@ class Cuts:
         """Trajectories and timesteps that are there of the block that begins with `first`, if it was cut short."""
         return self._short.get(first, (0, 0))
 
-    def hand(self, indices: range, enough: int, expected: int) -> int:
+    def hand(self, indices: range, enough: int, expected: int) -> None:
         """Take note of a ticket.
 
         Args:
             indices: Its indices.
             enough: How many timesteps suffice.
             expected: How many new trajectories are wanted of it.
-
-        Returns:
-            How many new trajectories it counts for.
         """
         if enough:
             self._enough[indices] = enough
@@ -64,19 +63,19 @@ class Cuts:
         if expected < could:
             self.open = indices
         self._expected[indices] = min(expected, could)
-        return self._expected[indices]
+        self.n_expected += self._expected[indices]
 
     def copy(self, indices: range, n_timesteps: int) -> None:
         """Take note of a copy of a ticket, where a prefix of `n_timesteps` is there."""
         if self._timesteps is not None:
             self._enough[indices] = self.enough_alone(indices, n_timesteps)
 
-    def forget(self, indices: range) -> int:
-        """Forget a ticket that is no longer under way; returns how many trajectories it counted for."""
+    def forget(self, indices: range) -> None:
+        """Forget a ticket that is no longer under way."""
         self._enough.pop(indices, None)
         if self.open == indices:
             self.open = None
-        return self._expected.pop(indices)
+        self.n_expected -= self._expected.pop(indices)
 
     def cut_short(self, first: int, n_trajectories: int, n_timesteps: int) -> None:
         """Take note of what is there of the block that begins with index `first`."""

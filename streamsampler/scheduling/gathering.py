@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.blocks import Blocks, IndexQueue
@@ -45,7 +45,7 @@ from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPer
 from streamsampler.scheduling.result import Held, Order, Result, Run, too_many_dropped
 from streamsampler.scheduling.throughput import TICKET_SECONDS, Pace, needed_for
 
-__all__ = ["AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "Gathering", "Order", "Run"]
+__all__ = ["Assignment", "AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "Gathering", "Order", "Run"]
 
 Part = TypeVar("Part")
 _FOREVER = 2**62
@@ -59,6 +59,20 @@ another one is begun: one that is begun late makes everybody wait, one that is b
 workers, batches of 2,000 and 4,000 timesteps and lengths of 200 to 1,000, equally likely, the simulation in
 `tests/test_schedules.py` finds a wall time 1 % shorter than with 0 and 6 and 3 % of work in vain; 2 gains another 0.7 %
 at most and wastes 14 and 7 %."""
+
+
+class Assignment(NamedTuple):
+    """What a worker runs next; see `protocol.Ticket`.
+
+    Attributes:
+        indices: The trajectory indices.
+        block: How many of them are run together.
+        enough: How many timesteps of the first trajectories suffice; 0 where all are needed.
+    """
+
+    indices: range
+    block: int = 1
+    enough: int = 0
 
 
 class Gathering(Generic[Part]):
@@ -112,12 +126,11 @@ class Gathering(Generic[Part]):
         self.arrived_trajectories = 0
         self.arrived_timesteps = 0
         self.arrived_dropped = 0
-        self._handed_out = 0
 
     # ------------------------------------------------------------------ handing out
 
-    def take(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> range | None:
-        """Return the indices that `worker` should run next, or None if there is nothing for it at present.
+    def take(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
+        """Return what `worker` should run next, or None if there is nothing for it at present.
 
         A worker that would be idle otherwise may get a copy of what another one holds (see `in_flight`); one that is so
         slow that the others would be done with everything before it gets nothing.
@@ -146,23 +159,26 @@ class Gathering(Generic[Part]):
             return None
         self._holdings.hold(worker, indices, now)
         self._considered.add(worker)
-        return indices
-
-    def terms(self, indices: range) -> tuple[int, int]:
-        """Of a ticket under way: the size of its blocks, and how many timesteps of its first trajectories suffice.
-
-        The latter is 0 where all are wanted.
-        """
-        return self._queue_of(indices).size_of(indices), self._cuts.enough(indices)
+        return Assignment(indices, self._queue_of(indices).size_of(indices), self._cuts.enough(indices))
 
     def give_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Take back a ticket whose worker was lost: it is handed out again, before anything new, if nobody has it."""
         if self._holdings.lose(worker, indices, now):
-            self._handed_out -= self._cuts.forget(indices)
+            self._cuts.forget(indices)
             self._queue_of(indices).give_back(indices)
 
     def _queue_of(self, indices: range) -> IndexQueue:
         return next(queue for queue in self._queues if indices[0] in queue.own)
+
+    @property
+    def _under_way(self) -> int:
+        """How many trajectories are expected of tickets under way, and of what failed and waits for its turn."""
+        held = sum(len(held.indices) - self._cuts.there(held.indices[0])[0] for held in self.result.held())
+        return self._cuts.n_expected + held
+
+    @property
+    def _handed_out(self) -> int:
+        return self.arrived_trajectories + self.arrived_dropped + self._under_way
 
     @property
     def has_plenty(self) -> bool:
@@ -183,7 +199,7 @@ class Gathering(Generic[Part]):
             return range(0)
         indices = queue.lost(size)
         enough = self._cuts.enough_alone(indices, self.n_timesteps)
-        self._handed_out += self._cuts.hand(indices, enough, len(indices))
+        self._cuts.hand(indices, enough, len(indices))
         return indices
 
     def _fresh(self, queue: IndexQueue, size: int, horizon: int, spare: int) -> range:
@@ -192,14 +208,14 @@ class Gathering(Generic[Part]):
             indices = queue.fresh(min(size, most), _FOREVER) if most else range(0)
             if indices:
                 enough = self._cuts.enough_alone(indices, self.n_timesteps)
-                self._handed_out += self._cuts.hand(indices, enough, len(indices))
+                self._cuts.hand(indices, enough, len(indices))
             return indices
         if too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
             return range(0)  # the call is about to end, unless there is better news of those before
         if not self._cuts.allowed:
             indices = queue.fresh(size, min(self._first + horizon, self.result.end))
             if indices:
-                self._handed_out += self._cuts.hand(indices, 0, len(indices))
+                self._cuts.hand(indices, 0, len(indices))
             return indices
         # What comes behind a ticket that is to be cut short is of no use without the rest of that one.
         if not spare or self._cuts.open is not None or queue.first_lost() is not None or self.result.end < _FOREVER:
@@ -209,9 +225,8 @@ class Gathering(Generic[Part]):
         if self._holdings.holds(indices):  # as in `_lost`
             queue.give_back_rest(indices, 0)
             return range(0)
-        n_others = self._handed_out - self.arrived_trajectories - self.arrived_dropped
-        enough = self._cuts.enough_after(indices, self.arrived_timesteps, n_others, self.pace)
-        self._handed_out += self._cuts.hand(indices, enough, spare)
+        enough = self._cuts.enough_after(indices, self.arrived_timesteps, self._under_way, self.pace)
+        self._cuts.hand(indices, enough, spare)
         return indices
 
     def _copy(self, worker: int, now: float) -> range:
@@ -260,7 +275,6 @@ class Gathering(Generic[Part]):
             return self.plan.limit + self.arrived_dropped
         if self.plan.timesteps is None:
             return self.result.n_popped + self._window()
-        outstanding = self._handed_out - self.arrived_trajectories - self.arrived_dropped
         mean = self.pace.timesteps
         if mean is None and self.arrived_trajectories:
             mean = self.arrived_timesteps / self.arrived_trajectories
@@ -269,7 +283,7 @@ class Gathering(Generic[Part]):
             # but for those that were left out, which showed nothing.
             return self.arrived_dropped + min(self._n_workers * self._queues[0].next_size, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
-        return self._handed_out + max(0, needed_for(missing, mean, prudence * self.pace.spread) - outstanding)
+        return self._handed_out + max(0, needed_for(missing, mean, prudence * self.pace.spread) - self._under_way)
 
     def _window(self) -> int:
         # What workers may be ahead of a consumer: enough to keep them busy while it takes one, few enough to bound
@@ -302,7 +316,7 @@ class Gathering(Generic[Part]):
         there, timesteps_there = self._cuts.made_up(indices[0])
         if n <= there:
             raise ProtocolError(f"trajectories {indices} came with {n} lengths, and {there} of them were there before")
-        self._handed_out += n - there - self._cuts.forget(indices)
+        self._cuts.forget(indices)
         n_dropped = lengths[there:].count(0)
         self.arrived_dropped += n_dropped
         self.arrived_trajectories += n - there - n_dropped
@@ -334,7 +348,7 @@ class Gathering(Generic[Part]):
         counts = self._holdings.settle if final else self._holdings.lose
         if not counts(worker, indices, now):
             return
-        self._handed_out -= self._cuts.forget(indices)
+        self._cuts.forget(indices)
         queue = self._queue_of(indices)
         blocks = queue.blocks_of(indices)
         if trajectory is None and len(blocks) > 1:
@@ -347,7 +361,6 @@ class Gathering(Generic[Part]):
             if others:
                 queue.give_back(others)
         there = self._cuts.there(failed[0])[0]
-        self._handed_out += len(failed) - there  # it counts as under way
         self.result.hold(Held(failed, failed[there], reason, final, done))
 
     def due(self) -> Held | None:
@@ -363,7 +376,6 @@ class Gathering(Generic[Part]):
 
     def retry(self, held: Held) -> None:
         """Let what failed be run again."""
-        self._handed_out -= len(held.indices) - self._cuts.there(held.indices[0])[0]
         self._queue_of(held.indices).give_back(held.indices)
         self.result.settle(held)
 

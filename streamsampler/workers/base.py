@@ -21,7 +21,7 @@ from streamsampler.scheduling.blocks import Blocks
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.episodes import Episodes
 
-__all__ = ["Outcome", "Worker", "class_names", "summary_of", "tell_where"]
+__all__ = ["Outcome", "Worker", "WorkerContext", "class_names", "summary_of", "tell_where"]
 
 _SUMMARY_LENGTH = 2_000
 _ROLLOUT_PHASES = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, Phase.RECORDING}
@@ -97,6 +97,33 @@ def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:
     return error
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What a worker is made with: its place, its limits, and what to do about bad data and failing trajectories.
+
+    Attributes:
+        row: The worker's row of the shared board. Call `row.may_run(ticket.version)` between timesteps.
+        worker_number: 0 to n-1.
+        seed: The sampler's seed. Trajectories do not draw from it: `rollout` is given a seed for each.
+        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+        check: What to do about data that may be wrong: "warn", "error", or None for nothing.
+        drop_unless: None, or trajectories that raise are left out, unless this function returns True for the names of
+            the exception's classes.
+        allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
+            sent. Make new ones for each ticket.
+        rebuild: Replaces agent and environment by new ones, as they were at the last update.
+    """
+
+    row: WorkerRow
+    worker_number: int = 0
+    seed: int = 0
+    max_episode_length: int | None = None
+    check: CheckMode = None
+    drop_unless: Callable[[tuple[str, ...]], bool] | None = None
+    allocate: Allocate = np.empty
+    rebuild: Callable[[], None] = _nothing
+
+
 class Worker(ABC):
     """Runs rollouts: one agent in one environment, or in several.
 
@@ -104,23 +131,17 @@ class Worker(ABC):
     the seeds; of nothing else, such as its number or what it ran before.
 
     Args:
-        row: Its row of the shared board. `row.wanted(ticket.version)` is to be asked between timesteps.
-        worker_number: 0 to n-1.
-        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+        context: What the worker is made with. A subclass may take further keyword arguments: `worker_args`.
 
     Attributes:
+        context: The same.
+        row: The context's row of the shared board.
         phase: What it is doing, for error messages.
         trajectory: Index of the trajectory in hand, or None.
         done_timesteps: When it raises: see `protocol.Failure.done`. 0 where each trajectory is a block of its own.
         ran_timesteps: Timesteps of the ticket in hand that environments were asked for, those included that are in no
             outcome because something raised; for the accounts. The worker loop sets it to 0 before each ticket.
-        allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
-            sent. Each ticket's are to be new ones.
-        dropping: None, or trajectories that raise are to be left out; then it tells, from the names of an exception's
-            classes, what is to be raised nevertheless.
-        check: What to do about data that may be wrong: "warn", "error", or None for nothing.
         spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
-        rebuild: Replaces agent and environment by new ones, as they were at the last update.
         can_drop: Whether this kind of worker can leave out trajectories.
         episodes: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
             that `rollout` gets.
@@ -132,20 +153,15 @@ class Worker(ABC):
     can_rehearse = False
     can_take_options = False
 
-    def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
-        self.row = row
-        self.worker_number = worker_number
-        self.max_episode_length = max_episode_length
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+        self.row = context.row
         self.phase = Phase.WAITING
         self.trajectory: int | None = None
         self.done_timesteps = 0
         self.ran_timesteps = 0
         self.spoiled = False
-        self.allocate: Allocate = np.empty
-        self.dropping: Callable[[tuple[str, ...]], bool] | None = None
-        self.check: CheckMode = None
         self.episodes: Episodes | None = None
-        self.rebuild: Callable[[], None] = _nothing
         self._finder: AnomalyFinder | None = None
 
     @classmethod
@@ -207,9 +223,10 @@ class Worker(ABC):
 
     def drops(self, error: BaseException) -> bool:
         """Whether the trajectory in hand is to be left out because of an exception, instead of raising it."""
-        if self.dropping is None or self.trajectory is None or self.phase not in _ROLLOUT_PHASES:
+        drop_unless = self.context.drop_unless
+        if drop_unless is None or self.trajectory is None or self.phase not in _ROLLOUT_PHASES:
             return False
-        return isinstance(error, (Exception, SystemExit)) and not self.dropping(class_names(error))
+        return isinstance(error, (Exception, SystemExit)) and not drop_unless(class_names(error))
 
     def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int], env: Any = None) -> Rollouts:
         """Return what a recorder's `finish` gives; if it raises, `phase` and `trajectory` tell where.
@@ -220,10 +237,10 @@ class Worker(ABC):
             env: The environment, for error messages.
         """
         self.phase, self.trajectory = Phase.RECORDING, None
-        self.row.phase(Phase.RECORDING)
+        self.row.set_phase(Phase.RECORDING)
         try:
             rollouts = finish()
-            return rollouts if self.check is None else self._looked_through(rollouts, env)
+            return rollouts if self.context.check is None else self._looked_through(rollouts, env)
         except DataError as error:
             if (position := getattr(error, "position", None)) is not None:
                 self.trajectory = indices[position]
@@ -246,9 +263,9 @@ class Worker(ABC):
         anomalies = self._finder.find(*parts)
         if not anomalies:
             return rollouts
-        if self.check == "error":
+        if self.context.check == "error":
             errors = [_anomaly_error(anomaly, env) for anomaly in anomalies]
-            if self.dropping is not None:
+            if self.context.drop_unless is not None:
                 # All at once, since all others are run again.
                 errors[0].others_left_out = [(it.position, summary_of(it)) for it in errors[1:]]  # type: ignore[attr-defined]
             raise errors[0]

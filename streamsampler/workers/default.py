@@ -16,8 +16,8 @@ from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate,
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import Stream, derived_seed, seed_generators
-from streamsampler.workers.base import Outcome, Worker, summary_of, tell_where
-from streamsampler.workers.board import WorkerRow, phase_number
+from streamsampler.workers.base import Outcome, Worker, WorkerContext, summary_of, tell_where
+from streamsampler.workers.board import phase_number
 
 __all__ = ["DefaultWorker"]
 
@@ -27,7 +27,7 @@ _PROGRESS_SECONDS = 1e-2
 """How old a worker's progress on the board may be. A word written, or two clock readings, in each timestep would cost
 1 to 2 % of a cheap environment's speed. Beside a network, which pushes this code out of the processor's caches, one
 such timestep in eight cost 1 %. So it is done once in a window of timesteps that take about this long, as the first of
-the last window did. Who needs it to the timestep asks for it: see `StatusBoard.watch`."""
+the last window did. Who needs it to the timestep asks for it: see `StatusBoard.request_progress`."""
 _WINDOW = (True,) + (False,) * 63
 _NOTHING: tuple[bool, ...] = ()
 
@@ -49,17 +49,15 @@ class DefaultWorker(Worker):
     """Runs one trajectory after the other in one environment.
 
     Args:
-        row: Its row of the shared board.
-        worker_number: 0 to n-1.
-        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+        context: What the worker is made with.
     """
 
     can_drop = True
     can_rehearse = True
     can_take_options = True
 
-    def __init__(self, row: WorkerRow, *, worker_number: int = 0, max_episode_length: int | None = None) -> None:
-        super().__init__(row, worker_number=worker_number, max_episode_length=max_episode_length)
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
         self._agent: Agent | None = None
         self._reset_agent: Callable[[int], None] | None = None
         self._env: gymnasium.Env[Any, Any] | None = None
@@ -88,7 +86,7 @@ class DefaultWorker(Worker):
         except EnvCloseError:
             self.phase = Phase.CLOSE
             raise
-        self._recorder = RolloutRecorder(self._env.observation_space, self._env.action_space, self.allocate)
+        self._recorder = RolloutRecorder(self._env.observation_space, self._env.action_space, self.context.allocate)
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -110,7 +108,7 @@ class DefaultWorker(Worker):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""
-        if self.dropping is not None:
+        if self.context.drop_unless is not None:
             return self._rollout_dropping(ticket, seeds)
         recorder = self._recorder
         assert recorder is not None
@@ -173,7 +171,7 @@ class DefaultWorker(Worker):
                 left_out.update(self._others_of(error, kept))
             self.trajectory = None
             recorder.abandon()
-            if not self.row.wanted(ticket.version):
+            if not self.row.may_run(ticket.version):
                 self.spoiled = True  # what is in force may not be there to be loaded any more
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             seconds = _sum(seconds, self._timed_rebuild())
@@ -193,7 +191,7 @@ class DefaultWorker(Worker):
     def _timed_rebuild(self) -> _ThreeSeconds:
         """Make agent and environment anew; it is for a reset that it is done, and counted as one."""
         began = perf_counter()
-        self.rebuild()
+        self.context.rebuild()
         return perf_counter() - began, 0.0, 0.0
 
     def _run(  # noqa: C901 - see below
@@ -220,7 +218,7 @@ class DefaultWorker(Worker):
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action, flag_classes = _NoClass if actions is None else int, FLAGS
         window = iter(_NOTHING)
-        row, max_length = self.row, self.max_episode_length
+        row, max_length = self.row, self.context.max_episode_length
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
         limit = _NO_LIMIT
@@ -305,7 +303,7 @@ class DefaultWorker(Worker):
                                 break
                         if attention:
                             words[timesteps_word] = len(rewards)
-                            if not row.wanted(version):
+                            if not row.may_run(version):
                                 n_abandoned = len(rewards) - start
                                 self.ran_timesteps += len(rewards) - n_before
                                 recorder.abandon()

@@ -1,38 +1,37 @@
-"""What a sampler's workers are made from."""
+"""Make workers: how many, of which kind, with what arguments, and what the sampler adds."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from streamsampler.errors import CheckMode, UsageError, check_mode, positive
+from streamsampler.errors import CheckMode, UsageError, positive
+from streamsampler.scheduling.blocks import Blocks
 from streamsampler.seeding import check_seed
-from streamsampler.workers.base import Worker
-from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.threads import check_threads
 
-__all__ = ["WorkerFactory", "usable_cores"]
+__all__ = ["WorkerFactory", "WorkerSetup", "usable_cores"]
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class WorkerFactory:
-    """How many workers, of which kind, and with what arguments.
+    """Makes a sampler's workers: so many, of one class, with the same arguments.
 
-    See `Sampler` for the arguments.
+    See `Sampler` for the arguments. `Sampler.from_worker_factory` uses a subclass as it is: override `__call__` to make
+    workers differently.
 
     Attributes:
         blocks: Which trajectories its workers run together; see `Worker.blocks`.
-        check: What its workers do about data that may be wrong; see `set_check`.
-        threads: How many threads libraries compute on in its workers; see `set_threads`.
 
     Raises:
         UsageError: An argument cannot work.
@@ -56,65 +55,55 @@ class WorkerFactory:
         self.worker_class = worker_class
         self.worker_args = dict(worker_args or {})
         self.blocks = worker_class.blocks(self.worker_args)
-        self.check: CheckMode = "warn"
-        self.threads: int | None = 1
-        self._dropping: Callable[[tuple[str, ...]], bool] | None = None
 
-    def __call__(self, row: WorkerRow, worker_number: int) -> Worker:
+    def __call__(self, context: WorkerContext) -> Worker:
         """Make a worker, where it is to run.
 
         Args:
-            row: Its row of the shared board.
-            worker_number: 0 to n_workers-1.
+            context: What the engine and the sampler give it; the factory adds `max_episode_length`.
         """
-        worker = self.worker_class(
-            row, worker_number=worker_number, max_episode_length=self.max_episode_length, **self.worker_args
-        )
-        worker.dropping = self._dropping
-        worker.check = self.check
-        return worker
+        return self.worker_class(replace(context, max_episode_length=self.max_episode_length), **self.worker_args)
 
-    def set_check(self, check: Any) -> None:
-        """Say what workers do about data that may be wrong.
 
-        Args:
-            check: "warn", "error", or None for nothing.
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a sampler gives to an engine: the factory, and what its other arguments say of workers. It can be pickled.
 
-        Raises:
-            UsageError: It is none of these.
-        """
-        self.check = check_mode(check)
+    Attributes:
+        factory: Makes the workers.
+        threads: How many threads libraries compute on in workers (see `workers.threads`); None leaves all as it is.
+        check: See `WorkerContext`.
+        drop_unless: See `WorkerContext`.
 
-    def set_threads(self, threads: Any) -> None:
-        """Say how many threads libraries compute on in workers.
+    Raises:
+        UsageError: This kind of worker cannot leave out trajectories.
+    """
 
-        Args:
-            threads: A positive integer; None leaves all as it is.
+    factory: WorkerFactory
+    threads: int | None
+    check: CheckMode
+    drop_unless: Callable[[tuple[str, ...]], bool] | None = None
 
-        Raises:
-            UsageError: It is neither.
-        """
-        self.threads = check_threads(threads)
+    def __post_init__(self) -> None:
+        worker_class = self.factory.worker_class
+        if self.drop_unless is not None and not worker_class.can_drop:
+            raise UsageError(f'{worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments that make an equal factory, with the numbers that were drawn or counted."""
-        return {
-            "n_workers": self.n_workers,
-            "seed": self.seed,
-            "max_episode_length": self.max_episode_length,
-            "worker_class": self.worker_class,
-            "worker_args": self.worker_args,
-        }
+    @property
+    def n_workers(self) -> int:
+        """How many workers there are."""
+        return self.factory.n_workers
 
-    def drop(self, but: Callable[[tuple[str, ...]], bool]) -> None:
-        """Let workers leave out trajectories that raise.
+    @property
+    def seed(self) -> int:
+        """The sampler's seed."""
+        return self.factory.seed
 
-        Args:
-            but: Tells, from the names of an exception's classes, what is not to be left out but raised.
+    @property
+    def blocks(self) -> Blocks:
+        """Which trajectories workers run together."""
+        return self.factory.blocks
 
-        Raises:
-            UsageError: This kind of worker cannot.
-        """
-        if not self.worker_class.can_drop:
-            raise UsageError(f'{self.worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
-        self._dropping = but
+    def make_worker(self, context: WorkerContext) -> Worker:
+        """Make a worker, where it is to run; see `WorkerFactory`."""
+        return self.factory(replace(context, check=self.check, drop_unless=self.drop_unless))

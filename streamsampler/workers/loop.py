@@ -27,8 +27,7 @@ from streamsampler.protocol.messages import (
 )
 from streamsampler.protocol.states import State, WorkerSide
 from streamsampler.seeding import TrajectorySeeds, seed_generators
-from streamsampler.workers.base import Outcome, Worker, class_names, summary_of
-from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.base import Outcome, Worker, WorkerContext, class_names, summary_of
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity
 
@@ -69,16 +68,9 @@ class Channel(Protocol):
         """
 
 
-def run_worker(channel: Channel, make_worker: Callable[[], Worker], row: WorkerRow, seed: int) -> None:
-    """Live a worker's loop, until it is told to exit.
-
-    Args:
-        channel: The connection to the sampler.
-        make_worker: Makes the worker, when there is something to do.
-        row: The worker's row of the board.
-        seed: The sampler's seed.
-    """
-    loop = WorkerLoop(channel, make_worker, row, seed)
+def run_worker(channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
+    """Run a worker's loop until the sampler sends `Exit`; see `WorkerLoop` for the arguments."""
+    loop = WorkerLoop(channel, make_worker, context)
     while loop.turn(wait=True):
         pass
 
@@ -88,16 +80,18 @@ class WorkerLoop:
 
     Args:
         channel: The connection to the sampler.
-        make_worker: Makes the worker, when there is something to do.
-        row: The worker's row of the board.
-        seed: The sampler's seed.
+        make_worker: Makes the worker, at the first `Start`.
+        context: What to make the worker with; the loop adds `rebuild`.
     """
 
-    def __init__(self, channel: Channel, make_worker: Callable[[], Worker], row: WorkerRow, seed: int) -> None:
+    def __init__(
+        self, channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext
+    ) -> None:
         self._channel = channel
         self._make_worker = make_worker
-        self._row = row
-        self._seed = seed
+        self._context = replace(context, rebuild=self._rebuild)
+        self._row = context.row
+        self._seed = context.seed
         self._side = WorkerSide()
         self._worker: Worker | None = None
         self._spaces_told = False
@@ -142,9 +136,8 @@ class WorkerLoop:
             # What constructors draw, too, must not depend on the process, nor on when it was started.
             seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
             if self._worker is None:
-                self._row.phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
-                self._worker = self._make_worker()
-                self._worker.rebuild = self._rebuild
+                self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
+                self._worker = self._make_worker(self._context)
             worker = self._worker
             worker.trajectory = None
             self._take_note(start)
@@ -152,7 +145,7 @@ class WorkerLoop:
                 self._discard(worker)
             if start.env is not None:
                 phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
-                with for_worker(worker.worker_number):
+                with for_worker(self._context.worker_number):
                     worker.update_env(self._channel.load(start.env))
             if start.agent is not None:
                 phase = self._enter(worker, Phase.AGENT_CONSTRUCTION)
@@ -175,7 +168,7 @@ class WorkerLoop:
         if start.episodes is not None:
             self._enter(worker, Phase.RESET)
         worker.episodes = None if start.episodes is None else self._channel.load(start.episodes)
-        if start.env is not None and worker.check is not None and (files := files_of(worker.environments())):
+        if start.env is not None and worker.context.check is not None and (files := files_of(worker.environments())):
             self._checked = Checked(files=files)
 
     def _take_note(self, start: Start) -> None:
@@ -192,7 +185,7 @@ class WorkerLoop:
         self._discard(worker)
         seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
         self._enter(worker, Phase.ENV_CONSTRUCTION)
-        with for_worker(worker.worker_number):
+        with for_worker(self._context.worker_number):
             worker.update_env(self._channel.load(self._in_force["env"]))
         self._enter(worker, Phase.AGENT_CONSTRUCTION)
         worker.update_agent(self._channel.load(self._in_force["agent"]))
@@ -208,13 +201,13 @@ class WorkerLoop:
 
     def _enter(self, worker: Worker, phase: Phase) -> Phase:
         worker.phase = phase
-        self._row.phase(phase)
+        self._row.set_phase(phase)
         return phase
 
     def _run(self, ticket: Ticket) -> None:
         worker = self._worker
         assert worker is not None
-        if not self._row.wanted(ticket.version):
+        if not self._row.may_run(ticket.version):
             self._side.before_answer()
             self._give_up((ticket,))
             return
@@ -228,7 +221,7 @@ class WorkerLoop:
                 return
             outcome = worker.rollout(ticket, self._seeds_of(ticket.version, ticket.indices))
             worker.trajectory, worker.phase = None, Phase.SENDING
-            self._row.phase(Phase.SENDING)
+            self._row.set_phase(Phase.SENDING)
             told = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
             worker.ran_timesteps = max(told, worker.ran_timesteps)
             self._row.end_ticket(worker.ran_timesteps)
@@ -242,7 +235,7 @@ class WorkerLoop:
             self._fail(ticket, worker.phase, worker.trajectory, error, worker.done_timesteps, worker.ran_timesteps)
         finally:
             worker.phase, worker.trajectory = Phase.WAITING, None
-            self._row.phase(Phase.WAITING)
+            self._row.set_phase(Phase.WAITING)
 
     def _seeds_of(self, version: int, indices: range) -> list[int]:
         derived, worker = TrajectorySeeds(self._seed, version), self._worker
@@ -258,8 +251,8 @@ class WorkerLoop:
         worker.trajectory, worker.ran_timesteps = None, 0
         self._row.end_ticket(outcome.checked.timesteps)
         self._checked = replace(outcome.checked, files=() if self._checked is None else self._checked.files)
-        wanted = self._row.wanted(version)
-        refused = worker.check == "error" and bool(outcome.checked.finding)
+        wanted = self._row.may_run(version)
+        refused = worker.context.check == "error" and bool(outcome.checked.finding)
         if outcome.spoiled and wanted and not refused:
             self._rebuild()
         self._seconds[2] += perf_counter() - began
@@ -322,7 +315,7 @@ class WorkerLoop:
     def _shut_down(self) -> None:
         if self._worker is None:
             return
-        self._row.phase(Phase.CLOSE)  # the sampler has more patience then
+        self._row.set_phase(Phase.CLOSE)  # the sampler has more patience then
         if self._spoiled or self._worker.spoiled:
             self._discard(self._worker)
             return

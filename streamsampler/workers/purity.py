@@ -184,7 +184,7 @@ def check_purity(worker: Worker, order: CheckOrder, version: int, seeds_of: Call
     envs = worker.environments()
     if not envs or not worker.can_rehearse:
         return Outcome(Checked(complete=True))
-    kind, strict = kind_of(envs[0]), worker.check == "error"
+    kind, strict = kind_of(envs[0]), worker.context.check == "error"
     if kind == order.done:
         return Outcome(Checked(kind, complete=True))
     finding = next(filter(None, map(stateful_wrapper, envs)), "")
@@ -194,7 +194,7 @@ def check_purity(worker: Worker, order: CheckOrder, version: int, seeds_of: Call
         return Outcome(Checked(kind, complete=True, finding=finding))
     began = perf_counter()
     until = None if strict else began + SECONDS - (order.seconds if kind == order.begun else 0.0)
-    limits = _Limits(lambda: worker.row.wanted(version), until)
+    limits = _Limits(lambda: worker.row.may_run(version), until)
     spoiled = writes
     try:
         _compare(worker, envs, version, seeds_of, limits)
@@ -207,7 +207,7 @@ def check_purity(worker: Worker, order: CheckOrder, version: int, seeds_of: Call
     except BaseException:  # what raises is no verdict: the rollout to come tells of it
         spoiled = True
     seconds = perf_counter() - began + (order.seconds if kind == order.begun else 0.0)
-    complete = bool(finding) or worker.row.wanted(version) or (not strict and seconds >= SECONDS)
+    complete = bool(finding) or worker.row.may_run(version) or (not strict and seconds >= SECONDS)
     return Outcome(Checked(kind, complete, limits.trajectories, limits.timesteps, seconds, finding), spoiled)
 
 

@@ -199,8 +199,8 @@ def test_any_course_of_events_gives_the_same_prefix(
     held: dict[int, range] = {}
     while not gathering.complete:
         for worker in range(n_workers):
-            if worker not in held and (indices := gathering.take(worker)):
-                held[worker] = indices
+            if worker not in held and (assignment := gathering.take(worker)):
+                held[worker] = assignment.indices
         worker = events.choice(sorted(held))
         indices = held.pop(worker)
         if events.random() < 0.1:

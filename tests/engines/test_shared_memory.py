@@ -205,21 +205,21 @@ def test_a_message_cut_short_by_its_writers_end_is_no_message():
 def test_the_board():
     board = StatusBoard(memoryview(bytearray(board_bytes(2))))
     row = board.row(1)
-    assert row.wanted(0)
-    board.want(3)
-    assert row.wanted(3)
-    assert not row.wanted(2)
+    assert row.may_run(0)
+    board.abandon_older(3)
+    assert row.may_run(3)
+    assert not row.may_run(2)
     row.begin_ticket(3)
     row.begin_trajectory(0)
-    row.phase(Phase.STEP)
+    row.set_phase(Phase.STEP)
     row.words[row.timesteps_word] = 17
     seen = board.progress(1)
     assert (seen.version, seen.timesteps, seen.trajectory, seen.phase) == (3, 17, 0, Phase.STEP)
     assert board.progress(0).trajectory is None
     row.end_ticket(0)
     assert (board.progress(1).trajectory, board.progress(1).timesteps) == (None, 0)
-    board.want_nothing()
-    assert not row.wanted(10**18)
+    board.abandon_all()
+    assert not row.may_run(10**18)
     board.clear(1)
     assert board.progress(1).version == 0
 

@@ -16,11 +16,11 @@ from streamsampler.errors import RolloutError, WorkerDiedError, WorkerError
 from streamsampler.protocol.messages import Start, Ticket
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
-from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.loop import WorkerLoop
 from tests.scripted.agents import above_half
 from tests.scripted.failing import Brittle
+from tests.workers.contexts import context_of, new_board
 
 SEED = 11
 
@@ -201,10 +201,9 @@ def test_an_environment_whose_trajectory_was_left_out_in_vain_is_closed_quietly(
         def answer(self, answer: Any, contents: Any = None) -> None:
             said.append(answer)
 
-    board = StatusBoard(memoryview(bytearray(board_bytes(1))))
-    worker = DefaultWorker(board.row(0))
-    worker.dropping = lambda kinds: board.want(2) or False
-    loop = WorkerLoop(Channel(), lambda: worker, board.row(0), seed=SEED)
+    board = new_board()
+    context = context_of(board, seed=SEED, drop_unless=lambda kinds: board.abandon_older(2) or False)
+    loop = WorkerLoop(Channel(), DefaultWorker, context)
     for _ in range(4):
         loop.turn(wait=False)
     assert [(type(answer).__name__, answer.given_up) for answer in said] == [("Report", True), ("Report", False)]

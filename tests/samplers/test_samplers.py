@@ -1,5 +1,6 @@
 """What the samplers make of their arguments, and the ways in which a user may call them."""
 
+import dataclasses
 import functools
 import os
 import pickle
@@ -207,9 +208,31 @@ def test_from_worker_factory(make):
         assert sampler.obtain_trajectories(2).lengths.tolist() == [3, 3]
 
 
+class Shortening(WorkerFactory):
+    """Gives its workers another limit than it was given itself."""
+
+    def __init__(self, limit, **arguments):
+        super().__init__(**arguments)
+        self.limit = limit
+
+    def __call__(self, context):
+        assert type(super().__call__(context)) is self.worker_class
+        return self.worker_class(dataclasses.replace(context, max_episode_length=self.limit), **self.worker_args)
+
+
+@pytest.mark.parametrize("cls", [LocalSampler, MultiprocessingSampler])
+def test_a_subclass_of_worker_factory_is_used_as_it_is(cls):
+    factory = Shortening(2, n_workers=2, seed=11)
+    with cls.from_worker_factory(factory, Agent(), Env, check="error") as sampler:
+        assert (sampler.n_workers, sampler.seed) == (2, 11)
+        assert sampler.obtain_trajectories(2).lengths.tolist() == [2, 2]
+        with pickle.loads(pickle.dumps(sampler)) as again:
+            assert again.obtain_trajectories(2).lengths.tolist() == [2, 2]
+
+
 class ShowsCheck(DefaultWorker):
     def rollout(self, ticket, seeds):
-        raise ValueError(f"check is {self.check!r}")
+        raise ValueError(f"check is {self.context.check!r}")
 
 
 @pytest.mark.parametrize("options", [{}, {"check": "error"}, {"check": None}], ids=["default", "error", "none"])

@@ -100,9 +100,6 @@ def test_from_worker_factory_takes_all_that_the_factory_has_not(cls):
 def test_a_worker_factory_takes_its_arguments_as_samplers_do():
     for name, parameter in parameters(WorkerFactory).items():
         assert parameter == parameters(Sampler)[name], name
-    factory = WorkerFactory(n_workers=2, seed=5, max_episode_length=4, worker_args={})
-    assert list(factory.arguments()) == list(parameters(WorkerFactory))
-    assert WorkerFactory(**factory.arguments()).arguments() == factory.arguments()
 
 
 def test_the_command_line_mirrors_the_sampler():

@@ -13,6 +13,12 @@ from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.throughput import Pace
 
 
+def take(gathering, worker, **options):
+    """Return the indices alone of what a worker is to run, or None."""
+    assignment = gathering.take(worker, **options)
+    return assignment and assignment.indices
+
+
 @dataclass
 class Outcome:
     """What calls took and brought.
@@ -111,7 +117,7 @@ class _Call:
                     self.hand(worker, ahead)
 
     def hand(self, worker, ahead):
-        indices = self.gathering.take(worker, ahead=ahead, now=self.now)
+        indices = take(self.gathering, worker, ahead=ahead, now=self.now)
         if indices is not None:
             self.copies += indices in self.given
             self.given.add(indices)

@@ -8,6 +8,7 @@ from streamsampler.errors import ProtocolError, UsageError
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.gathering import AtLeast, Exactly, ExactlyPerWorker, Gathering
 from streamsampler.scheduling.throughput import Pace
+from tests.scheduling.simulation import take
 
 
 def known(length, n=100, seconds=1.0, spread=0):
@@ -38,7 +39,7 @@ def test_blocks_grow():
 def test_tickets_are_of_blocks_of_one_size():
     gathering = Gathering(Exactly(100), n_workers=1, pace=known(1, 10_000), blocks=Blocks(3, 3))
     taken = []
-    while (indices := gathering.take(0)) is not None:
+    while (indices := take(gathering, 0)) is not None:
         taken.append(indices)
         gathering.add(0, indices, [1] * len(indices), None)
     assert [(ticket.start, ticket.stop) for ticket in taken][:2] == [(0, 12), (12, 36)]
@@ -47,10 +48,8 @@ def test_tickets_are_of_blocks_of_one_size():
 
 def test_a_worker_alone_is_told_what_is_missing():
     gathering = Gathering(AtLeast(50), n_workers=1, pace=known(10), blocks=Blocks(8))
-    indices = gathering.take(0)
-    assert indices == range(8)
-    assert gathering.terms(indices) == (8, 50)
-    gathering.add(0, indices, [20, 5, 30], "part")
+    assert gathering.take(0) == (range(8), 8, 50)
+    gathering.add(0, range(8), [20, 5, 30], "part")
     assert gathering.complete
     assert indices_of(gathering) == [0, 1, 2]
     assert list(gathering.surplus()) == []
@@ -58,30 +57,28 @@ def test_a_worker_alone_is_told_what_is_missing():
 
 def test_the_second_worker_is_told_what_the_first_one_leaves():
     gathering = Gathering(AtLeast(120), n_workers=2, pace=known(10), blocks=Blocks(8))
-    first, second = gathering.take(0), gathering.take(1)
-    assert (first, second) == (range(8), range(8, 16))
-    assert gathering.terms(first) == (8, 120)
-    assert gathering.terms(second) == (8, 44), "40, and five percent of the 80 before"
-    assert gathering.take(0) is None, "nothing behind what is cut short"
+    assert gathering.take(0) == (range(8), 8, 120)
+    assert gathering.take(1) == (range(8, 16), 8, 44), "40, and five percent of the 80 before"
+    assert take(gathering, 0) is None, "nothing behind what is cut short"
 
 
 def test_lengths_that_vary_are_allowed_for():
     gathering = Gathering(AtLeast(120), n_workers=2, pace=known(10, spread=5), blocks=Blocks(8))
-    gathering.take(0)
-    _, enough = gathering.terms(gathering.take(1))
+    take(gathering, 0)
+    _, _, enough = gathering.take(1)
     assert 44 + 2 * 5 * 8**0.5 <= enough <= 46 + 2 * 5 * 8**0.5
 
 
 def test_a_block_that_was_cut_too_short_is_run_again():
     gathering = Gathering(AtLeast(120), n_workers=2, pace=known(10), blocks=Blocks(8))
-    first, second = gathering.take(0), gathering.take(1)
+    first, second = take(gathering, 0), take(gathering, 1)
     gathering.add(1, second, [10, 10, 10, 14], "short")
     gathering.add(0, first, [5] * 8, "first")
     assert not gathering.complete
-    again = gathering.take(0)
+    again, *terms = gathering.take(0)
     assert again == second
-    assert gathering.terms(again) == (8, 80), "those of the four that are there, and 36 more"
-    assert gathering.take(1) is None
+    assert terms == [8, 80], "those of the four that are there, and 36 more"
+    assert take(gathering, 1) is None
     gathering.add(0, again, [10, 10, 10, 14, 10, 10, 10, 6], "again")
     assert gathering.complete
     assert indices_of(gathering) == list(range(16))
@@ -93,13 +90,13 @@ def test_a_block_that_was_cut_too_short_is_run_again():
 
 def test_a_ticket_of_several_blocks_is_run_again_from_the_block_that_was_cut():
     gathering = Gathering(AtLeast(200), n_workers=1, pace=known(10, seconds=1e-3), blocks=Blocks(4))
-    indices = gathering.take(0)
+    indices = take(gathering, 0)
     assert indices == range(20)
     gathering.add(0, indices, [33] * 6, "part")
     assert not gathering.complete
-    again = gathering.take(0)
+    again, *terms = gathering.take(0)
     assert again.start == 4, "two of its four are there"
-    assert gathering.terms(again) == (4, 66 + 2)
+    assert terms == [4, 66 + 2]
     gathering.add(0, again, [33, 33, 33], "again")
     assert indices_of(gathering) == list(range(7))
 
@@ -109,23 +106,22 @@ def test_a_copy_of_a_ticket_that_was_cut_short_changes_nothing():
     pace.add([10] * 50, 10.0, worker=0)
     pace.add([10] * 50, 0.05, worker=1)
     gathering = Gathering(AtLeast(50), n_workers=2, pace=pace, blocks=Blocks(8))
-    indices = gathering.take(0)
-    assert gathering.take(1) == indices, "a copy, for the fast one"
+    indices = take(gathering, 0)
+    assert take(gathering, 1) == indices, "a copy, for the fast one"
     gathering.add(1, indices, [10, 10, 10], "short")  # as if it had been told of 30
-    assert gathering.take(1) is None, "two of the same could not be told apart"
+    assert take(gathering, 1) is None, "two of the same could not be told apart"
     assert not gathering.add(0, indices, [10, 10, 10], "copy")
-    assert gathering.take(1) == indices
+    assert take(gathering, 1) == indices
     gathering.add(1, indices, [10] * 5, "again")
     assert indices_of(gathering) == list(range(5))
 
 
 def test_a_lost_ticket_is_asked_for_what_is_missing_to_the_prefix():
     gathering = Gathering(AtLeast(120), n_workers=2, pace=known(10), blocks=Blocks(8))
-    first, second = gathering.take(0), gathering.take(1)
+    first, second = take(gathering, 0), take(gathering, 1)
     gathering.give_back(0, first)
     gathering.add(1, second, [10] * 5, "second")
-    assert gathering.take(0) == first
-    assert gathering.terms(first) == (8, 120)
+    assert gathering.take(0) == (first, 8, 120)
     gathering.add(0, first, [10] * 8, "first")
     assert gathering.complete
 
@@ -142,8 +138,8 @@ def test_a_lost_ticket_is_asked_for_what_is_missing_to_the_prefix():
 )
 def test_where_all_are_wanted_nothing_is_cut(plan, options):
     gathering = Gathering(plan, n_workers=2, **{"blocks": Blocks(4), **options})
-    indices = gathering.take(0)
-    assert gathering.terms(indices)[1] == 0
+    indices, _, enough = gathering.take(0)
+    assert enough == 0
     if len(indices) > 1:
         with pytest.raises(ProtocolError, match="came with"):
             gathering.add(0, indices, [10] * (len(indices) - 1), None)
@@ -151,8 +147,8 @@ def test_where_all_are_wanted_nothing_is_cut(plan, options):
 
 def test_less_than_was_there_before_is_refused():
     gathering = Gathering(AtLeast(50), n_workers=1, pace=known(10), blocks=Blocks(8))
-    indices = gathering.take(0)
+    indices = take(gathering, 0)
     gathering.add(0, indices, [10] * 3, None)
-    assert gathering.take(0) == indices
+    assert take(gathering, 0) == indices
     with pytest.raises(ProtocolError, match="3 of them were there before"):
         gathering.add(0, indices, [10] * 3, None)

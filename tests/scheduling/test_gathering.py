@@ -8,6 +8,7 @@ from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, Gathering
 from streamsampler.scheduling.throughput import Pace
+from tests.scheduling.simulation import take
 
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
 
@@ -83,13 +84,13 @@ def gather(data, plan, *, order="index", own_queues=False, known=True, blocks=No
         workers = data.draw(st.permutations(range(3)))
         for worker in workers:
             ahead = any(owner == worker for owner, *_ in outstanding)
-            indices = gathering.take(worker, ahead=ahead, now=now)
-            if indices is not None:
+            assignment = gathering.take(worker, ahead=ahead, now=now)
+            if assignment is not None:
+                indices, size, enough = assignment
                 assert is_whole_blocks(indices, queues, worker % n_queues, n_queues, blocks)
                 held = [(owner, ticket) for owner, ticket, _ in outstanding]
                 assert (worker, indices) not in held, "no worker gets a copy of its own"
                 assert not (own_queues and indices in [ticket for _, ticket in held])
-                size, enough = gathering.terms(indices)
                 assert size == len(blocks.at(queues.queue(worker % n_queues, n_queues).index(indices[0])))
                 outstanding.append((worker, indices, enough))
         assert outstanding, "somebody always has something to do"
@@ -144,34 +145,34 @@ def test_own_lanes_run_only_their_own_indices(data):
     for plan in (Exactly(20), AtLeast(100)):
         gathering = Gathering(plan, n_workers=n_workers, own_queues=True)
         for worker in data.draw(st.lists(st.integers(0, 2), max_size=20)):
-            indices = gathering.take(worker)
+            indices = take(gathering, worker)
             assert indices is None or all(index % n_workers == worker for index in indices)
 
 
 def test_each_worker_begins_with_one_block_and_the_last_block_is_what_is_left():
     gathering = Gathering(AtLeast(1000), n_workers=2, blocks=Blocks(8))
-    assert [gathering.take(worker) for worker in (0, 1, 0)] == [range(8), range(8, 16), None]
+    assert [take(gathering, worker) for worker in (0, 1, 0)] == [range(8), range(8, 16), None]
     gathering = Gathering(Exactly(19), n_workers=2, blocks=Blocks(8))
-    taken = [gathering.take(0) for _ in range(4)]
+    taken = [take(gathering, 0) for _ in range(4)]
     assert taken == [range(8), range(8, 16), range(16, 19), None]
 
 
 def test_few_timesteps_take_one_block():
     gathering = Gathering(AtLeast(5), n_workers=4, blocks=Blocks(8))
-    assert [gathering.take(worker) for worker in range(2)] == [range(8), None]
+    assert [take(gathering, worker) for worker in range(2)] == [range(8), None]
 
 
 def test_a_lost_ticket_is_cut_between_blocks_only():
     pace = Pace()
     pace.add([1] * 1000, 0.1)
     gathering = Gathering(Exactly(100), n_workers=1, pace=pace, blocks=Blocks(8))
-    first = gathering.take(0)
+    first = take(gathering, 0)
     assert len(first) == 48
-    while gathering.take(0) is not None:
+    while take(gathering, 0) is not None:
         pass
     gathering.give_back(0, first)
     again = []
-    while (indices := gathering.take(0)) is not None:
+    while (indices := take(gathering, 0)) is not None:
         assert indices[0] % 8 == 0
         again += indices
     assert again == list(first)
@@ -181,7 +182,7 @@ def test_exactly_per_worker_gives_each_lane_its_block():
     gathering = Gathering(ExactlyPerWorker(4, 3), n_workers=3, own_queues=True)
     taken = {worker: [] for worker in range(3)}
     for worker in (2, 0, 1):
-        while (indices := gathering.take(worker)) is not None:
+        while (indices := take(gathering, worker)) is not None:
             taken[worker] += indices
     assert taken == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9, 10, 11]}
 
@@ -191,15 +192,15 @@ def test_no_more_is_handed_out_than_is_expected_to_be_needed():
     pace.add([10] * 100, 10.0)  # ten timesteps, a tenth of a second each: a ticket is one trajectory
     gathering = Gathering(AtLeast(100), n_workers=4, pace=pace)
     taken = []
-    while (indices := gathering.take(0)) is not None:
+    while (indices := take(gathering, 0)) is not None:
         taken += indices
     assert taken == list(range(10))
 
 
 def test_the_first_call_starts_with_one_trajectory_for_each_worker():
     gathering = Gathering(AtLeast(10_000), n_workers=4)
-    assert [gathering.take(worker) for worker in range(4)] == [range(n, n + 1) for n in range(4)]
-    assert gathering.take(0) is None
+    assert [take(gathering, worker) for worker in range(4)] == [range(n, n + 1) for n in range(4)]
+    assert take(gathering, 0) is None
 
 
 def test_tickets_shrink_towards_the_end():
@@ -207,7 +208,7 @@ def test_tickets_shrink_towards_the_end():
     pace.add([1] * 1000, 0.1)
     gathering = Gathering(Exactly(1000), n_workers=2, pace=pace)
     sizes = []
-    while (indices := gathering.take(0)) is not None:
+    while (indices := take(gathering, 0)) is not None:
         sizes.append(len(indices))
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 100
@@ -220,15 +221,15 @@ def test_tickets_shrink_towards_the_end():
 def test_nothing_is_handed_out_ahead_when_little_is_left():
     gathering = Gathering(Exactly(6), n_workers=4)
     for worker in range(4):
-        assert gathering.take(worker) is not None
-    assert gathering.take(0, ahead=True) is None
-    assert gathering.take(0) is not None
+        assert take(gathering, worker) is not None
+    assert take(gathering, 0, ahead=True) is None
+    assert take(gathering, 0) is not None
 
 
 def test_an_endless_plan_is_bounded_by_its_consumer():
     gathering = Gathering(Endless(), n_workers=2)
     taken = []
-    while (indices := gathering.take(0)) is not None:
+    while (indices := take(gathering, 0)) is not None:
         taken += indices
     bound = len(taken)
     assert 0 < bound <= 8
@@ -237,7 +238,7 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     runs = gathering.pop_runs()
     assert [index for run in runs for index in run.indices] == taken
     assert gathering.pop_runs() == []
-    assert gathering.take(0) is not None
+    assert take(gathering, 0) is not None
 
 
 @given(data=st.data(), first=st.integers(0, 20), wanted=st.integers(1, 40), own_queues=st.booleans())
@@ -246,7 +247,7 @@ def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_queues
     popped, outstanding, losses = [], [], 3
     while len(popped) < wanted:
         for worker in range(3):
-            if (indices := gathering.take(worker)) is not None:
+            if (indices := take(gathering, worker)) is not None:
                 assert not own_queues or all(index % 3 == worker for index in indices)
                 outstanding.append((worker, indices))
         worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
@@ -261,7 +262,7 @@ def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_queues
 
 def test_what_comes_twice_is_refused():
     gathering = Gathering(Exactly(5), n_workers=1)
-    indices = gathering.take(0)
+    indices = take(gathering, 0)
     gathering.add(0, indices, [1] * len(indices), None)
     with pytest.raises(ProtocolError, match="twice"):
         gathering.add(0, indices, [1] * len(indices), None)
@@ -273,27 +274,27 @@ def test_in_order_of_arrival_nobody_is_idle_while_the_batch_is_incomplete():
     pace.add([100] * 10, 1.0)
     for plan in (AtLeast(50), Exactly(1)):
         gathering = Gathering(plan, n_workers=4, order="arrival", pace=pace)
-        assert all(gathering.take(worker) is not None for worker in range(4))
-        lost = gathering.take(1)
+        assert all(take(gathering, worker) is not None for worker in range(4))
+        lost = take(gathering, 1)
         assert lost is not None
         gathering.give_back(1, lost)
-        assert gathering.take(2) == lost, "what was lost comes first"
+        assert take(gathering, 2) == lost, "what was lost comes first"
         gathering.add(2, lost, [length_of(index) for index in lost], lost)
-        assert gathering.take(3) is not None or gathering.complete
+        assert take(gathering, 3) is not None or gathering.complete
 
 
 def test_a_stream_in_order_of_arrival_is_bounded_by_its_consumer():
     gathering = Gathering(Endless(), n_workers=2, order="arrival")
-    taken = sum(gathering.take(0) is not None for _ in range(100))
+    taken = sum(take(gathering, 0) is not None for _ in range(100))
     assert 0 < taken <= 8
 
 
 @pytest.mark.parametrize("plan", [Exactly(10), AtLeast(30)])
 def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_nobody_wait(plan):
     gathering = Gathering(plan, n_workers=2, order="arrival", own_queues=True)
-    slow = gathering.take(1)
+    slow = take(gathering, 1)
     while not gathering.complete:
-        indices = gathering.take(0)
+        indices = take(gathering, 0)
         gathering.add(0, indices, [3] * len(indices), indices)
     found = [index for run in gathering.runs() for index in run.indices]
     assert found == list(range(0, 20, 2))
@@ -348,7 +349,7 @@ def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, pl
             gathering.retry(held)
         for worker in data.draw(st.permutations(range(3))):
             ahead = any(owner == worker for owner, _ in outstanding)
-            if (indices := gathering.take(worker, ahead=ahead, now=now)) is not None:
+            if (indices := take(gathering, worker, ahead=ahead, now=now)) is not None:
                 outstanding.append((worker, indices))
         assert outstanding, "somebody always has something to do"
         worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
@@ -363,9 +364,9 @@ def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, pl
 
 def test_what_comes_after_a_failure_for_good_is_not_handed_out():
     gathering = Gathering(Exactly(20), n_workers=2)
-    first, second = gathering.take(0), gathering.take(1)
+    first, second = take(gathering, 0), take(gathering, 1)
     gathering.fail(1, second, second[0], "failed", final=True)
-    while (indices := gathering.take(1)) is not None:
+    while (indices := take(gathering, 1)) is not None:
         assert indices[0] < second[0]
     gathering.add(0, first, [1] * len(first), first)
     assert gathering.due().reason == "failed"
@@ -377,7 +378,7 @@ def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(fi
     pace.add([10] * 10, 40.0, 0)
     pace.add([10] * 10, 0.1, 1)
     gathering = Gathering(Exactly(1), n_workers=2, pace=pace)
-    assert gathering.take(0) == gathering.take(1) == range(1), "the second is a copy for the faster worker"
+    assert take(gathering, 0) == take(gathering, 1) == range(1), "the second is a copy for the faster worker"
     gathering.fail(1, range(1), 0, "failed", final=final)
     assert (gathering.due() is not None) == final
     assert gathering.add(0, range(1), [10], "late") == (not final)

@@ -6,6 +6,7 @@ from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, Gathering
 from streamsampler.scheduling.in_flight import Holdings
 from streamsampler.scheduling.throughput import TICKET_SECONDS, Pace
+from tests.scheduling.simulation import take
 
 
 def pace_of(*seconds):
@@ -95,26 +96,26 @@ def test_what_is_behind_begins_when_what_was_before_comes_in():
 
 def test_a_slow_worker_is_spared_where_the_others_end_sooner():
     gathering = Gathering(Exactly(4), n_workers=3, pace=pace_of(40.0, 1.0, 1.0))
-    assert gathering.take(1) == range(1)
-    assert gathering.take(2) == range(1, 2)
-    assert gathering.take(0) is None
-    assert gathering.take(0) is None
+    assert take(gathering, 1) == range(1)
+    assert take(gathering, 2) == range(1, 2)
+    assert take(gathering, 0) is None
+    assert take(gathering, 0) is None
     gathering.add(1, range(1), [10], None, 1.0)
-    assert gathering.take(1, now=1.0) == range(2, 3)
-    assert gathering.take(0, now=1.0) is None
+    assert take(gathering, 1, now=1.0) == range(2, 3)
+    assert take(gathering, 0, now=1.0) is None
     gathering = Gathering(Exactly(400), n_workers=3, pace=pace_of(40.0, 1.0, 1.0))
-    assert gathering.take(1) is not None
-    assert gathering.take(0) is not None, "there is enough for all"
+    assert take(gathering, 1) is not None
+    assert take(gathering, 0) is not None, "there is enough for all"
 
 
 def test_a_slow_worker_gets_work_where_nobody_else_is_busy():
     gathering = Gathering(Exactly(2), n_workers=2, pace=pace_of(40.0, 1.0))
-    assert gathering.take(0) == range(1)
+    assert take(gathering, 0) == range(1)
 
 
 def test_a_slow_workers_tickets_take_no_longer_than_others():
     gathering = Gathering(Exactly(10_000), n_workers=3, pace=pace_of(0.004, 0.001, 0.001))
-    slow, fast = len(gathering.take(0)), len(gathering.take(1))
+    slow, fast = len(take(gathering, 0)), len(take(gathering, 1))
     assert 0.8 * TICKET_SECONDS < 0.004 * slow <= TICKET_SECONDS
     assert fast > 1.9 * slow
 
@@ -122,23 +123,23 @@ def test_a_slow_workers_tickets_take_no_longer_than_others():
 @pytest.mark.parametrize("arguments", [{"own_queues": True}, {"concurrent": False}])
 def test_no_copies_where_workers_cannot_help_each_other(arguments):
     helping = Gathering(Exactly(1), n_workers=2, pace=pace_of(4.0, 1.0))
-    assert [helping.take(worker) for worker in range(2)] == [range(1), range(1)]
+    assert [take(helping, worker) for worker in range(2)] == [range(1), range(1)]
     alone = Gathering(Exactly(1), n_workers=2, pace=pace_of(4.0, 1.0), **arguments)
-    assert [alone.take(worker) for worker in range(2)] == [range(1), None]
+    assert [take(alone, worker) for worker in range(2)] == [range(1), None]
 
 
 def test_what_a_streams_consumer_has_not_taken_makes_nobody_wait():
     gathering = Gathering(Endless(), n_workers=2, pace=pace_of(4.0, 1.0))
 
     def run_all(worker):
-        while (indices := gathering.take(worker)) not in (None, slow):
+        while (indices := take(gathering, worker)) not in (None, slow):
             gathering.add(worker, indices, [10], None)
         return indices
 
     slow = None
-    first = gathering.take(1)
+    first = take(gathering, 1)
     gathering.add(1, first, [10], None)
-    slow = gathering.take(0)
+    slow = take(gathering, 0)
     assert run_all(1) is None, "the consumer has something to take"
     assert len(gathering.pop_runs()) == 1
     assert run_all(1) == slow, "now it waits for what the slow worker holds"
@@ -146,7 +147,7 @@ def test_what_a_streams_consumer_has_not_taken_makes_nobody_wait():
 
 def test_late_copies_are_not_part_of_the_accounts():
     gathering = Gathering(AtLeast(10), n_workers=2, pace=pace_of(4.0, 1.0))
-    assert [gathering.take(worker) for worker in range(2)] == [range(1), range(1)]
+    assert [take(gathering, worker) for worker in range(2)] == [range(1), range(1)]
     assert gathering.add(1, range(1), [10], "first", 1.0) is True
     assert gathering.complete
     assert gathering.add(0, range(1), [10], "second", 4.0) is False

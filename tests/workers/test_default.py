@@ -10,8 +10,9 @@ from streamsampler.agents.base import as_agent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import ActionError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.workers.board import StatusBoard, board_bytes
+from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.default import DefaultWorker
+from tests.workers.contexts import context_of, new_board
 
 
 class Env(gymnasium.Env):
@@ -55,14 +56,14 @@ class Actions:
 
 
 def worker_of(env: Env, agent: Any = None, **kwargs: Any) -> tuple[DefaultWorker, StatusBoard]:
-    board = StatusBoard(memoryview(bytearray(board_bytes(1))))
-    worker = DefaultWorker(board.row(0), **kwargs)
+    board = new_board()
+    worker = DefaultWorker(context_of(board, **kwargs))
     worker.update_env(as_env_update(env))
     # Past the copy that an update makes: the tests look at this very one.
     worker._env = env
     worker.update_agent(as_agent(agent or Actions()))
-    board.want(1)
-    board.heed(0)
+    board.abandon_older(1)
+    board.lower_flag(0)
     return worker, board
 
 
@@ -167,7 +168,7 @@ def test_a_newer_version_ends_the_rollout_within_its_timestep(at):
 
     def on_step(total):
         if total == at:
-            board.want(2)
+            board.abandon_older(2)
 
     env = Env(length=90, on_step=on_step)
     worker, board = worker_of(env)
@@ -184,7 +185,7 @@ def test_progress_is_exact_for_who_watches():
     def on_step(total):
         seen.append(board.progress(0).timesteps)
         if total == 120:
-            board.watch(0)
+            board.request_progress(0)
 
     worker, board = worker_of(Env(length=200, on_step=on_step))
     worker.rollout(Ticket(1, range(1)), [0])
@@ -192,7 +193,7 @@ def test_progress_is_exact_for_who_watches():
     assert watched == list(range(121, 200))
     # Without a watcher, a window of timesteps behind.
     assert all(total - 64 <= timesteps <= total for total, timesteps in enumerate(seen, 1))
-    board.heed(0)
+    board.lower_flag(0)
     assert worker.rollout(Ticket(1, range(1)), [0]).n_timesteps == 200
 
 
@@ -211,7 +212,7 @@ def test_what_was_abandoned_took_its_time(monkeypatch):
         nonlocal now
         now += 1e-5
         if total == 950:
-            board.want(2)
+            board.abandon_older(2)
 
     monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
     env = Env(length=2000, on_step=on_step)

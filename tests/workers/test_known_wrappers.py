@@ -10,9 +10,9 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import known_wrappers, purity
-from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.known_wrappers import files_of, kind_of, name_of, stateful_wrapper
+from tests.workers.contexts import context_of
 
 CARTPOLE = "CartPole-v1"
 
@@ -65,8 +65,7 @@ STATEFUL = {
 def check(make_env, monkeypatch):
     """Run the check itself, without looking for known wrappers."""
     monkeypatch.setattr(purity, "stateful_wrapper", lambda env: "")
-    worker = DefaultWorker(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0))
-    worker.check = "error"
+    worker = DefaultWorker(context_of(check="error"))
     worker.update_env(as_env_update(make_env))
     space = worker.spaces[1]
     worker.update_agent(lambda _: space.sample() if isinstance(space, spaces.Box) else np.random.randint(space.n))

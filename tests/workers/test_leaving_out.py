@@ -8,12 +8,12 @@ from streamsampler.protocol.messages import Ticket
 from tests.workers.test_default import Env, worker_of
 
 
-def dropping(env: Env) -> tuple[Any, Any, list[int]]:
+def dropping(env: Env, rebuild: Any = None) -> tuple[Any, Any, list[int]]:
     """Return a worker that drops whatever raises, its board, and at which of the environment's steps it was rebuilt."""
-    worker, board = worker_of(env)
     rebuilt: list[int] = []
-    worker.dropping = lambda kinds: False
-    worker.rebuild = lambda: rebuilt.append(env.total)
+    worker, board = worker_of(
+        env, drop_unless=lambda kinds: False, rebuild=rebuild or (lambda: rebuilt.append(env.total))
+    )
     return worker, board, rebuilt
 
 
@@ -23,7 +23,7 @@ def test_what_raised_when_nobody_wanted_it_any_more_is_made_anew_for_who_comes_n
 
     def on_step(total):
         if total == 150:
-            board.want(2)  # from here on nothing can be loaded that belongs to this version
+            board.abandon_older(2)  # from here on nothing can be loaded that belongs to this version
             raise OSError("the arm is stuck")
 
     env = Env(on_step=on_step)
@@ -50,14 +50,14 @@ def test_what_is_left_out_takes_time_too(monkeypatch):
 
     monkeypatch.setattr("streamsampler.workers.default.perf_counter", lambda: now)
     env = Env(on_step=on_step)
-    worker, _, rebuilt = dropping(env)
+    rebuilt = []
 
     def rebuild():
         nonlocal now
         now += 7.0
         rebuilt.append(env.total)
 
-    worker.rebuild = rebuild
+    worker, _, _ = dropping(env, rebuild)
     outcome = worker.rollout(Ticket(1, range(6)), [0] * 6)
     assert [position for position, *_ in outcome.dropped] == [1, 4]
     assert rebuilt == [150, 380]

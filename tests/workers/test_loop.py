@@ -5,10 +5,10 @@ import pytest
 from streamsampler.agents.base import CallableAgent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
-from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.loop import WorkerLoop, run_worker
 from tests.scripted.failing import Env
+from tests.workers.contexts import context_of, new_board
 
 
 class Channel:
@@ -38,13 +38,12 @@ UPDATES = {"agent": CallableAgent(lambda _: 1), "env": as_env_update(Env)}
 
 @pytest.fixture
 def board():
-    return StatusBoard(memoryview(bytearray(board_bytes(1))))
+    return new_board()
 
 
 def live(channel, board):
     """Let a worker live until it has nothing to do; return the function that lets it go on."""
-    row = board.row(0)
-    loop = WorkerLoop(channel, lambda: DefaultWorker(row), row, seed=0)
+    loop = WorkerLoop(channel, DefaultWorker, context_of(board))
 
     def go_on():
         for _ in range(20):  # more turns than any of these tests has messages and tickets
@@ -75,7 +74,7 @@ def test_the_spaces_are_told_once_a_version(board):
 
 
 def test_what_nobody_wants_is_given_up_unrun(board):
-    board.want(2)
+    board.abandon_older(2)
     channel = Channel([start(1, range(2), range(2, 4), **UPDATES)])
     live(channel, board)
     assert [answer for answer, _ in channel.answers] == [
@@ -104,9 +103,8 @@ def test_stop_gives_up_what_is_left(board):
 
 
 def test_exit_closes_the_environment(board):
-    row = board.row(0)
     channel = Channel([start(1, range(1), **UPDATES | {"env": as_env_update(lambda: Env("close"))}), Exit()])
-    run_worker(channel, lambda: DefaultWorker(row), row, seed=0)
+    run_worker(channel, DefaultWorker, context_of(board))
     ((failure, error),) = channel.answers
     assert (failure.ticket, failure.phase, str(error)) == (None, Phase.CLOSE, "in close")
 
@@ -124,13 +122,12 @@ def test_a_long_message_is_cut_in_the_summary(board):
 
 def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board):
     """Such as a worker's constructor, which imports what its class needs, and the pickling of what was recorded."""
-    row = board.row(0)
     shown = []
 
     class Slow(DefaultWorker):
-        def __init__(self, row):
+        def __init__(self, context):
             shown.append(board.progress(0).phase)
-            super().__init__(row)
+            super().__init__(context)
 
         def finished(self, finish, indices, env=None):
             return super().finished(lambda: (shown.append(board.progress(0).phase), finish())[1], indices, env)
@@ -139,6 +136,6 @@ def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board
         def answer(self, answer, contents=None):
             shown.append(board.progress(0).phase)
 
-    loop = WorkerLoop(Sending([start(1, range(1), **UPDATES)]), lambda: Slow(row), row, seed=0)
+    loop = WorkerLoop(Sending([start(1, range(1), **UPDATES)]), Slow, context_of(board))
     assert all(loop.turn(wait=False) for _ in range(2))
     assert shown == [Phase.AGENT_CONSTRUCTION, Phase.RECORDING, Phase.SENDING]

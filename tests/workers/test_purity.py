@@ -12,10 +12,10 @@ from streamsampler.protocol.messages import NEVER_AGAIN, CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import purity
 from streamsampler.workers.base import Worker
-from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.purity import check_purity
 from streamsampler.workers.vec.worker import VecWorker
+from tests.workers.contexts import context_of, new_board
 
 CARRIED = {
     "first observation": "its first observation",
@@ -83,15 +83,14 @@ class Structured(Carrying):
 
 @pytest.fixture
 def board():
-    return StatusBoard(memoryview(bytearray(board_bytes(1))))
+    return new_board()
 
 
 @pytest.fixture
 def make_worker(board):
     def make(make_env, agent=None, *, n_envs=None, check="warn", **options):
         vec = {} if n_envs is None else {"n_envs": n_envs}
-        worker = (DefaultWorker if n_envs is None else VecWorker)(board.row(0), **vec, **options)
-        worker.check = check
+        worker = (DefaultWorker if n_envs is None else VecWorker)(context_of(board, check=check, **options), **vec)
         worker.update_env(as_env_update(make_env))
         worker.update_agent(agent or CallableAgent(lambda _: 1))
         return worker
@@ -218,13 +217,13 @@ def test_a_version_that_is_not_wanted_breaks_it_off_and_it_goes_on_with_the_time
         def step(self, action):
             clock.now += 0.0625
             if self.steps == 1:
-                board.want(NEVER_AGAIN)
+                board.abandon_older(NEVER_AGAIN)
             return super().step(action)
 
     worker = make_worker(Stopping)
     first = check(worker).checked
     assert (first.complete, first.timesteps, first.seconds) == (False, 2, 0.125)
-    board.want(1)
+    board.abandon_older(1)
     second = check(worker, CheckOrder(begun=first.kind, seconds=first.seconds)).checked
     assert (second.complete, second.timesteps, second.finding) == (True, 2, "")
     assert check(worker, CheckOrder(done=first.kind)).checked.timesteps == 0
@@ -278,5 +277,5 @@ def test_a_worker_of_another_kind_is_not_checked(board):
         def rollout(self, ticket, seeds): ...
         def shutdown(self): ...
 
-    outcome = check(Mine(board.row(0)))
+    outcome = check(Mine(context_of(board)))
     assert (outcome.checked.complete, outcome.checked.finding) == (True, "")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import select
 import selectors
 import time
@@ -32,7 +33,6 @@ from streamsampler.engines.launch.start import launch
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError
 from streamsampler.engines.processes.links import CAME_BACK, KnownSpaces, Link, await_ends, never_block, terminate
-from streamsampler.engines.processes.messages import encode_command
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
 from streamsampler.engines.processes.stacks import stacks_of
 from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
@@ -56,7 +56,7 @@ class ProcessEngine(Engine):
 
     Args:
         n_workers: How many.
-        make_worker: A pickled callable that makes a worker from its row of the board and its number.
+        make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
         start_method: How processes are started.
         close_timeout: Seconds that all workers together may take to close their environments at the end.
@@ -237,7 +237,7 @@ class ProcessEngine(Engine):
         """Let older rollouts be abandoned."""
         self._wanted = version
         if not self._closed and self._is_ours():
-            self.board.want(version)
+            self.board.abandon_older(version)
 
     def send(self, worker: int, message: Message) -> None:
         """Send a message. The protocol bounds what can be under way, so the pipe always has room."""
@@ -245,11 +245,11 @@ class ProcessEngine(Engine):
         if link.ended or not self._is_ours():
             return  # its death was, or will be, told by `wait`
         if isinstance(message, Start):
-            self.board.heed(worker)
+            self.board.lower_flag(worker)
         released = link.released[:_RELEASES_PER_MESSAGE]
         del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
         try:
-            send(link.commands_fd, encode_command(message, released))
+            send(link.commands_fd, pickle.dumps((message, released), protocol=5))
         except BrokenPipeError:
             pass  # its death is seen in `wait`
         except BlockingIOError:  # what is under way has room: something else fills its pipe
@@ -320,10 +320,10 @@ class ProcessEngine(Engine):
 
     def ran_timesteps(self, worker: int) -> int:
         """Return how many timesteps a worker has shown; after the end, those it had shown then."""
-        return self._ran[worker] if self._ran else self.board.ran(worker)
+        return self._ran[worker] if self._ran else self.board.ran_timesteps(worker)
 
     def _keep_ran(self) -> None:
-        self._ran = [self.board.ran(worker) for worker in range(self.n_workers)]
+        self._ran = [self.board.ran_timesteps(worker) for worker in range(self.n_workers)]
 
     def stacks(self, worker: int) -> str:
         """Return the Python stacks."""

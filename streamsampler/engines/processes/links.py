@@ -15,7 +15,6 @@ from typing import Any
 from streamsampler.engines.base import Answered, Event, Logged, unreadable
 from streamsampler.engines.launch.descriptors import close_fd
 from streamsampler.engines.launch.worker_child import WorkerChild
-from streamsampler.engines.processes.messages import decode_answer, split_records
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region
 from streamsampler.engines.processes.wire import GarbageError, MessageReader, is_from_copy, unframe
 from streamsampler.protocol.messages import Answer
@@ -123,12 +122,12 @@ class Link:
             raise GarbageError(CAME_BACK)
         try:
             head, buffers, regions = unframe(message, self.arena.view)
-            records, head = split_records(head)
-            return records, decode_answer(head) if head else None, buffers, regions
+            records, answer = pickle.loads(head)
         except (OSError, MemoryError):  # this process lacks something
             raise
         except Exception as error:
             raise GarbageError(f"sent what is no answer ({type(error).__name__}: {error})") from error
+        return records, answer, buffers, regions
 
     def _answered(
         self,

@@ -23,12 +23,12 @@ from streamsampler.data.buffers import Allocate
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.launch.child import ignore_terminal
 from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
-from streamsampler.engines.processes.messages import decode_command, encode_answer, with_records
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.processes.wire import MessageReader, Stored, frame, from_copy, pack, send, unpack
 from streamsampler.protocol.messages import Answer, Exit, Message, Start
 from streamsampler.serialization import Payload, dumps_report, loads
+from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard, WorkerRow
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import Channel, run_worker
@@ -47,7 +47,7 @@ class _Setup:
     Attributes:
         n_workers: How many there are.
         seed: The sampler's seed.
-        make_worker: A pickled callable that makes a worker from its row of the board and its number.
+        make_worker: A pickled callable that makes a worker from its context.
         path: The sampler's `sys.path`.
         cwd: Its working directory.
         environ: Its environment variables, as they were when the sampler was made.
@@ -134,8 +134,8 @@ def main(number: int, fds: Sequence[int]) -> None:
     channel = _ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit, keeper, threads)
     if setup.report_memory:
         channel.before_answer = partial(_tell_memory, row, _inherited_bytes())
-    make_worker = partial(_make_worker, setup.make_worker, row, number, channel.allocate)
-    run_worker(_with_fail_points(channel, number), make_worker, row, setup.seed)
+    context = WorkerContext(row, number, setup.seed, allocate=channel.allocate)
+    run_worker(_with_fail_points(channel, number), lambda context: loads(setup.make_worker)(context), context)
     channel.send_records()
 
 
@@ -184,15 +184,9 @@ def _tell_memory(row: WorkerRow, inherited: int) -> None:
     Where there is no /proc it is the most that it ever had.
     """
     if not _HAS_PROC:
-        row.memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        row.set_memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
-    row.memory(max(0, _anonymous_bytes() - inherited))
-
-
-def _make_worker(payload: Payload, row: Any, number: int, allocate: Allocate) -> Any:
-    worker = loads(payload)(row, number)
-    worker.allocate = allocate
-    return worker
+    row.set_memory(max(0, _anonymous_bytes() - inherited))
 
 
 def _nothing() -> None:
@@ -240,7 +234,8 @@ class _ProcessChannel:
             if messages is None:
                 return Exit()
             self._heard.extend(messages)
-        message, released = decode_command(self._heard.popleft())
+        message: Message
+        message, released = pickle.loads(self._heard.popleft())
         for region in released:
             self._arena.give_back(region)
         if isinstance(message, Start):
@@ -270,26 +265,26 @@ class _ProcessChannel:
         self._stop_copies()
         if isinstance(contents, BaseException):
             contents = None  # the answer has it in words, and pickled
-        # The answer by itself: it is understood even where its contents are not.
         buffers: list[Any] = []
         if contents is not None:
             head, buffers = dumps_report(*contents)
             buffers = [head, *map(self._placed, buffers)]
         self.before_answer()
-        encoded = encode_answer(answer)
-        if records := self._keeper.take():
-            encoded = with_records(records, encoded)
-        self._send(encoded, buffers)
+        self._send(answer, buffers)
         for region in buffers:
             if isinstance(region, Region):
                 self._arena.hand_over(region)
 
     def send_records(self) -> None:
         """Send the log records that were made since the last answer."""
-        if records := self._keeper.take():
-            self._send(with_records(records), [])
+        self._send(None, [])
 
-    def _send(self, head: bytes, parts: list[Any]) -> None:
+    def _send(self, answer: Answer | None, parts: list[Any]) -> None:
+        records = self._keeper.take()
+        if answer is None and not records:
+            return
+        # The answer apart from its contents: it can be read even where they cannot be unpickled.
+        head = pickle.dumps((records, answer), protocol=5)
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and so is this process in a moment
             self.send(self._answers_fd, frame(pack(head, parts), self._arena.write, self._inline_limit))
 

@@ -67,7 +67,7 @@ class NativeRunner:
         self._mode = str(getattr(mode, "name", mode))
         if self._mode not in (NEXT_STEP, SAME_STEP, DISABLED):
             raise UsageError(f"the vector environment has the autoreset mode {mode!r}, which is none of Gymnasium's")
-        if worker.max_episode_length is not None and self._mode != DISABLED:
+        if worker.context.max_episode_length is not None and self._mode != DISABLED:
             raise UsageError(
                 f"max_episode_length needs a vector environment with AutoresetMode.DISABLED; this one has "
                 f"{self._mode}, so that only it can end a trajectory. Give the environment its own limit, as "
@@ -274,8 +274,8 @@ class _Run:
     def _finish_step(self, first: int, live: NDArray[np.int64], flags: list[NDArray[np.bool_]], infos: Any) -> None:
         terminated, truncated = flags
         ended_itself = terminated | truncated
-        if self._worker.max_episode_length is not None:
-            truncated = truncated | (self._step - self._begun >= self._worker.max_episode_length)
+        if self._worker.context.max_episode_length is not None:
+            truncated = truncated | (self._step - self._begun >= self._worker.context.max_episode_length)
         ended = live[(terminated | truncated)[live]]
         if infos:
             self._record_infos(first, live, ended, infos)

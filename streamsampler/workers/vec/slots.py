@@ -99,7 +99,7 @@ class SlotRunner:
     def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker) -> None:
         self._envs = envs
         self._worker = worker
-        self._limit = _NO_LIMIT if worker.max_episode_length is None else worker.max_episode_length
+        self._limit = _NO_LIMIT if worker.context.max_episode_length is None else worker.context.max_episode_length
 
     @property
     def n_slots(self) -> int:

@@ -24,8 +24,7 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.serialization import dumps, loads
-from streamsampler.workers.base import Outcome, Worker
-from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.recorder import BatchRecorder
@@ -65,9 +64,7 @@ class VecWorker(Worker):
     Pass it as ``worker_class=VecWorker, worker_args={"n_envs": 32}``.
 
     Args:
-        row: Its row of the shared board.
-        worker_number: 0 to n-1.
-        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
+        context: What the worker is made with.
         n_envs: How many environments; None for 8, or for as many as a vector environment has.
         block_size: How many trajectories make a block, the same for all; None for blocks that grow.
 
@@ -78,19 +75,11 @@ class VecWorker(Worker):
     can_rehearse = True
     can_take_options = True
 
-    def __init__(
-        self,
-        row: WorkerRow,
-        *,
-        worker_number: int = 0,
-        max_episode_length: int | None = None,
-        n_envs: int | None = None,
-        block_size: int | None = None,
-    ) -> None:
-        super().__init__(row, worker_number=worker_number, max_episode_length=max_episode_length)
+    def __init__(self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None) -> None:
+        super().__init__(context)
         self._shortest = self.blocks({"n_envs": n_envs, "block_size": block_size}).size
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
-        self._agents = AgentPool(hint=worker_number == 0)
+        self._agents = AgentPool(hint=context.worker_number == 0)
         self._runner: SlotRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
         self._recorder: BatchRecorder | None = None

@@ -9,7 +9,7 @@ import pytest
 from streamsampler import VecWorker
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.workers.board import StatusBoard, board_bytes
+from tests.workers.contexts import context_of, new_board
 
 
 class Telling(gymnasium.Env):
@@ -50,8 +50,8 @@ class Batched(OneByOne):
 
 def progress_in(agent_class, *, watched):
     """What the board says at each call of user code, in a block of six trajectories in three environments."""
-    board = StatusBoard(memoryview(bytearray(board_bytes(1))))
-    worker = VecWorker(board.row(0), n_envs=3, block_size=6)
+    board = new_board()
+    worker = VecWorker(context_of(board), n_envs=3, block_size=6)
     seen = []
 
     def tell(what):
@@ -60,10 +60,10 @@ def progress_in(agent_class, *, watched):
     worker.update_env(as_env_update(lambda: Telling(tell)))
     worker.update_agent(agent_class(tell))
     seen.clear()
-    board.want(1)
-    board.heed(0)
+    board.abandon_older(1)
+    board.lower_flag(0)
     if watched:
-        board.watch(0)
+        board.request_progress(0)
     assert worker.rollout(Ticket(1, range(6), 6), list(range(6))).n_timesteps == 60
     return seen
 
@@ -92,7 +92,7 @@ def test_the_time_of_every_reset_step_and_action_is_told(monkeypatch):
         now += {"reset": 100.0, "step": 1.0, "actions": 0.25}[what]
 
     monkeypatch.setattr("streamsampler.workers.vec.slots.perf_counter", lambda: now)
-    worker = VecWorker(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), n_envs=3, block_size=6)
+    worker = VecWorker(context_of(), n_envs=3, block_size=6)
     worker.update_env(as_env_update(lambda: Telling(tell)))
     worker.update_agent(Batched(tell))
     outcome = worker.rollout(Ticket(1, range(12), block=6), list(range(12)))

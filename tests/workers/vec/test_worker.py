@@ -28,6 +28,7 @@ from tests.scripted.agents import (
     always_zero,
 )
 from tests.scripted.envs import Drawn, Echo, Nested, Steps
+from tests.workers.contexts import context_of
 
 SEED = 7
 
@@ -171,9 +172,8 @@ def test_a_batch_shrinks_where_a_block_ends():
 
     factory = WorkerFactory(n_workers=1, seed=SEED, worker_class=VecWorker, worker_args={"n_envs": 2, "block_size": 3})
     from streamsampler.protocol.messages import Ticket
-    from streamsampler.workers.board import StatusBoard, board_bytes
 
-    worker = factory(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), 0)
+    worker = factory(context_of())
     worker.update_env(NewEnvUpdate(ByNumber))
     worker.update_agent(Counting())
     outcome = worker.rollout(Ticket(1, range(3), block=3), [10, 11, 12])
@@ -228,9 +228,7 @@ def test_all_environments_are_closed():
         def close(self):
             closed.append(self)
 
-    from streamsampler.workers.board import StatusBoard, board_bytes
-
-    worker = VecWorker(StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0), n_envs=4)
+    worker = VecWorker(context_of(), n_envs=4)
     worker.update_env(NewEnvUpdate(Closing))
     worker.update_env(NewEnvUpdate(Closing))
     assert len(set(closed)) == 4

@@ -1,0 +1,113 @@
+"""Build the pages of the API: `python -m tests.documentation.pages FOLDER`. Needs pdoc, of the extra `dev`.
+
+A page for each public module, and links from backticked names to what they name. A warning of pdoc is an error; so is a
+link, or a full name of this package in backticks, that leads nowhere.
+"""
+
+import html
+import pathlib
+import re
+import sys
+import warnings
+
+import streamsampler
+
+MODULES = [
+    *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "agents", "environments", "data"),
+    *("data.statistics", "data.opaque", "data.recorder", "storage", "storage.npz", "adapters", "adapters.torch"),
+    *("adapters.mlp", "adapters.heads", "adapters.sb3", "workers", "workers.base", "workers.loop", "workers.vec"),
+    *("engines", "engines.base", "serialization", "scheduling.restarts", "protocol", "protocol.messages", "testing"),
+    *("testing.fail_points", "cli", "examples", "examples.reinforce"),
+]
+# A type that is defined by itself cannot be looked up from another module.
+RECURSIVE = re.compile(r"Error parsing type annotation .*\bTree\b")
+CODE = re.compile(r"<code>([A-Za-z_][\w.]*)((?:\([^<]*\))?)</code>")
+
+
+def build(folder):
+    """Write the pages into a folder, and return what is wrong with them: pdoc's warnings, and what leads nowhere."""
+    import pdoc
+
+    for name in streamsampler.__all__:
+        getattr(streamsampler, name)  # pdoc does not look for names that a module imports on demand
+    pdoc.render.configure(docformat="google", show_source=False)
+    names = [".".join(filter(None, ("streamsampler", name))) for name in MODULES]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        modules = {name: pdoc.doc.Module.from_name(name) for name in names}
+        for name, module in modules.items():
+            module.submodules = [modules[other] for other in names if other.rpartition(".")[0] == name]
+        pages = {}
+        for name, module in modules.items():
+            path = folder / f"{name.replace('.', '/')}.html"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pages[path] = pdoc.render.html_module(module, modules)
+        (folder / "search.js").write_text(pdoc.render.search_index(modules))
+    found = places(folder, pages)
+    linked = {path: link_names(path, text, found) for path, text in pages.items()}
+    for path, text in linked.items():
+        path.write_text(text)
+    wrong = [text for warning in warned if not RECURSIVE.match(text := str(warning.message))]
+    wrong += [f"{path.relative_to(folder)}: {what}" for path in linked for what in dead_ends(path, linked)]
+    return sorted(set(wrong))
+
+
+def places(folder, pages):
+    """Return where each public name is documented: page and anchor, by its full name and its short ones."""
+    found = {}
+    for path, text in pages.items():
+        module = ".".join(path.relative_to(folder).with_suffix("").parts)
+        found[module] = (path, "")
+        for anchor in re.findall(r' id="([A-Za-z_][\w.]*)"', text):
+            found[f"{module}.{anchor}"] = (path, anchor)
+    # Names can be written as they are imported: from the package itself, or with their module's name.
+    short = {name.removeprefix("streamsampler."): place for name, place in found.items()}
+    return {**short, **found}
+
+
+def link_names(path, text, found):
+    """Link names in backticks to their places."""
+
+    def linked(match):
+        name, arguments = match.groups()
+        if name not in found:
+            return match.group()
+        page, anchor = found[name]
+        target = "" if page == path else relative(path, page)
+        return f'<code><a href="{target}{"#" if anchor else ""}{anchor}">{name}</a>{arguments}</code>'
+
+    return CODE.sub(linked, text)
+
+
+def relative(page, other):
+    """Return the address of another page, from a page."""
+    common = len([1 for a, b in zip(page.parts, other.parts, strict=False) if a == b])
+    return "/".join([".."] * (len(page.parts) - common - 1) + list(other.parts[common:]))
+
+
+def dead_ends(path, pages):
+    """Yield each link of a page, and each name of this package in backticks, that leads nowhere."""
+    text = pages[path]
+    for address in re.findall(r'href="([^"]*)"', text):
+        target, _, anchor = html.unescape(address).partition("#")
+        if "://" in target or "$" in target:  # of the script that searches
+            continue
+        page = path if not target else (path.parent / target).resolve()
+        if not page.exists() or (anchor and f'id="{anchor}"' not in pages.get(page, "")):
+            yield f"the link {address} leads nowhere"
+    public = {*streamsampler.__all__, "streamsampler"}
+    for name, _ in CODE.findall(text):
+        if "." in name and name.split(".")[0] in public:
+            yield f"{name} is documented nowhere"
+
+
+def main():
+    """Build them, and say where they are."""
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build/api").resolve()
+    if wrong := build(folder):
+        sys.exit("\n".join(wrong))
+    print(f"{folder / 'streamsampler.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What the builder of the API's pages finds out: `.ci/docs` itself needs pdoc, and is run by `.ci/run`."""
+
+import pathlib
+
+from tests.documentation import pages
+
+HERE = pathlib.Path("/api/streamsampler.html")
+ERRORS = pathlib.Path("/api/streamsampler/errors.html")
+
+
+def test_names_in_backticks_become_links_to_where_they_are_documented():
+    texts = {HERE: '<section id="Sampler"></section>', ERRORS: '<section id="UsageError"></section>'}
+    found = pages.places(HERE.parent, texts)
+    text = "<code>Sampler</code> <code>streamsampler.errors.UsageError</code> <code>errors(1)</code> <code>other</code>"
+    assert pages.link_names(HERE, text, found) == (
+        '<code><a href="#Sampler">Sampler</a></code> '
+        '<code><a href="streamsampler/errors.html#UsageError">streamsampler.errors.UsageError</a></code> '
+        '<code><a href="streamsampler/errors.html">errors</a>(1)</code> <code>other</code>'
+    )
+    assert pages.link_names(ERRORS, "<code>Sampler</code>", found) == (
+        '<code><a href="../streamsampler.html#Sampler">Sampler</a></code>'
+    )
+
+
+def test_what_leads_nowhere_is_found(tmp_path):
+    page = tmp_path / "page.html"
+    page.touch()
+    texts = {page: '<a id="here"></a><a href="#here"></a><a href="https://example.org"></a>'}
+    assert list(pages.dead_ends(page, texts)) == []
+    texts = {page: '<a href="#gone"></a><a href="other.html"></a><code>streamsampler.Gone</code>'}
+    assert list(pages.dead_ends(page, texts)) == [
+        "the link #gone leads nowhere",
+        "the link other.html leads nowhere",
+        "streamsampler.Gone is documented nowhere",
+    ]
+
+
+def test_all_modules_with_a_page_exist():
+    package = pathlib.Path(pages.streamsampler.__file__).parent
+    for name in pages.MODULES:
+        path = package.joinpath(*name.split("."))
+        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), name
