@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from streamsampler.cli.commands import cli
 from streamsampler.cli.options import Count, parse_value, size
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.engines.processes import engine as processes
+from streamsampler.engines.processes import links
 from streamsampler.errors import SerializationError
 
 
@@ -24,7 +24,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(*_: Any) -> None:
         pytest.fail("a worker was started")
 
-    monkeypatch.setattr(processes, "launch", launch)
+    monkeypatch.setattr(links, "launch", launch)
 
 
 def invoke(*arguments: object) -> Result:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.processes import engine as processes
+from streamsampler.engines.processes import links
 from streamsampler.errors import ClosedError
 from streamsampler.testing import InjectedError, ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
@@ -33,7 +33,6 @@ BUSY = {
 SCRIPT = """
 import functools, os, select, signal, sys, threading
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.processes import engine as processes
 from streamsampler.errors import ClosedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 
@@ -225,7 +224,7 @@ SPAWN_IS_SLOW = ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.s
 def test_close_while_a_worker_is_being_started(monkeypatch, method):
     """By another thread, whose call it is; a start that takes long is not waited for."""
     started, go_on = threading.Event(), threading.Event()
-    launch, children, raised = processes.launch, [], []
+    launch, children, raised = links.launch, [], []
 
     def launch_slowly(method, main, number, fds, threads):
         files = [os.fstat(fd).st_ino for fd in fds]
@@ -248,7 +247,7 @@ def test_close_while_a_worker_is_being_started(monkeypatch, method):
     pids = sampler.worker_pids()
     os.kill(pids[0], signal.SIGKILL)
     assert gone_within(pids[:1], 2)
-    monkeypatch.setattr(processes, "launch", launch_slowly)
+    monkeypatch.setattr(links, "launch", launch_slowly)
     call = threading.Thread(target=obtain)
     call.start()
     started.wait()

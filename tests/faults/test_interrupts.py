@@ -48,9 +48,7 @@ def raise_once(monkeypatch, owner, name, error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize(
-    ("owner", "place"), [(processes.MessageReader, "read"), (processes, "send"), (links, "unframe")]
-)
+@pytest.mark.parametrize(("owner", "place"), [(links.MessageReader, "read"), (processes, "send"), (links, "unframe")])
 @pytest.mark.parametrize("call", ["obtain", "stream"])
 def test_a_break_inside_a_call(sampler, monkeypatch, error, owner, place, call):
     raise_once(monkeypatch, owner, place, error)
@@ -64,7 +62,7 @@ def test_a_break_while_a_dead_worker_is_replaced(sampler, monkeypatch, error):
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)
     assert gone_within(sampler.worker_pids(), 5)
-    raise_once(monkeypatch, processes, "launch", error)
+    raise_once(monkeypatch, links, "launch", error)
     with pytest.raises(error):
         sampler.obtain_trajectories(4)
     assert is_right_again(sampler)
@@ -75,7 +73,7 @@ def test_a_break_while_the_engine_is_replaced_after_a_break(sampler, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         sampler.obtain_trajectories(4)
     for error in (KeyboardInterrupt, OSError):
-        raise_once(monkeypatch, processes, "launch", error)
+        raise_once(monkeypatch, links, "launch", error)
         with pytest.raises(error):
             sampler.obtain_trajectories(4)
     assert is_right_again(sampler)
@@ -86,7 +84,7 @@ def test_a_break_inside_close(monkeypatch, tmp_path):
     with MultiprocessingSampler(Agent(), faults.env(Env), n_workers=2) as sampler:
         sampler.obtain_trajectories(2)
         pids = sampler.worker_pids()
-        raise_once(monkeypatch, sampler._session.engine, "_listen", KeyboardInterrupt)
+        raise_once(monkeypatch, sampler._session.engine, "_read_until", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.close()
         assert gone_within(pids, 2)

@@ -14,6 +14,7 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.engines.launch import children, descriptors, worker_child
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import engine as processes
+from streamsampler.engines.processes import links
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within
@@ -118,7 +119,7 @@ def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(mon
     os.kill(server, signal.SIGSTOP)
     if number == signal.SIGSTOP:
         give_up()
-    monkeypatch.setattr(processes, "launch", launch_and_lose)
+    monkeypatch.setattr(links, "launch", launch_and_lose)
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=SEED) as sampler:
         assert servers == [server] * 3 + [servers[-1]] * 3
         assert servers[-1] != server

@@ -10,6 +10,7 @@ import pytest
 from streamsampler import MultiprocessingSampler
 from streamsampler.engines.launch import children, worker_child
 from streamsampler.engines.processes import engine as processes
+from streamsampler.engines.processes import links
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
 from tests.faults.test_ends import gone_within
@@ -29,7 +30,7 @@ def assert_nothing_new(processes, files):
 
 
 def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
-    launch, await_start, said = processes.launch, worker_child.WorkerChild.await_start, []
+    launch, await_start, said = links.launch, worker_child.WorkerChild.await_start, []
 
     def asking(method, main, number, *rest):
         said.append(f"ask for {number}")
@@ -40,7 +41,7 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
         await_start(child)
 
     monkeypatch.setattr(processes, "_AT_ONCE", 3)
-    monkeypatch.setattr(processes, "launch", asking)
+    monkeypatch.setattr(links, "launch", asking)
     monkeypatch.setattr(worker_child.WorkerChild, "await_start", waiting)
     make(4, "fork").close()
     assert said == ["ask for 0", "ask for 1", "ask for 2", "wait", "ask for 3", "wait", "wait", "wait"]
@@ -49,7 +50,7 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_nothing_is_left_when_a_worker_cannot_be_asked_for(monkeypatch, method, error):
-    launch = processes.launch
+    launch = links.launch
 
     def fail(method, main, number, *rest):
         if number == 2:
@@ -58,7 +59,7 @@ def test_nothing_is_left_when_a_worker_cannot_be_asked_for(monkeypatch, method, 
 
     make(1, method).close()  # the fork server stays, once there is one
     before = descendants(), open_files()
-    monkeypatch.setattr(processes, "launch", fail)
+    monkeypatch.setattr(links, "launch", fail)
     with pytest.raises(error):
         make(4, method)
     assert_nothing_new(*before)

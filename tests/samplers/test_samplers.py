@@ -286,7 +286,7 @@ def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
     unpickled = []
 
     def loads(data, **options):
-        if not options:  # reports have buffers
+        if isinstance(data, bytes):  # answers and rollouts are views of messages
             unpickled.append(data)
         return pickle.loads(data, **options)
 

@@ -20,26 +20,22 @@ import contextlib
 import math
 import os
 import pickle
-import select
 import selectors
 import time
-from mmap import mmap
 
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
 from streamsampler.engines.launch.children import END_SECONDS
 from streamsampler.engines.launch.descriptor_limits import make_room
-from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between, readable_within
-from streamsampler.engines.launch.start import launch
+from streamsampler.engines.launch.descriptors import readable_within
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError
-from streamsampler.engines.processes.links import CAME_BACK, KnownSpaces, Link, await_ends, never_block, terminate
-from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
+from streamsampler.engines.processes.links import CAME_BACK, KnownSpaces, Link, await_ends, start_link, terminate
+from streamsampler.engines.processes.shared import SharedFiles
 from streamsampler.engines.processes.stacks import stacks_of
-from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, MessageReader, Stored, pack, send, unpack
-from streamsampler.engines.processes.worker_main import main, setup_file
+from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, Stored, send
+from streamsampler.engines.processes.worker_main import setup_file
 from streamsampler.protocol.messages import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload
-from streamsampler.workers.board import StatusBoard, board_bytes
 
 __all__ = ["ProcessEngine"]
 
@@ -82,52 +78,31 @@ class ProcessEngine(Engine):
     ) -> None:
         self.n_workers = n_workers
         self._close_timeout = close_timeout
-        # Bytes of the longest message of a worker: what has more lies in its arena.
-        self._longest = max(select.PIPE_BUF, 2 * INLINE_LIMIT)
         self._owner = os.getpid()
         self._start_method = start_method
         self._threads = threads
+        self._inline_limit = INLINE_LIMIT
         self._links: list[Link] = []
-        self._wanted = 0
-        self._ran: list[int] = []  # at the end
+        self._oldest_version = 0  # that is not abandoned
+        self._ran: list[int] = []  # timesteps by worker, at the end
         self._restarting = self._closing = self._closed = False
         self._spaces = KnownSpaces()
-        self._doomed: dict[int, float] = {}  # until when who was killed may take to be gone
-        self._shared = contextlib.ExitStack()  # gives back what all workers share
+        self._killed: dict[int, float] = {}  # workers, and the time at which their ends are no longer waited for
+        self._opened = contextlib.ExitStack()  # what all workers share
         make_room(n_workers)
         try:
+            self._selector = self._opened.enter_context(selectors.DefaultSelector())
             setup_fd = setup_file(
-                n_workers, make_worker, seed, INLINE_LIMIT, report_memory=report_memory, threads=threads
+                n_workers, make_worker, seed, self._inline_limit, report_memory=report_memory, threads=threads
             )
-            self._share(setup_fd)
+            self._shared = SharedFiles(setup_fd, n_workers, self._inline_limit)
+            self._opened.callback(self._shared.close)
+            self.board = self._shared.board
             self._start_all()
         except BaseException:
-            # None has made an environment that would have to be closed.
-            self._end_all()
-            self._shared.close()
+            self._end_all()  # without closing environments: no worker has made one
+            self._opened.close()
             raise
-
-    def _share(self, setup_fd: int) -> None:
-        """Make what all workers share."""
-        self._own(setup_fd)
-        self._board_fd = self._own(anonymous_file("streamsampler-board", board_bytes(self.n_workers)))
-        updates_fd = self._own(anonymous_file("streamsampler-updates"))
-        # What one worker writes there, by mistake, all others would read.
-        self._setup_fd, self._updates_fd = self._own(read_only(setup_fd)), self._own(read_only(updates_fd))
-        self._stacks_fds = tuple(map(self._own, os.pipe()))
-        os.set_blocking(self._stacks_fds[0], False)
-        self._selector = self._shared.enter_context(selectors.DefaultSelector())
-        board_map = self._shared.enter_context(mmap(self._board_fd, 0))
-        self.board = StatusBoard(memoryview(board_map))
-        self._shared.callback(self.board.release)
-        self._shared.callback(self._keep_ran)
-        self._updates_writer = ArenaWriter(updates_fd)
-        self._updates_reader = ArenaReader(self._updates_fd)
-        self._shared.callback(self._updates_reader.close)
-
-    def _own(self, fd: int) -> int:
-        self._shared.callback(close_fd, own_fd(fd))
-        return fd
 
     # ------------------------------------------------------------------ starting
 
@@ -165,28 +140,7 @@ class ProcessEngine(Engine):
         return link
 
     def _new_link(self, number: int) -> Link:
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            commands_read, commands_write = pipe_between(theirs, ours, ours_is=1)
-            answers_read, answers_write = pipe_between(theirs, ours, ours_is=0)
-            alive_read, alive_write = pipe_between(theirs, ours, ours_is=1)
-            arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
-            ours.callback(close_fd, arena_fd)
-            shared = [self._setup_fd, self._board_fd, arena_fd, self._updates_fd, self._stacks_fds[1]]
-            fds = [commands_read, answers_write, alive_read, *shared]
-            never_block(commands_write, answers_read)
-            child = launch(self._start_method, main, number, fds, self._threads)
-            ours.callback(child.discard, END_SECONDS)
-            link = Link(
-                child,
-                commands_write,
-                answers_read,
-                alive_write,
-                arena_fd,
-                ArenaReader(arena_fd),
-                MessageReader(answers_read, self._longest),
-            )
-            ours.pop_all()
-            return link
+        return start_link(self._start_method, number, self._shared, self._inline_limit, self._threads)
 
     def restart(self, worker: int) -> None:
         """Start a new process in the place of a dead one, with pipes and memory of its own."""
@@ -196,7 +150,7 @@ class ProcessEngine(Engine):
             # The new one first: if it cannot be started, the old one is what it was, and can be tried again.
             new, old = self._started(self._asked_for(worker), worker), self._links[worker]
             self._links[worker] = new
-            if self._wanted == NEVER_AGAIN:
+            if self._oldest_version == NEVER_AGAIN:
                 new.child.kill()  # as all others were by another thread, which may not have seen this one
             self._unlink(old, END_SECONDS)
             if self._closing:
@@ -204,7 +158,7 @@ class ProcessEngine(Engine):
         finally:
             self._restarting = False
             if self._closed:
-                self._shared.close()
+                self._close_shared()
 
     def _unlink(self, link: Link, timeout: float) -> None:
         """Kill a worker if need be and close everything of it; may be repeated after an interrupt."""
@@ -217,25 +171,19 @@ class ProcessEngine(Engine):
 
     def publish(self, payload: Payload) -> Stored:
         """Write a payload once, where all workers can read it."""
-        packed = pack(payload.data, payload.buffers)
-        if sum(view.nbytes for view in packed) <= INLINE_LIMIT // 3:  # a message carries up to four
-            return Stored(None, b"".join(packed))
-        return Stored(self._updates_writer.write(packed))
+        return self._shared.write(payload)
 
     def published(self, handle: Stored) -> Payload:
         """Read a payload back."""
-        packed = self._updates_reader.read(handle.region) if handle.region is not None else handle.data or b""
-        head, buffers, _ = unpack(memoryview(packed))
-        return Payload(bytes(head), tuple(bytes(buffer) for buffer in buffers))
+        return self._shared.read(handle)
 
     def unpublish(self, handle: Stored) -> None:
         """Free the memory of a payload."""
-        if handle.region is not None:
-            self._updates_writer.give_back(handle.region)
+        self._shared.free(handle)
 
     def abandon_older(self, version: int) -> None:
         """Let older rollouts be abandoned."""
-        self._wanted = version
+        self._oldest_version = version
         if not self._closed and self._is_ours():
             self.board.abandon_older(version)
 
@@ -258,62 +206,62 @@ class ProcessEngine(Engine):
     def wait(self, timeout: float | None) -> list[Event]:
         """Sleep until a worker answers or dies, or is given up."""
         events: list[Event] = []
-        if self._doomed:
-            timeout = min([math.inf if timeout is None else timeout, *self._patience().values()])
+        if self._killed:
+            timeout = min([math.inf if timeout is None else timeout, *self._seconds_left().values()])
         for key, _ in self._selector.select(timeout):
             worker, ended = key.data
             if self._links[worker].ended:
                 continue
             if ended:
-                events += self._bury(worker)
+                events += self._take_in_death(worker)
                 continue
             try:
                 # None means that the worker closed its end: it is about to be gone.
-                answered = self._hear(worker)
-                events += self._bury(worker) if answered is None else answered
+                answered = self._read_answers(worker)
+                events += self._take_in_death(worker) if answered is None else answered
             except GarbageError as error:
-                events.append(self._execute(worker, str(error)))
-        for worker, left in self._patience().items():
+                events.append(self._kill_untrusted(worker, str(error)))
+        for worker, left in self._seconds_left().items():
             if left <= 0:
-                events += self._bury(worker)
+                events += self._take_in_death(worker)
         return events
 
-    def _patience(self) -> dict[int, float]:
+    def _seconds_left(self) -> dict[int, float]:
         """Return for how many seconds more who was killed is waited for."""
-        return {worker: max(0.0, until - time.monotonic()) for worker, until in self._doomed.items()}
+        return {worker: max(0.0, until - time.monotonic()) for worker, until in self._killed.items()}
 
-    def _hear(self, worker: int) -> list[Event] | None:
-        return self._links[worker].hear(worker, self._wanted, self._spaces)
+    def _read_answers(self, worker: int) -> list[Event] | None:
+        return self._links[worker].read_answers(worker, self._oldest_version, self._spaces)
 
-    def _bury(self, worker: int) -> list[Event]:
+    def _take_in_death(self, worker: int) -> list[Event]:
         """Return what a worker had said before it died, then its death.
 
         What it sent is complete: a message is written whole or not at all.
         """
         link = self._links[worker]
-        overdue = self._doomed.pop(worker, math.inf) <= time.monotonic()
+        overdue = self._killed.pop(worker, math.inf) <= time.monotonic()
         if not overdue and link.child.unwatched() and not link.child.ended(0):
-            return [self._execute(worker, "lost its watchdog process, and was killed,")]
+            return [self._kill_untrusted(worker, "lost its watchdog process, and was killed,")]
         link.ended = True
         if not overdue and not link.child.ended(_GRACE_SECONDS):
             link.child.kill()  # it closed its end and goes on: nothing will ever be heard of it again
-        last_words: list[Event] = []
+        last_answers: list[Event] = []
         while readable_within(link.answers_fd, 0):
             try:
-                answered = self._hear(worker)
+                answered = self._read_answers(worker)
             except GarbageError as error:
-                return [*last_words, self._execute(worker, str(error))]
+                return [*last_answers, self._kill_untrusted(worker, str(error))]
             if not answered:
                 break
-            last_words += answered
+            last_answers += answered
         link.unregister(self._selector)
-        return [*last_words, Died(worker, link.child.wait(0 if overdue else END_SECONDS))]
+        return [*last_answers, Died(worker, link.child.wait(0 if overdue else END_SECONDS))]
 
-    def _execute(self, worker: int, why: str) -> Died:
+    def _kill_untrusted(self, worker: int, why: str) -> Died:
         """Kill a worker of which nothing that it says can be trusted any more."""
         link = self._links[worker]
         link.ended = True
-        self._doomed.pop(worker, None)
+        self._killed.pop(worker, None)
         link.child.kill_all()
         link.unregister(self._selector)
         return Died(worker, link.child.wait(END_SECONDS), why, hopeless=why == CAME_BACK)
@@ -322,18 +270,15 @@ class ProcessEngine(Engine):
         """Return how many timesteps a worker has shown; after the end, those it had shown then."""
         return self._ran[worker] if self._ran else self.board.ran_timesteps(worker)
 
-    def _keep_ran(self) -> None:
-        self._ran = [self.board.ran_timesteps(worker) for worker in range(self.n_workers)]
-
     def stacks(self, worker: int) -> str:
         """Return the Python stacks."""
-        return stacks_of(self._links[worker].child, self._stacks_fds[0])
+        return stacks_of(self._links[worker].child, self._shared.stacks_fd)
 
     def kill_worker(self, worker: int) -> None:
         """Kill a worker; if it hangs in the kernel, it is given up after `END_SECONDS`, and counts as dead."""
         if not self._links[worker].ended:
             self._links[worker].child.kill()
-            self._doomed.setdefault(worker, time.monotonic() + END_SECONDS)
+            self._killed.setdefault(worker, time.monotonic() + END_SECONDS)
 
     def retire(self, worker: int) -> bool:
         """Ask a worker to end."""
@@ -368,20 +313,24 @@ class ProcessEngine(Engine):
         if not self._is_ours() or self._closed:
             return []
         self._closing = True
-        last_words: list[Answered | Logged] = []
+        last_answers: list[Answered | Logged] = []
         try:
             if self._links:
                 self.abandon_older(NEVER_AGAIN)
             for worker in range(len(self._links)):
                 self.send(worker, Exit())
-            last_words = self._await_ends(read_answers=read_answers)
+            last_answers = self._await_ends(read_answers=read_answers)
         finally:
             self._end_all()
         self._closed = True
         # A worker that is being started is given descriptors by their numbers, which may be somebody else's files soon.
         if not self._restarting:
-            self._shared.close()
-        return last_words
+            self._close_shared()
+        return last_answers
+
+    def _close_shared(self) -> None:
+        self._ran = self._ran or [self.board.ran_timesteps(worker) for worker in range(self.n_workers)]
+        self._opened.close()
 
     def _end_all(self) -> None:
         """Kill the workers if need be, and close everything of them."""
@@ -393,31 +342,31 @@ class ProcessEngine(Engine):
 
     def _await_ends(self, *, read_answers: bool) -> list[Answered | Logged]:
         """Wait for the workers' ends; return what they still said."""
-        last_words: list[Answered | Logged] = []
+        last_answers: list[Answered | Logged] = []
         begin = time.monotonic()
         for limit in sorted({STUCK_SECONDS, self._close_timeout}):
             if read_answers:
-                last_words += self._listen(begin + limit)
+                last_answers += self._read_until(begin + limit)
             else:
                 await_ends(self._links, begin + limit)
-            terminate([link for number, link in enumerate(self._links) if self._patience_with(number) <= limit])
-        return last_words
+            terminate([link for number, link in enumerate(self._links) if self._seconds_to_end(number) <= limit])
+        return last_answers
 
-    def _patience_with(self, worker: int) -> float:
+    def _seconds_to_end(self, worker: int) -> float:
         """Return how many seconds a worker has, from the beginning of the end."""
         closing = self.board.progress(worker).phase is Phase.CLOSE
         return self._close_timeout if closing else STUCK_SECONDS
 
-    def _listen(self, deadline: float) -> list[Answered | Logged]:
+    def _read_until(self, deadline: float) -> list[Answered | Logged]:
         """Wait for the workers' ends, until the deadline, and return what they still said."""
-        last_words: list[Answered | Logged] = []
+        last_answers: list[Answered | Logged] = []
         while any(not link.ended for link in self._links):
             timeout = deadline - time.monotonic()
             if timeout <= 0:
                 break
             for event in self.wait(timeout):
                 if isinstance(event, Logged):
-                    last_words.append(event)
+                    last_answers.append(event)
                 elif isinstance(event, Answered):
-                    last_words.append(Answered(event.worker, event.answer))
-        return last_words
+                    last_answers.append(Answered(event.worker, event.answer))
+        return last_answers

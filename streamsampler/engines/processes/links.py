@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import select
 import selectors
 import signal
 import time
@@ -13,13 +15,18 @@ from functools import partial
 from typing import Any
 
 from streamsampler.engines.base import Answered, Event, Logged, unreadable
-from streamsampler.engines.launch.descriptors import close_fd
+from streamsampler.engines.launch.children import END_SECONDS
+from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
+from streamsampler.engines.launch.start import launch
+from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WorkerChild
-from streamsampler.engines.processes.shared_memory import ArenaReader, Region
+from streamsampler.engines.processes.shared import SharedFiles
+from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
 from streamsampler.engines.processes.wire import GarbageError, MessageReader, is_from_copy, unframe
+from streamsampler.engines.processes.worker_main import main
 from streamsampler.protocol.messages import Answer
 
-__all__ = ["CAME_BACK", "KnownSpaces", "Link", "await_ends", "never_block", "terminate"]
+__all__ = ["CAME_BACK", "KnownSpaces", "Link", "await_ends", "start_link", "terminate"]
 
 _TERM_SECONDS = 0.25  # from SIGTERM to SIGKILL
 
@@ -92,7 +99,7 @@ class Link:
             if fd in selector.get_map():
                 selector.unregister(fd)
 
-    def hear(self, worker: int, wanted: int, known_spaces: KnownSpaces) -> list[Event] | None:
+    def read_answers(self, worker: int, wanted: int, known_spaces: KnownSpaces) -> list[Event] | None:
         """Return what the worker said; None if it closed its end.
 
         Args:
@@ -162,10 +169,32 @@ class Link:
         self.unlinked = True
 
 
-def never_block(*fds: int) -> None:
-    """Let reads and writes at these descriptors raise `BlockingIOError` instead of waiting."""
-    for fd in fds:
-        os.set_blocking(fd, False)
+def start_link(method: StartMethod, number: int, shared: SharedFiles, inline_limit: int, threads: int | None) -> Link:
+    """Start a worker with pipes and an arena of its own, and do not wait until it runs; see `launch` for errors.
+
+    Args:
+        method: How processes are started.
+        number: The worker number.
+        shared: What all workers share.
+        inline_limit: Bytes up to which a report travels in messages.
+        threads: How many threads libraries are to compute on; None leaves all as it is.
+    """
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        commands_read, commands_write = pipe_between(theirs, ours, ours_is=1)
+        answers_read, answers_write = pipe_between(theirs, ours, ours_is=0)
+        alive_read, alive_write = pipe_between(theirs, ours, ours_is=1)
+        arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
+        ours.callback(close_fd, arena_fd)
+        for fd in (commands_write, answers_read):
+            os.set_blocking(fd, False)
+        shared_fds = [shared.setup_fd, shared.board_fd, arena_fd, shared.updates_fd, shared.stacks_write_fd]
+        child = launch(method, main, number, [commands_read, answers_write, alive_read, *shared_fds], threads)
+        ours.callback(child.discard, END_SECONDS)
+        # What has more bytes than the longest message lies in the arena.
+        answers = MessageReader(answers_read, max(select.PIPE_BUF, 2 * inline_limit))
+        link = Link(child, commands_write, answers_read, alive_write, arena_fd, ArenaReader(arena_fd), answers)
+        ours.pop_all()
+        return link
 
 
 def await_ends(links: Iterable[Link], deadline: float) -> None:
