@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ def messages(caplog):
 @pytest.mark.parametrize("start_method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("worker_class", ["default", "vec"])
 def test_each_record_is_handled_once_with_the_number_of_its_worker(start_method, worker_class, caplog, tmp_path, capfd):
-    vec = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}} if worker_class == "vec" else {}
+    vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}} if worker_class == "vec" else {}
     handler = logging.FileHandler(tmp_path / "log")  # which a forked worker has, too
     handler.setFormatter(logging.Formatter("%(name)s from worker %(worker)s: %(message)s"))
     LOG.addHandler(handler)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ class Litter:
 def test_garbage_is_a_loss(tmp_path, name, caplog):
     """Also where the worker hangs afterwards: nothing waits for the rest of a message without end."""
     garbage, word = GARBAGE[name]
-    options = {"n_workers": 1, "seed": SEED, "step_timeout": 0.5 if word is HANGS else 30.0}
+    options: dict[str, Any] = {"n_workers": 1, "seed": SEED, "step_timeout": 0.5 if word is HANGS else 30.0}
     envs = Litter(str(tmp_path), garbage, word is HANGS)
     with MultiprocessingSampler(ScriptedAgent(), envs, **options) as sampler:
         assert calls(sampler) == undisturbed()

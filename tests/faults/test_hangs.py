@@ -6,6 +6,7 @@ import pathlib
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_a_hang_is_made_good(tmp_path, where, kind):
     trajectory = 3 if where in IN_TRAJECTORIES else None
     faults = Faults(tmp_path, Fault(kind, where, trajectory=trajectory, step=3, version=2), seed=SEED)
     env = faults.env(ScriptedEnv)
-    timeouts = {"step_timeout": 0.4, "construction_timeout": 2.0}
+    timeouts: dict[str, Any] = {"step_timeout": 0.4, "construction_timeout": 2.0}
     # One worker: of two, the other one might not wait for it, but run the trajectory a second time.
     with MultiprocessingSampler(faults.agent(ScriptedAgent()), env, n_workers=1, seed=SEED, **timeouts) as sampler:
         assert calls(sampler, 2, env_update=env) == undisturbed(2)
@@ -42,7 +43,7 @@ def test_a_hang_is_made_good(tmp_path, where, kind):
 def test_stacks_are_asked_for_without_a_process_number(tmp_path, monkeypatch, caplog):
     """The number may be another process's by then; the kernel's descriptor of the worker may not."""
     faults = Faults(tmp_path, Fault("hang", trajectory=3), seed=SEED)
-    options = {"n_workers": 1, "seed": SEED, "step_timeout": 0.4}
+    options: dict[str, Any] = {"n_workers": 1, "seed": SEED, "step_timeout": 0.4}
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
         monkeypatch.delattr(os, "kill")
         assert calls(sampler) == undisturbed()
@@ -64,7 +65,7 @@ def test_a_hang_is_made_good_with_every_start_method(tmp_path, method):
 @pytest.mark.parametrize("kind", ["hang", "hang_gil"])
 def test_a_hang_in_close_does_not_hold_up_the_end(tmp_path, kind):
     faults = Faults(tmp_path, Fault(kind, "close", times=None))
-    options = {"n_workers": 2, "seed": SEED, "close_timeout": 1.0}
+    options: dict[str, Any] = {"n_workers": 2, "seed": SEED, "close_timeout": 1.0}
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
         assert calls(sampler) == undisturbed()
         pids = sampler.worker_pids()
@@ -116,7 +117,7 @@ def test_an_endless_trajectory_is_no_hang():
 
 
 def test_an_endless_trajectory_ends_where_the_user_says():
-    options = {"n_workers": 2, "seed": SEED, "max_episode_length": 30, "step_timeout": 5.0}
+    options: dict[str, Any] = {"n_workers": 2, "seed": SEED, "max_episode_length": 30, "step_timeout": 5.0}
     with MultiprocessingSampler(ScriptedAgent(), ENDLESS, **options) as sampler:
         batch = sampler.obtain_trajectories(4)
         assert list(batch.lengths) == [30] * 4
@@ -125,7 +126,7 @@ def test_an_endless_trajectory_ends_where_the_user_says():
 
 def test_an_exception_is_no_hang(tmp_path):
     faults = Faults(tmp_path, Fault("raise", trajectory=1), seed=SEED)
-    options = {"n_workers": 2, "seed": SEED, "step_timeout": 5.0}
+    options: dict[str, Any] = {"n_workers": 2, "seed": SEED, "step_timeout": 5.0}
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
         with pytest.raises(RolloutError, match="injected in step"):
             calls(sampler)

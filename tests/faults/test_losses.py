@@ -5,6 +5,7 @@ import functools
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_two_samplers_whose_streams_interleave(tmp_path):
 
 def test_deaths_of_workers_with_several_environments(tmp_path):
     """What is lost there is a whole block, or what of it the ticket had; it is run again as it was."""
-    options = {"seed": SEED, "worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
+    options: dict[str, Any] = {"seed": SEED, "worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
     with LocalSampler(ScriptedAgent(), ScriptedEnv, **options) as local:
         reference = calls(local, 2, 20)
     faults = Faults(

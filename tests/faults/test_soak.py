@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,7 +142,7 @@ def soak(tmp_path, n_kills):
     path = tmp_path / "bell"
     os.mkfifo(path)
     keep = os.open(path, os.O_RDWR)  # there is somebody to hear it as long as there are environments
-    unlimited = {"max_restarts": None, "max_lifetime_restarts": None}
+    unlimited: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
     envs = functools.partial(ringing, path, SMALL)
     with (
         MultiprocessingSampler(ScriptedAgent(), envs, n_workers=N_WORKERS, seed=SEED, **unlimited) as sampler,

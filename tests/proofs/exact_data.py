@@ -220,8 +220,8 @@ def check_by_hand(batch: TrajectoryBatch[Any, Any], program: int) -> int:
 
 def samplers(program: int, wrong: tuple[int, int, str] | None = None) -> list[Any]:
     """Return one sampler of each kind."""
-    vec = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 4}}
-    options = {"seed": program, "check": "error" if wrong else None}
+    vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 4}}
+    options: dict[str, Any] = {"seed": program, "check": "error" if wrong else None}
     made = [
         LocalSampler(Chooses(program), lambda: Told(program, wrong), **options),
         LocalSampler(Chooses(program), lambda: Told(program, wrong), n_workers=2, **vec, **options),

@@ -116,7 +116,7 @@ def prove(scale: str) -> None:
     long = scale == "long"
     tally = Tally()
     workers = [1, 2, 3, 8] if long else [1, 3, 8]
-    vec = {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}
+    vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}
     compare("raise", workers, *((600, 150) if long else (40, 10)), tally)
     compare("drop", workers, *((300, 75) if long else (20, 5)), tally, on_failure="drop")
     # Each of these losses replaces a process.

@@ -267,7 +267,7 @@ def run_program(number: int, tally: Counter[str], start_methods: tuple[str, ...]
     local = Author(number, start_methods).program()
     expected = Runner(LocalSampler(local.agents, local.envs, n_workers=local.n_workers, **local.options)).run(local)
     program = Author(number, start_methods).program()
-    limits = {"step_timeout": _STEP_TIMEOUT, "construction_timeout": 5.0} if program.stops else {}
+    limits: dict[str, Any] = {"step_timeout": _STEP_TIMEOUT, "construction_timeout": 5.0} if program.stops else {}
     sampler = MultiprocessingSampler(
         program.agents, program.envs, n_workers=program.n_workers, start_method=program.start_method, **limits,
         **program.options,

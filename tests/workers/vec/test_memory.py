@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -91,7 +92,7 @@ def native(mode):
 
 AGENTS = [Summing, Rllab, Seeded, BySlot]
 ENVS = {"slots": Lengths, **{mode.name: native(mode) for mode in AutoresetMode}}
-OPTIONS = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 8}}
+OPTIONS: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 8}}
 
 
 def assert_sums(batch):
