@@ -1,4 +1,4 @@
-"""The README's table and chart: this library and what others use, under the names that users know."""
+"""Write the README's table and chart: this library and its peers, under the names that users know."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ LIBRARIES: dict[str, Sequence[str]] = {
     "streamsampler VecWorker": ("ours_vec_32", "ours_vec_8"),
     "process pool by hand": ("futures_by_hand_seeded",),
     "Ray actors by hand": ("ray_by_hand",),
+    "PufferLib": ("pufferlib",),
+    "RLlib": ("rllib",),
+    "TorchRL": ("torchrl_sync", "torchrl_async"),
     "Gymnasium AsyncVectorEnv": ("async_vector_env_2", "async_vector_env_8"),
     "Stable-Baselines3 SubprocVecEnv": ("sb3_subproc_2", "sb3_subproc_8"),
     "Tianshou": ("tianshou",),
-    "TorchRL": ("torchrl_sync", "torchrl_async"),
-    "RLlib": ("rllib",),
-    "PufferLib": ("pufferlib",),
 }
 CHARTED = ("cheap_20", "mlp_cartpole")
 
 
 def shares(results: dict[str, Any]) -> dict[str, float]:
-    """Return each library's share of the bare loop's speed on a workload: that of its best setting.
+    """Return each library's share of the bare loop's speed on a workload, in its best setting.
 
     Args:
-        results: What was measured on it, by contender. Libraries that were not measured are left out.
+        results: The measurements on it, by contender. Libraries without one are left out.
     """
     found = {}
     for library, contenders in LIBRARIES.items():
@@ -49,31 +49,31 @@ def shares(results: dict[str, Any]) -> dict[str, float]:
 
 
 def section(workloads: dict[str, dict[str, Any]]) -> str:
-    """Write the README's text, in Markdown.
+    """Return the README's text, in Markdown: a row for each workload, a column for each library.
 
     Args:
-        workloads: What was measured, by workload and contender.
+        workloads: The measurements, by workload and contender.
     """
-    columns = {name: shares(workloads[name]) for name in WORKLOADS if name in workloads}
+    by_workload = {title: shares(workloads[name]) for name, title in WORKLOADS.items() if name in workloads}
+    libraries = [library for library in LIBRARIES if any(library in found for found in by_workload.values())]
     rows = [
-        [library, *(f"{column[library]:.2f}" if library in column else "" for column in columns.values())]
-        for library in LIBRARIES
-        if any(library in column for column in columns.values())
+        [title, *(f"{found[library]:.2f}" if library in found else "" for library in libraries)]
+        for title, found in by_workload.items()
     ]
     return (
-        "Timesteps per second as a share of a bare loop that steps the environment with the agent in one process per "
-        "core and records nothing; of several settings, the best one. Above 1 where actions are computed in batches. "
-        "What is by hand hands out fragments of trajectories in the order of their arrival, without infos.\n\n"
-        + table(["", *(WORKLOADS[name] for name in columns)], rows)
-        + "\n\n![timesteps per second](benchmarks/results/overview.png)"
+        "Timesteps per second, as a share of a bare loop: one process per core that steps the environment with the "
+        "agent and records nothing. Each library with its best setting. Above 1 where actions are computed in batches. "
+        "The two by hand return fragments of trajectories in order of arrival, without infos.\n\n"
+        + table(["", *libraries], rows)
+        + "\n\n![Timesteps per second of each library, as a share of the bare loop](benchmarks/results/overview.png)"
     )
 
 
 def chart(workloads: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw the shares on two workloads, the largest first; readable on light and on dark pages."""
+    """Draw the shares on two workloads, the largest first, for light and dark pages."""
     panels = {
         WORKLOADS[name]: dict(sorted(shares(workloads[name]).items(), key=lambda item: -item[1]))
         for name in CHARTED
         if name in workloads
     }
-    charts.share_chart("share of the bare loop's timesteps per second", panels, path)
+    charts.share_chart("share of the bare loop (dashed)", panels, path)

@@ -1,1 +1,6 @@
-"""Where workers live: in this process, or in processes of their own."""
+"""Engines: where workers live, in this process or in processes of their own.
+
+An engine carries messages between the sampler and its workers. All engines share one gathering loop, so they give the
+same batches. To write an engine see `streamsampler.engines.base`; `tests/contracts` in the repository runs against
+every engine.
+"""
