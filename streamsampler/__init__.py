@@ -1,10 +1,27 @@
 """Collect trajectories from Gymnasium environments in parallel, reproducibly.
 
-Everything a user needs is importable from here; see the README for how it fits together.
+```python
+from streamsampler import MultiprocessingSampler
+
+with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
+    batch = sampler.obtain_samples(10_000)
+    print(batch, batch.observations.shape)
+```
+
+Names that users need are imported from here. The guides are docstrings, for `help()` and `python -m pydoc`:
+
+- `streamsampler.samplers`: calls, seeds, evaluation; exceptions, workers that die or hang, log records
+- `streamsampler.data`: batches; `streamsampler.storage`: files, and folders for more than fits into memory
+- `streamsampler.agents`, `streamsampler.environments`: what samplers take
+- `streamsampler.adapters`: policies of PyTorch and Stable-Baselines3
+- `streamsampler.workers`, `streamsampler.workers.vec`: kinds of workers, several environments in each
+- `streamsampler.engines`: where workers live; `streamsampler.protocol.states`: how they talk to the sampler
+- `streamsampler.errors`: what is raised; `streamsampler.testing`: failures on purpose, for tests of your code
+- `streamsampler.cli`: the command line; `streamsampler.examples`: short programs
 """
 
-# `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` takes it out. Until then
-# nothing is imported here that a file of that name, such as `typing.py`, could stand in for.
+# `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` removes it. Until then this
+# file imports nothing that a file in that directory, such as `typing.py`, could replace.
 from importlib import import_module
 
 from streamsampler.version import __version__
@@ -93,8 +110,8 @@ __all__ = [
     "run_worker",
 ]
 
-# Where each name is. Only what is used gets imported (PEP 562): a worker process needs less than half of the package,
-# and its start is mostly imports.
+# The module of each name. Names are imported when they are used (PEP 562): a worker process needs less than half of the
+# package, and its start is mostly imports.
 _HOMES = {
     "ActionError": "errors",
     "ClosedError": "errors",

@@ -1,14 +1,14 @@
-"""The command line: ``python -m streamsampler``."""
+"""Run the command line: `python -m streamsampler`."""
 
 import os
 import sys
 
 
 def _forget_current_directory() -> None:
-    """Take the current directory from the front of `sys.path`, where ``python -m`` puts it.
+    """Remove the current directory from the front of `sys.path`, where `python -m` puts it.
 
-    A file in it that is called like a module that the command imports, such as `numpy.py`, would run. `--import` and
-    `--agent` append it. What Python itself imports before this needs ``python -P -m``, or the installed command.
+    Otherwise a file in the directory with the name of an imported module, such as `numpy.py`, would run. `--import` and
+    `--agent` append the directory. What Python imports before this needs `python -P -m`, or the installed command.
     """
     try:
         current = os.getcwd()

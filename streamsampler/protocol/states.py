@@ -3,13 +3,13 @@
 Theory of operation
 -------------------
 
-::
-
+```text
             Start                Stop | no ticket left
   NEW ──────────────▶ STREAMING ───────────────────────▶ IDLE
    │                    │    ▲                             │
    │                    │    └─────── Start | Continue ────┘
    └──────── Exit ──────┴───────────────── Exit ───────────┴────▶ EXITED
+```
 
 *Tickets are the flow control.* A ticket names trajectories of one agent version, and is answered exactly once: by a
 `Report` (with the rollouts, or without them where the ticket was given up) or by a `Failure`. A sampler that never has

@@ -10,18 +10,16 @@ A file is a zip archive, with zip64 fields where sizes need them. Its members ar
 and are called `<entry>.npy`. Each is an array in NumPy's `.npy` format (versions 1.0 to 3.0) in C or Fortran order,
 of numbers, booleans or strings; none holds pickles. With N trajectories and T timesteps in all, the entries are:
 
-================== ============== =================================================================================
-entry              dtype, shape   what
-================== ============== =================================================================================
-`header`           uint8, (n,)    JSON in ASCII; see below
-`rewards`          float64, (T,)  the rewards, trajectory after trajectory
-`lengths`          int64, (N,)    timesteps of each, at least 1: a trajectory begins at the sum of those before it
-`terminated`       bool, (N,)     whether the environment terminated it
-`truncated`        bool, (N,)     whether it was truncated; at least one of the two is true
-`indices`          int64, (N,)    trajectory indices
-`agent_versions`   int64, (N,)    the version of the agent that made it
-other names                       the leaves of what `structure` in the header describes
-================== ============== =================================================================================
+| entry | dtype, shape | content |
+|---|---|---|
+| `header` | uint8, (n,) | JSON in ASCII; see below |
+| `rewards` | float64, (T,) | the rewards, trajectory after trajectory |
+| `lengths` | int64, (N,) | timesteps of each, at least 1: a trajectory begins at the sum of those before it |
+| `terminated` | bool, (N,) | whether the environment terminated it |
+| `truncated` | bool, (N,) | whether it was truncated; at least one of the two is true |
+| `indices` | int64, (N,) | trajectory indices |
+| `agent_versions` | int64, (N,) | the version of the agent that made it |
+| other names |  | the leaves of what `structure` in the header describes |
 
 The header is an object with these keys:
 

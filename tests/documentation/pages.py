@@ -15,9 +15,10 @@ import streamsampler
 MODULES = [
     *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "agents", "environments", "data"),
     *("data.statistics", "data.opaque", "data.recorder", "storage", "storage.npz", "adapters", "adapters.torch"),
-    *("adapters.mlp", "adapters.heads", "adapters.sb3", "workers", "workers.base", "workers.loop", "workers.vec"),
-    *("engines", "engines.base", "serialization", "scheduling.restarts", "protocol", "protocol.messages", "testing"),
-    *("testing.fail_points", "cli", "examples", "examples.reinforce"),
+    *("adapters.mlp", "adapters.heads", "adapters.sb3", "workers", "workers.base", "workers.factory", "workers.loop"),
+    *("workers.vec", "engines", "engines.base", "serialization", "scheduling.restarts", "protocol"),
+    *("protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli", "examples"),
+    "examples.reinforce",
 ]
 # A type that is defined by itself cannot be looked up from another module.
 RECURSIVE = re.compile(r"Error parsing type annotation .*\bTree\b")
@@ -76,7 +77,8 @@ def link_names(path, text, found):
         target = "" if page == path else relative(path, page)
         return f'<code><a href="{target}{"#" if anchor else ""}{anchor}">{name}</a>{arguments}</code>'
 
-    return CODE.sub(linked, text)
+    # Markdown does not know the two colons before an indented block.
+    return CODE.sub(linked, text).replace("<p>::</p>", "").replace("::</p>", ":</p>")
 
 
 def relative(page, other):

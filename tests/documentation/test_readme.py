@@ -34,7 +34,7 @@ def test_its_links_lead_to_files():
 
 @pytest.mark.parametrize("path", GUIDES)
 def test_each_guide_is_a_docstring_that_pydoc_prints(path):
-    module = path.removesuffix("/__init__.py").replace("/", ".")
+    module = path.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
     assert guide(path).splitlines()[0] in pydoc.render_doc(module, renderer=pydoc.plaintext)
 
 
