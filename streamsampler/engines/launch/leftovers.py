@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ answer, is deaf even to SIGKILL until it comes back; nothing waits for it any lo
 
 _PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
 _LOOKS = 3  # without finding anything, where nothing tells whether there are children
-_FIRST_LOOK, _LONGEST_LOOK = 0.005, 0.1  # seconds, where nothing tells of the end of a group
+_LOOK_SECONDS = 0.02  # from one look to the next, where nothing tells of the end of a group
 
 Wait = Callable[[float], None]
 """Sleeps until a child of this process ends, for so many seconds at most."""
@@ -78,16 +79,37 @@ def end_group(worker: int) -> None:
             given to another one.
     """
     for number, seconds in _PHASES:
-        deadline, look = time.monotonic() + seconds, _FIRST_LOOK
-        if not _signal_group(worker, number):
+        if not _signal_group(worker, number) or _group_ends(worker, seconds):
             return
-        while _signal_group(worker, 0):
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(look)  # these processes are not this one's children: nothing tells of their end
-            look = min(2 * look, _LONGEST_LOOK)
-        else:
-            return
+
+
+def _group_ends(leader: int, seconds: float) -> bool:
+    """Wait for the end of all processes of a group; return whether it came in time."""
+    deadline = time.monotonic() + seconds
+    while _signal_group(leader, 0):
+        members = _members(leader)
+        left = deadline - time.monotonic()
+        if left <= 0 or members == []:
+            return members == []
+        with contextlib.ExitStack() as opened:
+            poller, pidfds = select.poll(), 0
+            for pid in members or ():
+                with contextlib.suppress(AttributeError, OSError):  # there are none, or the process is gone
+                    fd = os.pidfd_open(pid)
+                    opened.callback(os.close, fd)
+                    poller.register(fd, select.POLLIN)
+                    pidfds += 1
+            # Without them nothing tells of the ends of processes that are not children of this one.
+            poller.poll(1000 * (left if pidfds else min(left, _LOOK_SECONDS)))
+    return True
+
+
+def _members(leader: int) -> list[int] | None:
+    """Return the living processes of a group; None where there is no /proc."""
+    if not can_find_descendants():
+        return None
+    stats = {int(name): _stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    return [pid for pid, stat in stats.items() if stat is not None and stat[2] == leader and stat[0] not in "ZX"]
 
 
 def _signal_group(leader: int, number: int) -> bool:
