@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +19,10 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.episodes import Episodes
+from streamsampler.workers.explain import class_names, name_of_env, summary_of, tell_where
 
-__all__ = ["Outcome", "Worker", "WorkerContext", "class_names", "summary_of", "tell_where"]
+__all__ = ["Outcome", "Worker", "WorkerContext"]
 
-_SUMMARY_LENGTH = 2_000
 _ROLLOUT_PHASES = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, Phase.RECORDING}
 
 
@@ -53,41 +52,6 @@ class Outcome:
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-def class_names(error: BaseException) -> tuple[str, ...]:
-    """Return the names of an exception's class and of its bases; see `protocol.Failure`."""
-    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
-
-
-def summary_of(error: BaseException) -> str:
-    """Return an exception in one line, of bounded length."""
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    if len(summary) > _SUMMARY_LENGTH:
-        return f"{summary[:_SUMMARY_LENGTH]} … ({len(summary):,} characters in all)"
-    return summary
-
-
-def name_of_env(env: Any) -> str:
-    """Return what an environment is called in messages: its id, or the name of its class."""
-    spec = getattr(env, "spec", None)
-    return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
-
-
-def tell_where(error: BaseException, env: Any, timestep: int | None) -> None:
-    """Add to an error about recorded data which environment it is about, and which timestep.
-
-    Args:
-        error: The error; it is changed, the first time.
-        env: The environment, single or vectorised; None where it is not known.
-        timestep: The timestep of its trajectory; None where there is none, or the error says it already.
-    """
-    if hasattr(error, "told"):
-        return
-    error.told = True  # type: ignore[attr-defined]
-    which = "" if env is None else f"{name_of_env(env)}: "
-    when = "" if timestep is None else f", at timestep {timestep} of its trajectory"
-    error.args = (f"{which}{error}{when}", *error.args[1:])
 
 
 def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:

@@ -16,8 +16,9 @@ from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate,
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import Stream, derived_seed, seed_generators
-from streamsampler.workers.base import Outcome, Worker, WorkerContext, summary_of, tell_where
+from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.board import phase_number
+from streamsampler.workers.explain import begin_of, raised_in, step_error, summary_of, tell_where
 
 __all__ = ["DefaultWorker"]
 
@@ -237,8 +238,7 @@ class DefaultWorker(Worker):
                 phase = _RESET
                 begin = clock()
                 seed_generators(seed)
-                result = reset(seed=seed)
-                observation, info = result if result.__class__ is tuple else _reset_result(result)
+                observation, info = begin_of(reset(seed=seed))
                 phase = _AGENT_RESET
                 if reset_agent is not None:
                     words[phase_word] = _AGENT_RESET_NUMBER
@@ -344,23 +344,12 @@ class DefaultWorker(Worker):
         if ours and recorder is not None:
             row = getattr(error, "row", len(recorder.float_rewards))
             tell_where(error, self._env, None if row is None else row - recorder.n_timesteps)
-        frames = error.__traceback__
-        raised_here = frames is None or frames.tb_next is None
-        if phase is Phase.ACTION and raised_here and isinstance(error, (TypeError, ValueError)):
+        if phase is Phase.ACTION and isinstance(error, TypeError | ValueError) and raised_in(error, self._run):
             raise UsageError("get_action must return (action, agent_info), with agent_info a dict") from error
-        if phase is Phase.RESET and raised_here and isinstance(error, ValueError):
-            raise UsageError("reset must return (observation, info), and returned a tuple of another length") from error
-        if phase is Phase.STEP and raised_here and isinstance(error, (TypeError, ValueError)):
-            raise UsageError("step must return (observation, reward, terminated, truncated, info)") from error
-        if phase is Phase.STEP and isinstance(error, Exception):
-            space = self.spaces[1]
-            try:
-                inside = space.contains(action)
-            except Exception:
-                inside = False
-            if not inside:
-                self.phase = Phase.ACTION
-                raise ActionError(f"the agent's action {action!r} is outside {space}") from error
+        better = step_error(error, action, self.spaces[1], self._run) if phase is Phase.STEP else None
+        if better is not None:
+            self.phase = Phase.ACTION if isinstance(better, ActionError) else phase
+            raise better from error
 
     def shutdown(self) -> None:
         """Close the environment."""
@@ -381,10 +370,3 @@ def _shares(seconds: float, reset: float, agent: float, step: float) -> _ThreeSe
 
 def _sum(one: _ThreeSeconds, other: _ThreeSeconds) -> _ThreeSeconds:
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]
-
-
-def _reset_result(result: Any) -> tuple[Any, Any]:
-    if not isinstance(result, tuple):
-        raise UsageError(f"reset must return (observation, info), got {type(result).__name__}")
-    observation, info = result
-    return observation, info

@@ -10,7 +10,9 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-__all__ = ["chain_of", "files_of", "kind_of", "name_of", "stateful_wrapper"]
+from streamsampler.workers.explain import name_of_env
+
+__all__ = ["chain_of", "files_of", "kind_of", "stateful_wrapper"]
 
 _NORMALISE_IN_THE_AGENT = (
     "put the normalisation into the agent, where its statistics are parameters that go to all workers alike, or load "
@@ -89,17 +91,8 @@ def chain_of(env: Any) -> Iterator[Any]:
 def kind_of(env: Any) -> str:
     """Return the class of an environment, those of its wrappers, and its id, in one string."""
     classes = ",".join(f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in chain_of(env))
-    return f"{_id_of(env)}:{classes}"
-
-
-def name_of(env: Any) -> str:
-    """Return what an environment is called in a message: its id where it has one, else its class."""
-    return _id_of(env) or type(env.unwrapped).__qualname__
-
-
-def _id_of(env: Any) -> str:
     spec = getattr(env.unwrapped, "spec", None)  # a wrapper's spec is a deep copy
-    return str(getattr(spec, "id", ""))
+    return f"{getattr(spec, 'id', '')}:{classes}"
 
 
 def stateful_wrapper(env: Any) -> str:
@@ -109,7 +102,7 @@ def stateful_wrapper(env: Any) -> str:
             known = _KNOWN.get(base.__name__)
             if known is not None and hasattr(layer, known.attribute) and known.applies(layer):
                 return (
-                    f"{name_of(env)} is wrapped by {type(layer).__qualname__}, which {known.carries}, so that a "
+                    f"{name_of_env(env)} is wrapped by {type(layer).__qualname__}, which {known.carries}, so that a "
                     "trajectory depends on those that its worker ran before: batches differ with the number of "
                     f"workers and with timing. Instead, {known.way_out}"
                 )

@@ -27,7 +27,8 @@ from streamsampler.protocol.messages import (
 )
 from streamsampler.protocol.states import State, WorkerSide
 from streamsampler.seeding import TrajectorySeeds, seed_generators
-from streamsampler.workers.base import Outcome, Worker, WorkerContext, class_names, summary_of
+from streamsampler.workers.base import Outcome, Worker, WorkerContext
+from streamsampler.workers.explain import class_names, summary_of
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity
 

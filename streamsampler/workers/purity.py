@@ -19,7 +19,8 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.protocol.messages import Checked, CheckOrder
 from streamsampler.workers.base import Worker
-from streamsampler.workers.known_wrappers import files_of, kind_of, name_of, stateful_wrapper
+from streamsampler.workers.explain import name_of_env
+from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
 
 __all__ = ["SECONDS", "TIMESTEPS", "Outcome", "check_purity", "is_checking"]
 
@@ -241,7 +242,7 @@ def _n_slots(env: Any) -> int:
 
 def _finding(difference: _Differs, env: Any) -> str:
     return (
-        f"{name_of(env)} was run twice from the same seed, before and after another trajectory, and "
+        f"{name_of_env(env)} was run twice from the same seed, before and after another trajectory, and "
         f"{difference.text}. So batches differ with the number of workers and with timing. "
         f"{_WAYS_OUT[difference.culprit]}. (check=None switches this check off)"
     )

@@ -141,7 +141,7 @@ def test_a_wrong_action_is_an_error_that_names_its_trajectory(odd):
 
 
 @pytest.mark.parametrize(
-    ("reset", "what"), [(np.zeros(2, np.float32), "ndarray"), (None, "NoneType"), ((1, 2, 3), "another length")]
+    ("reset", "what"), [(np.zeros(2, np.float32), "ndarray"), (None, "NoneType"), ((1, 2, 3), "tuple of 3")]
 )
 def test_a_reset_of_another_form_is_told(reset, what):
     env = Env()

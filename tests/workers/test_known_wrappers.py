@@ -11,7 +11,8 @@ from streamsampler.protocol.messages import CheckOrder
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers import known_wrappers, purity
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.known_wrappers import files_of, kind_of, name_of, stateful_wrapper
+from streamsampler.workers.explain import name_of_env
+from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
 from tests.workers.contexts import context_of
 
 CARTPOLE = "CartPole-v1"
@@ -142,7 +143,7 @@ def test_a_kind_is_the_classes_and_the_id():
     assert kind_of(one) == kind_of(same) != kind_of(gymnasium.make("Acrobot-v1"))
     assert kind_of(one) != kind_of(wrappers.TimeAwareObservation(one))
     assert kind_of(Lives()) != kind_of(one)
-    assert (name_of(one), name_of(Lives())) == (CARTPOLE, "Lives")
+    assert (name_of_env(one), name_of_env(Lives())) == (CARTPOLE, "Lives")
 
 
 def test_where_a_monitor_writes(tmp_path):
@@ -157,5 +158,5 @@ def test_an_environment_that_tells_nothing_of_itself():
     class Bare:
         unwrapped = object()
 
-    assert (stateful_wrapper(Bare()), files_of([Bare()]), name_of(Bare())) == ("", (), "object")
+    assert (stateful_wrapper(Bare()), files_of([Bare()]), name_of_env(Bare())) == ("", (), "object")
     assert list(known_wrappers.chain_of(None)) == []

@@ -1,44 +1,40 @@
-"""Running a block of trajectories in an environment that is vectorised natively: its stream, cut into trajectories."""
+"""Run a block of trajectories in an environment that is vectorised natively: cut its stream into trajectories."""
 
 from __future__ import annotations
 
 from time import perf_counter
 from typing import Any
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data.step_values import check_rewards
 from streamsampler.data.trees import Tree, leaves, map_tree, owned, take
-from streamsampler.environments.updates import AnyVectorEnv
 from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.seeding import Stream, derived_seed
-from streamsampler.workers.base import Worker, tell_where
+from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
+from streamsampler.workers.explain import begin_of, raised_in, tell_where
 from streamsampler.workers.vec.agents import BatchedAgent, Rows
+from streamsampler.workers.vec.block import Block, BlockCursor, Seconds, explain_batch
 from streamsampler.workers.vec.infos import info_of
-from streamsampler.workers.vec.native_values import check_infos, column_of_slots
+from streamsampler.workers.vec.native_env import NEXT_STEP, SAME_STEP, NativeEnv
+from streamsampler.workers.vec.native_values import check_infos, column_of_slots, filled, for_env, without_final
 from streamsampler.workers.vec.recorder import BatchRecorder
 from streamsampler.workers.vec.rows import BatchRows, row_of
-from streamsampler.workers.vec.slots import Block, FinishedPrefix, Seconds, begin_of, explain_batch
 
 __all__ = ["NativeRunner"]
 
 _RESET_NUMBER = phase_number(Phase.RESET)
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 _SILENT = -1
-_FINAL = ("final_obs", "final_info")
-
-NEXT_STEP, SAME_STEP, DISABLED = "NEXT_STEP", "SAME_STEP", "DISABLED"
 
 
-class NativeRunner:
+class NativeRunner(NativeEnv):
     """Runs blocks in a `gymnasium.vector.VectorEnv`; slots are its environments.
 
-    Slots are filled as `slots.SlotRunner` does it. What differs is how a slot begins its next trajectory, which the
-    environment's autoreset mode tells (see `gymnasium.vector.AutoresetMode`):
+    Slots are filled as `slots.SlotRunner` does it. How a slot begins its next trajectory depends on the environment's
+    autoreset mode (see `gymnasium.vector.AutoresetMode`):
 
     - NEXT_STEP: the observation of the last step is the final one; in the slot's next step the environment resets, and
       ignores the action: that step is not recorded.
@@ -47,151 +43,61 @@ class NativeRunner:
 
     At the start of each block the whole environment is reset, with the seeds of the first trajectories. With the first
     two modes a slot's later trajectories go on with what its environment draws.
-
-    Args:
-        env: The environment.
-        worker: Told what is being done.
-
-    Attributes:
-        takes_one_seed: Whether its `reset` was seen to take one seed only: then it draws for all slots from that one.
-
-    Raises:
-        UsageError: There is a limit to trajectories' lengths, which only the mode DISABLED can take.
     """
 
-    def __init__(self, env: AnyVectorEnv, worker: Worker) -> None:
-        self._env = env
-        self._worker = worker
-        self.takes_one_seed = False
-        mode = (env.metadata or {}).get("autoreset_mode", NEXT_STEP)
-        self._mode = str(getattr(mode, "name", mode))
-        if self._mode not in (NEXT_STEP, SAME_STEP, DISABLED):
-            raise UsageError(f"the vector environment has the autoreset mode {mode!r}, which is none of Gymnasium's")
-        if worker.context.max_episode_length is not None and self._mode != DISABLED:
-            raise UsageError(
-                f"max_episode_length needs a vector environment with AutoresetMode.DISABLED; this one has "
-                f"{self._mode}, so that only it can end a trajectory. Give the environment its own limit, as "
-                "gymnasium.make_vec(…, max_episode_steps=…) does"
-            )
-
-    @property
-    def resets_itself(self) -> bool:
-        """Whether the environment begins trajectories by itself."""
-        return self._mode != DISABLED
-
-    @property
-    def n_slots(self) -> int:
-        """How many trajectories run side by side."""
-        return int(self._env.num_envs)
-
-    @property
-    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        """Observation and action space of one environment."""
-        return self._env.single_observation_space, self._env.single_action_space
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
-    def reset_from(self, seeds: list[int]) -> Any:
-        """Reset the whole environment, from one seed for each slot; from the first one, where it takes no list.
-
-        Raises:
-            UsageError: It takes no list, and the seeds are those that a call was given; or the options are one dict
-                for each trajectory.
-        """
-        given: Any = seeds
-        more = self.options()
-        if not self.takes_one_seed:
-            try:
-                return self._env.reset(seed=given, **more)
-            except Exception as refused:
-                # Many native ones draw for all their environments from one generator, and refuse a list.
-                try:
-                    result = self._env.reset(seed=seeds[0], **more)
-                except Exception as error:
-                    raise error from refused
-                self.takes_one_seed = True
-                self._check_that_one_will_do()
-                return result
-        self._check_that_one_will_do()
-        return self._env.reset(seed=seeds[0], **more)
-
-    def _check_that_one_will_do(self) -> None:
-        episodes = self._worker.episodes
-        if episodes is not None and episodes.seeds is not None and self.n_slots > 1:
-            raise UsageError(
-                "seeds needs a vector environment whose reset takes a list with one for each environment; "
-                f"{type(self._env.unwrapped).__qualname__} takes one for all"
-            )
-
-    def options(self) -> dict[str, Any]:
-        """Return what `reset` gets besides seeds: the options of the call, if there are any."""
-        episodes = self._worker.episodes
-        return {} if episodes is None else episodes.vector_arguments
-
     def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> bool:
-        """Run a block, as far as it is wanted.
+        """Run a block, as far as it is needed.
 
         Returns:
-            Whether its version still is.
+            Whether its version may still run.
         """
-        return _Run(self, self._env, self._mode, block, agent, recorder, seconds, self._worker).run()
+        return _Run(self, block, agent, recorder, seconds, self._worker).run()
 
 
 class _Run:
     """One block. Arrays have one entry for each slot."""
 
     def __init__(
-        self, runner: NativeRunner, env: AnyVectorEnv, mode: str, block: Block, agent: BatchedAgent,
-        recorder: BatchRecorder, seconds: Seconds, worker: Worker,
+        self, env: NativeEnv, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds,
+        worker: Worker,
     ) -> None:  # fmt: skip
-        self._runner, self._env, self._mode, self._block, self._agent = runner, env, mode, block, agent
-        self._recorder, self._seconds, self._worker = recorder, seconds, worker
-        self._prefix = FinishedPrefix(block)
-        self._n_slots = n_slots = int(env.num_envs)
+        self._env, self._agent, self._recorder, self._seconds, self._worker = env, agent, recorder, seconds, worker
+        self._cursor = BlockCursor(block, agent, recorder, worker)
+        self._running: list[int] = []  # the positions of the trajectories that are stepped
+        self._n_slots = n_slots = env.n_slots
         self._positions = np.full(n_slots, _SILENT, dtype=np.int64)
         self._begun = np.zeros(n_slots, dtype=np.int64)
         self._resetting = np.zeros(n_slots, dtype=np.bool_)
-        self._reader = BatchRows(env.single_observation_space, "observation", ObservationError)
+        self._reader = BatchRows(env.spaces[0], "observation", ObservationError)
         self._observations: Tree = ()
         self._filler: Tree | None = None
-        self._next = 0
         self._step = 0
 
     def run(self) -> bool:
-        worker, words = self._worker, self._worker.row.words
         live = np.arange(0)
         try:
             self._reset_all()
             while (self._positions != _SILENT).any():
-                worker.done_timesteps = self._prefix.n_timesteps
                 live = np.flatnonzero((self._positions != _SILENT) & ~self._resetting)
                 self._one_step(live)
-                words[worker.row.timesteps_word] = len(self._recorder.rewards)
-                if words[0] > self._block.version:
-                    return False
-                if self._block.enough and self._prefix.suffices:
+                if not self._cursor.goes_on():
                     break
         except BaseException as error:
             self._explain(error, live)
             raise
-        return True
+        return not self._cursor.abandoned
 
     # ------------------------------------------------------------------ resetting
 
     def _reset_all(self) -> None:
-        worker, seeds = self._worker, self._block.seeds
-        worker.phase, worker.trajectory = Phase.RESET, self._block.indices[0]
+        worker, seeds = self._worker, self._cursor.block.seeds
+        worker.phase, worker.trajectory = Phase.RESET, self._cursor.block.indices[0]
         worker.row.words[worker.row.phase_word] = _RESET_NUMBER
         began = perf_counter()
-        n_seeds = len(seeds)
-        result = self._runner.reset_from([seeds[slot % n_seeds] for slot in range(self._n_slots)])
-        observations, infos = begin_of(result)
-        self._worker.phase = Phase.RECORDING
-        check_infos("episode_infos", infos)
-        self._observations = self._checked(observations, np.arange(min(self._n_slots, n_seeds)))
-        for slot in range(min(self._n_slots, len(seeds))):
+        n_begun = min(self._n_slots, len(seeds))
+        result = self._env.reset([seeds[slot % len(seeds)] for slot in range(self._n_slots)])
+        self._observations, infos = self._first_of(result, np.arange(n_begun))
+        for slot in range(n_begun):
             self._begin(slot, infos)
         worker.row.words[worker.row.phase_word] = _STEP_NUMBER
         self._seconds.reset += perf_counter() - began
@@ -201,47 +107,43 @@ class _Run:
         if not len(ended):
             return
         began = perf_counter()
+        self._running = []
         mask = np.zeros(self._n_slots, dtype=np.bool_)
         mask[ended] = True
-        seeds = [self._block.seeds[0]] * self._n_slots
+        seeds = [self._cursor.block.seeds[0]] * self._n_slots
         refilled = ended[self._resetting[ended]]
-        for number, slot in enumerate(refilled.tolist()):
-            seeds[slot] = self._block.seeds[self._next + number]
+        for position, slot in enumerate(refilled.tolist(), self._cursor.next_position()):
+            seeds[slot] = self._cursor.seed_at(position)
         self._worker.phase = Phase.RESET
         if len(refilled):
-            self._worker.trajectory = self._block.indices[self._next]
-        # One seed for all would be the other slots' seed, too.
-        given: Any = None if self._runner.takes_one_seed else seeds
-        options = {**self._runner.options().get("options", {}), "reset_mask": mask}
-        observations, infos = begin_of(self._env.reset(seed=given, options=options))
-        self._worker.phase = Phase.RECORDING
-        check_infos("episode_infos", infos)
-        _filled(self._observations, take(self._checked(observations, refilled), ended), ended)
+            self._worker.trajectory = self._cursor.index_at(self._cursor.next_position())
+        observations, infos = self._first_of(self._env.reset_slots(seeds, mask), refilled)
+        filled(self._observations, take(observations, ended), ended)
         for slot in refilled.tolist():
             self._begin(slot, infos)
         elapsed = perf_counter() - began
         self._seconds.reset += elapsed
         self._seconds.step -= elapsed
 
+    def _first_of(self, result: Any, slots: NDArray[np.int64]) -> tuple[Tree, Any]:
+        """Return a copy of the observations that a reset returned, which `slots` begin with, and the infos."""
+        observations, infos = begin_of(result)
+        self._worker.phase = Phase.RECORDING
+        check_infos("episode_infos", infos)
+        return self._checked(observations, slots), infos
+
     def _begin(self, slot: int, infos: Any) -> None:
         """Begin the block's next trajectory in a slot that has just been reset."""
-        worker, block, number = self._worker, self._block, self._next
-        self._next += 1
-        self._positions[slot] = block.first + number
+        self._positions[slot] = position = self._cursor.begin()
         self._begun[slot] = self._step
         self._resetting[slot] = False
-        worker.trajectory = block.indices[number]
-        worker.row.begin_trajectory(block.indices[number])
-        if self._agent.by_slot:
-            worker.phase = Phase.AGENT_RESET
-            self._agent.begin_trajectory(slot, derived_seed(block.seeds[number], Stream.AGENT))
-        worker.phase = Phase.RECORDING
-        self._recorder.begin(info_of(_without_final(infos), slot))
+        self._cursor.begin_recording(position, slot, info_of(without_final(infos), slot))
 
     # ------------------------------------------------------------------ stepping
 
     def _one_step(self, live: NDArray[np.int64]) -> None:
-        worker, seconds, positions = self._worker, self._seconds, self._positions[live]
+        worker, seconds = self._worker, self._seconds
+        self._running = self._positions[live].tolist()
         first = len(self._recorder.rewards)
         began = perf_counter()
         words, phase_word = worker.row.words, worker.row.phase_word
@@ -251,10 +153,11 @@ class _Run:
         between = perf_counter()
         words[phase_word] = _STEP_NUMBER
         worker.phase = Phase.STEP
+        actions = self._actions()
         try:
-            observations, rewards, terminated, truncated, infos = self._env.step(self._actions())
+            observations, rewards, terminated, truncated, infos = self._env.env.step(actions)
         except (TypeError, ValueError) as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is None:
+            if raised_in(error, self._one_step):
                 raise UsageError("step must return (observations, rewards, terminated, truncated, infos)") from error
             raise
         worker.phase = Phase.RECORDING
@@ -262,7 +165,7 @@ class _Run:
         check_infos("env_infos", infos)
         self._observations = self._checked(observations, np.flatnonzero(self._positions != _SILENT))
         self._recorder.rewards.extend(self._checked_rewards(rewards, live))
-        self._recorder.positions.extend(positions.tolist())
+        self._recorder.positions.extend(self._running)
         flags = [
             column_of_slots(values, self._n_slots, name, "b")
             for name, values in (("terminated", terminated), ("truncated", truncated))
@@ -282,10 +185,10 @@ class _Run:
         reset_in_this_step = np.flatnonzero(self._resetting)
         for slot in ended.tolist():
             self._end(slot, bool(terminated[slot]), bool(truncated[slot]), infos)
-        if self._mode == DISABLED:
+        if not self._env.resets_itself:
             self._reset_masked(np.union1d(np.flatnonzero(ended_itself), ended))
         else:
-            for slot in (reset_in_this_step if self._mode == NEXT_STEP else ended[self._resetting[ended]]).tolist():
+            for slot in (reset_in_this_step if self._env.mode == NEXT_STEP else ended[self._resetting[ended]]).tolist():
                 self._begin(slot, infos)
 
     def _choose(self, first: int, live: NDArray[np.int64]) -> None:
@@ -298,12 +201,12 @@ class _Run:
             chosen = recorder.actions.checked(singles, len(singles))
         if self._filler is None or len(live) < self._n_slots:
             self._filler = map_tree(lambda rows: np.repeat(rows[:1], self._n_slots, axis=0), chosen)
-        self._filler = _filled(self._filler, chosen, live)
+        self._filler = filled(self._filler, chosen, live)
 
     def _actions(self) -> Any:
         """Actions for all slots: those that need none get the first one's, which is as good as any."""
         assert self._filler is not None
-        return _for_env(self._filler)
+        return for_env(self._filler)
 
     def _checked(self, observations: Any, wanted: NDArray[np.int64]) -> Tree:
         """A copy of observations, of the space's dtypes.
@@ -322,7 +225,7 @@ class _Run:
             error.row = int(wanted[getattr(error, "row", 0)])  # type: ignore[attr-defined]
             raise
         whole = map_tree(lambda leaf: np.zeros((self._n_slots, *leaf.shape[1:]), leaf.dtype), rows)
-        return _filled(whole, rows, wanted)
+        return filled(whole, rows, wanted)
 
     def _checked_rewards(self, rewards: Any, live: NDArray[np.int64]) -> list[float]:
         found = column_of_slots(rewards, self._n_slots, "rewards", "biuf")[live]
@@ -336,32 +239,33 @@ class _Run:
 
     def _end(self, slot: int, terminated: bool, truncated: bool, infos: Any) -> None:
         last = row_of(self._observations, slot)
-        if self._mode == SAME_STEP:
+        if self._env.mode == SAME_STEP:
             if "final_obs" not in infos:
                 raise DataError("a vector environment with AutoresetMode.SAME_STEP must tell final_obs in its infos")
             last = row_of(infos["final_obs"], slot)
-        position, length = int(self._positions[slot]), int(self._step - self._begun[slot])
-        self._recorder.end(position, length, last, terminated, truncated)
-        self._prefix.end(position, length)
-        waiting = int(self._resetting.sum())
-        left = len(self._block.indices) - self._next - waiting
-        self._resetting[slot] = left > 0
-        # A slot that waits for its reset has a position, so that it is not silent; it gets its own in `_begin`.
-        if left <= 0:
+        length = int(self._step - self._begun[slot])
+        try:
+            self._cursor.end(int(self._positions[slot]), length, last, terminated, truncated)
+        except DataError as error:
+            error.row = slot  # type: ignore[attr-defined]
+            raise
+        # A slot that is to be reset keeps its position, so that it is not silent, until `_begin` gives it another one.
+        self._resetting[slot] = self._cursor.left > int(self._resetting.sum())
+        if not self._resetting[slot]:
             self._positions[slot] = _SILENT
 
     def _record_infos(self, first: int, live: NDArray[np.int64], ended: NDArray[np.int64], infos: Any) -> None:
         steps = np.arange(first, first + len(live))
-        if self._mode != SAME_STEP or not len(ended):
+        if self._env.mode != SAME_STEP or not len(ended):
             self._recorder.env_infos.record(steps, infos, live)
             return
         going_on = ~np.isin(live, ended)
-        self._recorder.env_infos.record(steps[going_on], _without_final(infos), live[going_on])
+        self._recorder.env_infos.record(steps[going_on], without_final(infos), live[going_on])
         self._recorder.env_infos.record(steps[~going_on], infos.get("final_info", {}), ended)
 
     def _explain(self, error: BaseException, live: NDArray[np.int64]) -> None:
-        worker, block = self._worker, self._block
-        running = [block.indices[position - block.first] for position in self._positions[live].tolist()]
+        worker = self._worker
+        running = [self._cursor.index_at(position) for position in self._running]
         if worker.phase not in (Phase.ACTION, Phase.STEP, Phase.RECORDING):
             return
         timestep: int | None = None
@@ -377,24 +281,4 @@ class _Run:
                 timestep = int(self._step - self._begun[slot]) - (not isinstance(error, ObservationError))
             error.add_note(f"the vector environment was running trajectories {', '.join(map(str, running))}")
         if isinstance(error, DataError) and worker.phase is Phase.RECORDING:
-            tell_where(error, self._env, timestep)
-
-
-def _without_final(infos: Any) -> dict[str, Any]:
-    return {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
-
-
-def _filled(whole: Tree, rows: Tree, slots: NDArray[np.int64]) -> Tree:
-    """Write rows into a batch; returns it."""
-    for (_, target), (_, source) in zip(leaves(whole), leaves(rows), strict=True):
-        target[slots] = source
-    return whole
-
-
-def _for_env(tree: Tree) -> Any:
-    """How a batch of stored actions looks to a vector environment: in its own arrays, objects in a tuple."""
-    if isinstance(tree, dict):
-        return {key: _for_env(child) for key, child in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_for_env(child) for child in tree)
-    return tuple(tree.tolist()) if tree.dtype == object else tree.copy()
+            tell_where(error, self._env.env, timestep)

@@ -1,4 +1,4 @@
-"""What a vector environment returns, checked."""
+"""Check what a vector environment returns, and fill batches with one row for each slot."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data.spaces import short
+from streamsampler.data.trees import Tree, leaves
 from streamsampler.errors import DataError
 
-__all__ = ["check_infos", "column_of_slots"]
+__all__ = ["check_infos", "column_of_slots", "filled", "for_env", "without_final"]
+
+_FINAL = ("final_obs", "final_info")
 
 
 def check_infos(path: str, infos: Any) -> None:
@@ -36,3 +39,24 @@ def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray
             f"{name} should be an array of shape {(n_slots,)}, and is {column.dtype} of shape {column.shape}"
         )
     return column
+
+
+def without_final(infos: Any) -> dict[str, Any]:
+    """Return infos without the final observations and infos of AutoresetMode.SAME_STEP."""
+    return {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
+
+
+def filled(whole: Tree, rows: Tree, slots: NDArray[np.int64]) -> Tree:
+    """Write rows into some slots of a batch, and return the batch."""
+    for (_, target), (_, source) in zip(leaves(whole), leaves(rows), strict=True):
+        target[slots] = source
+    return whole
+
+
+def for_env(tree: Tree) -> Any:
+    """Return a batch of stored actions as a vector environment takes it: in arrays of its own, objects in a tuple."""
+    if isinstance(tree, dict):
+        return {key: for_env(child) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(for_env(child) for child in tree)
+    return tuple(tree.tolist()) if tree.dtype == object else tree.copy()

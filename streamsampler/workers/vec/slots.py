@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, cast
 
@@ -11,77 +10,22 @@ import gymnasium
 import numpy as np
 
 from streamsampler.data.step_values import FLAGS, flag_of, number_of
-from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
+from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.protocol.messages import Phase
-from streamsampler.seeding import Stream, derived_seed
-from streamsampler.workers.base import Worker, tell_where
+from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
+from streamsampler.workers.explain import begin_of, step_error, tell_where
 from streamsampler.workers.vec.agents import BatchedAgent, Rows
+from streamsampler.workers.vec.block import Block, BlockCursor, Seconds, explain_batch
 from streamsampler.workers.vec.recorder import BatchRecorder
 
-__all__ = ["Block", "FinishedPrefix", "Seconds", "SlotRunner", "begin_of", "explain_batch"]
+__all__ = ["SlotRunner"]
 
 _NO_LIMIT = 2**62
 # An enum's member costs 100 ns to look up on Python 3.11.
-_RESET, _AGENT_RESET, _RECORDING, _STEP = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING, Phase.STEP
+_RESET, _RECORDING, _STEP = Phase.RESET, Phase.RECORDING, Phase.STEP
 _RESET_NUMBER = phase_number(Phase.RESET)
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Trajectories that are run together.
-
-    Attributes:
-        version: Their agent version.
-        first: The position of the first one in its ticket.
-        indices: Their indices.
-        seeds: Their seeds.
-        enough: How many timesteps of its first trajectories suffice; 0 where all are wanted.
-    """
-
-    version: int
-    first: int
-    indices: range
-    seeds: list[int]
-    enough: int = 0
-
-
-class FinishedPrefix:
-    """How many trajectories of a block have ended of which all before them have.
-
-    Args:
-        block: The block.
-
-    Attributes:
-        suffices: Whether they have as many timesteps as suffice.
-        n_timesteps: How many they have.
-    """
-
-    def __init__(self, block: Block) -> None:
-        self._next = block.first
-        self._missing = block.enough
-        self._lengths: dict[int, int] = {}
-        self.suffices = False
-        self.n_timesteps = 0
-
-    def end(self, position: int, length: int) -> None:
-        """Take note of the end of a trajectory, which has a position in the ticket."""
-        self._lengths[position] = length
-        while (following := self._lengths.pop(self._next, 0)) > 0:
-            self._next += 1
-            self._missing -= following
-            self.n_timesteps += following
-            self.suffices = self.suffices or self._missing <= 0
-
-
-@dataclass(slots=True)
-class Seconds:
-    """Where the time went."""
-
-    reset: float = 0.0
-    agent: float = 0.0
-    step: float = 0.0
 
 
 class SlotRunner:
@@ -111,16 +55,11 @@ class SlotRunner:
         """Observation and action space of one environment."""
         return self._envs[0].observation_space, self._envs[0].action_space
 
-    def close(self) -> None:
-        """Close the environments."""
-        for env in self._envs:
-            env.close()
-
     def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> bool:
-        """Run a block, as far as it is wanted.
+        """Run a block, as far as it is needed.
 
         Returns:
-            Whether its version still is.
+            Whether its version may still run.
         """
         return _Run(self._envs, block, agent, recorder, seconds, self._worker, self._limit).run()
 
@@ -132,14 +71,13 @@ class _Run:
         self, envs: list[gymnasium.Env[Any, Any]], block: Block, agent: BatchedAgent, recorder: BatchRecorder,
         seconds: Seconds, worker: Worker, limit: int,
     ) -> None:  # fmt: skip
-        self._envs, self._block, self._agent, self._recorder = envs, block, agent, recorder
+        self._envs, self._agent, self._recorder = envs, agent, recorder
         self._seconds, self._worker, self._limit = seconds, worker, limit
-        self._prefix = FinishedPrefix(block) if block.enough else None
+        self._cursor = BlockCursor(block, agent, recorder, worker)
         self._slots: list[int] = []
         self._positions = array("q")
         self._begun = array("q")
         self._steps: list[Any] = []
-        self._next = 0
         self._step = 0
         self._row = -1  # the one that was stepped last; -1 while it is about all of them
         self._actions: list[Any] = []
@@ -147,8 +85,7 @@ class _Run:
         self._resetting = 0.0
 
     def run(self) -> bool:
-        block, worker = self._block, self._worker
-        for slot in range(min(len(self._envs), len(block.indices))):
+        for slot in range(min(len(self._envs), self._cursor.left)):
             self._slots.append(slot)
             self._steps.append(self._envs[slot].step)
             self._positions.append(0)
@@ -157,23 +94,17 @@ class _Run:
         self._rows.slots = np.array(self._slots)
         self._seconds.reset += self._resetting
         first = len(self._recorder.rewards)
-        words, version, prefix = worker.row.words, block.version, self._prefix
         try:
             while self._slots:
                 n_rows = len(self._slots)
-                if prefix is not None:
-                    worker.done_timesteps = prefix.n_timesteps
                 self._one_step(first, n_rows)
                 first += n_rows
-                words[worker.row.timesteps_word] = first
-                if words[0] > version:
-                    return False
-                if self._prefix is not None and self._prefix.suffices:
+                if not self._cursor.goes_on():
                     break
         except BaseException as error:
             self._explain(error, first)
             raise
-        return True
+        return not self._cursor.abandoned
 
     def _one_step(self, first: int, n_rows: int) -> None:
         """One action and one step of every environment whose slot is not silent."""
@@ -249,44 +180,33 @@ class _Run:
 
     def _end(self, row: int, observation: Any, terminated: bool, truncated: bool, silent: list[int]) -> None:
         """End a row's trajectory and begin its slot's next one, if there is one."""
-        worker = self._worker
-        worker.phase, worker.trajectory = _RECORDING, self._block.indices[self._positions[row] - self._block.first]
-        position, length = self._positions[row], self._step + 1 - self._begun[row]
-        self._recorder.end(position, length, observation, terminated, truncated)
-        if self._prefix is not None:
-            self._prefix.end(position, length)
-        if self._next < len(self._block.indices):
+        length = self._step + 1 - self._begun[row]
+        self._cursor.end(self._positions[row], length, observation, terminated, truncated)
+        if self._cursor.left:
             self._begun[row] = self._step + 1
             self._begin(row)
         else:
             silent.append(row)
-        worker.phase = _STEP
+        self._worker.phase = _STEP
 
     def _begin(self, row: int) -> None:
         """Begin the block's next trajectory in a row's slot, and record its first observation."""
-        worker, recorder, block, number = self._worker, self._recorder, self._block, self._next
+        worker, cursor, slot = self._worker, self._cursor, self._slots[row]
         began = perf_counter()
-        self._next += 1
-        self._positions[row] = block.first + number
-        slot, seed = self._slots[row], block.seeds[number]
+        self._positions[row] = position = cursor.begin()
         words, phase_word = worker.row.words, worker.row.phase_word
-        worker.trajectory = index = block.indices[number]
-        worker.row.begin_trajectory(index)
         words[phase_word] = _RESET_NUMBER
         worker.phase = _RESET
-        episodes = worker.episodes
+        seed, episodes = cursor.seed_at(position), worker.episodes
         if episodes is None or episodes.options is None:
             result = self._envs[slot].reset(seed=seed)
         else:
-            result = self._envs[slot].reset(seed=seed, options=episodes.options_of(index))
+            options = episodes.options_of(cursor.index_at(position))
+            result = self._envs[slot].reset(seed=seed, options=options)
         observation, info = begin_of(result)
-        if self._agent.by_slot:
-            worker.phase = _AGENT_RESET
-            self._agent.begin_trajectory(slot, derived_seed(seed, Stream.AGENT))
-        worker.phase = _RECORDING
         try:
-            recorder.begin(info)
-            recorder.observations.record(observation)
+            cursor.begin_recording(position, slot, info)
+            self._recorder.observations.record(observation)
         except DataError as error:
             tell_where(error, self._envs[slot], 0)
             raise
@@ -295,8 +215,8 @@ class _Run:
 
     def _explain(self, error: BaseException, first: int) -> None:
         """Say which trajectory was in hand, and raise a better error where the reason is known."""
-        worker, indices = self._worker, self._block.indices
-        running = [indices[position - self._block.first] for position in self._positions]
+        worker = self._worker
+        running = [self._cursor.index_at(position) for position in self._positions]
         row = 0
         if worker.phase is Phase.STEP:
             row = self._row
@@ -304,7 +224,10 @@ class _Run:
             if isinstance(error, DataError):
                 worker.phase = _RECORDING
             else:
-                self._explain_step(error, self._actions[row])
+                better = step_error(error, self._actions[row], self._envs[0].action_space, self._step_all)
+                if better is not None:
+                    worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
+                    raise better from error
         elif self._agent.row >= 0:
             row = self._agent.row
             worker.trajectory = running[row]
@@ -320,38 +243,3 @@ class _Run:
             # What a step returned is recorded as the next timestep's observation.
             follows = isinstance(error, ObservationError) and self._row >= 0
             tell_where(error, self._envs[0], self._step + follows - self._begun[row])
-
-    def _explain_step(self, error: BaseException, action: Any) -> None:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code is not _Run._step_all.__code__:
-            frames = frames.tb_next
-        raised_here = frames is None or frames.tb_next is None
-        if raised_here and isinstance(error, TypeError | ValueError):
-            raise UsageError("step must return (observation, reward, terminated, truncated, info)") from error
-        if isinstance(error, Exception):
-            space = self._envs[0].action_space
-            try:
-                inside = space.contains(action)
-            except Exception:
-                inside = False
-            if not inside:
-                self._worker.phase = Phase.ACTION
-                raise ActionError(f"the agent's action {action!r} is outside {space}") from error
-
-
-def explain_batch(error: BaseException, worker: Worker, running: list[int]) -> None:
-    """Tell which trajectories a batch is of, and take the first one, or the one at fault, for the one in hand."""
-    worker.phase = Phase.ACTION
-    worker.trajectory = running[getattr(error, "row", 0)]
-    if not hasattr(error, "row"):
-        error.add_note(f"get_actions had the observations of trajectories {', '.join(map(str, running))}")
-
-
-def begin_of(result: Any) -> tuple[Any, Any]:
-    """What a reset returned."""
-    try:
-        observation, info = result
-    except (TypeError, ValueError):
-        size = f" of {len(result)}" if isinstance(result, tuple) else ""
-        raise UsageError(f"reset must return (observation, info), got {type(result).__name__}{size}") from None
-    return observation, info

@@ -26,9 +26,10 @@ from streamsampler.seeding import Stream, derived_seed, seed_generators
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.vec.agents import AgentPool
+from streamsampler.workers.vec.block import Block, Seconds
 from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.recorder import BatchRecorder
-from streamsampler.workers.vec.slots import Block, Seconds, SlotRunner
+from streamsampler.workers.vec.slots import SlotRunner
 
 __all__ = ["VecWorker"]
 

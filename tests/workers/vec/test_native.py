@@ -232,3 +232,39 @@ def test_errors_name_what_was_running():
     assert caught.value.phase == "stepping the environment"
     assert caught.value.trajectory == 0
     assert caught.value.__cause__.__notes__ == ["the vector environment was running trajectories 0, 1, 2"]
+
+
+class OddEnd(SyncVectorEnv):
+    """Its slot 1 ends with an observation of another shape."""
+
+    def step(self, actions):
+        *values, infos = super().step(actions)
+        if "final_obs" in infos:
+            infos["final_obs"][1] = np.zeros(5, np.float32)
+        return *values, infos
+
+
+def test_an_odd_last_observation_is_the_trajectorys_that_ended_with_it():
+    """Where a slot before it fell silent in the same step."""
+    make = partial(OddEnd, [partial(Steps, 3)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    with native(always_zero, make) as sampler, pytest.raises(RolloutError) as caught:
+        sampler.obtain_trajectories(3)
+    assert caught.value.trajectory == 1
+    assert "timestep 3 of its trajectory" in str(caught.value)
+    assert caught.value.__cause__.__notes__ == ["the vector environment was running trajectories 0, 1, 2"]
+
+
+class OddBeginning(SyncVectorEnv):
+    """Its resets of single slots return observations of another shape."""
+
+    def reset(self, *, seed=None, options=None):
+        observations, infos = super().reset(seed=seed, options=options)
+        return (observations if options is None else np.zeros((3, 5), np.float32)), infos
+
+
+def test_an_odd_first_observation_is_the_trajectorys_that_begins():
+    make = partial(OddBeginning, [partial(Steps, 3)] * 3, autoreset_mode=AutoresetMode.DISABLED)
+    with native(always_zero, make) as sampler, pytest.raises(RolloutError, match=r"\(3, 5\)") as caught:
+        sampler.obtain_trajectories(6)
+    assert caught.value.trajectory == 3
+    assert "timestep" not in str(caught.value)

@@ -1,0 +1,90 @@
+"""Explain exceptions of rollouts: where they were raised, and what user code returned or chose wrongly."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from gymnasium import Space
+
+from streamsampler.errors import ActionError, UsageError
+
+__all__ = ["begin_of", "class_names", "name_of_env", "raised_in", "step_error", "summary_of", "tell_where"]
+
+_SUMMARY_LENGTH = 2_000
+
+
+def class_names(error: BaseException) -> tuple[str, ...]:
+    """Return the names of an exception's class and of its bases; see `protocol.messages.Failure`."""
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+
+
+def summary_of(error: BaseException) -> str:
+    """Return an exception in one line, of bounded length."""
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    if len(summary) > _SUMMARY_LENGTH:
+        return f"{summary[:_SUMMARY_LENGTH]} … ({len(summary):,} characters in all)"
+    return summary
+
+
+def name_of_env(env: Any) -> str:
+    """Return what an environment is called in messages: its id, or the name of its class."""
+    env = getattr(env, "unwrapped", env)  # a wrapper's spec is a deep copy
+    spec = getattr(env, "spec", None)
+    return str(spec.id) if spec is not None else type(env).__qualname__
+
+
+def tell_where(error: BaseException, env: Any, timestep: int | None) -> None:
+    """Add environment and timestep to the message of an error about recorded data, unless it has them.
+
+    Args:
+        error: The error; it is changed.
+        env: The environment, single or vectorised; None where it is not known.
+        timestep: The timestep of its trajectory; None where there is none, or the message has it.
+    """
+    if hasattr(error, "located"):
+        return
+    error.located = True  # type: ignore[attr-defined]
+    which = "" if env is None else f"{name_of_env(env)}: "
+    when = "" if timestep is None else f", at timestep {timestep} of its trajectory"
+    error.args = (f"{which}{error}{when}", *error.args[1:])
+
+
+def begin_of(result: Any) -> tuple[Any, Any]:
+    """Return the observation and the info that an environment's reset returned.
+
+    Raises:
+        UsageError: The reset returned something else.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        size = f" of {len(result)}" if isinstance(result, tuple) else ""
+        raise UsageError(f"reset must return (observation, info), got {type(result).__name__}{size}")
+    return result
+
+
+def raised_in(error: BaseException, function: Any) -> bool:
+    """Return whether a line of `function` itself raised, such as the unpacking of what user code returned."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is None or frame.tb_frame.f_code is function.__code__
+
+
+def step_error(error: BaseException, action: Any, space: Space[Any], function: Any) -> UsageError | ActionError | None:
+    """Return a better error for what a step raised, or None.
+
+    Args:
+        error: The exception.
+        action: The action of that step.
+        space: The action space: an action outside is the agent's fault.
+        function: The function that unpacks what a step returns.
+    """
+    if isinstance(error, TypeError | ValueError) and raised_in(error, function):
+        return UsageError("step must return (observation, reward, terminated, truncated, info)")
+    if not isinstance(error, Exception):
+        return None
+    try:
+        inside = space.contains(action)
+    except Exception:
+        inside = False
+    return None if inside else ActionError(f"the agent's action {action!r} is outside {space}")
