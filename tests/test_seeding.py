@@ -297,7 +297,7 @@ class TestGenerators:
         monkeypatch.setitem(sys.modules, "torch", torch)
         with preserved_generators():
             seed_generators(5)
-            assert torch.devices == [derived_seed(5, Stream.TORCH)]
+            assert torch.devices == [derived_seed(5, Stream.TORCH)]  # type: ignore[comparison-overlap]
         assert torch.devices == ["user's cuda"]
         assert torch.cpu == ["user's cpu", 11]
 

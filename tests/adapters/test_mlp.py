@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import cloudpickle
 import gymnasium
@@ -44,7 +45,7 @@ class Gaussian(nn.Module):
 def test_the_same_as_torch(space):
     body = network()
     log_std = nn.Parameter(torch.tensor([-1.0, 0.3])) if space is BOX else None
-    agents = [
+    agents: list[Any] = [
         MlpAgent(body, space, log_std=log_std),
         TorchAgent(body if log_std is None else Gaussian(body, log_std), space),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from typing import Any
 
 import cloudpickle
 import gymnasium
@@ -92,7 +93,7 @@ def test_normalizing_is_vec_normalizes_to_the_bit_and_touches_nothing(model):
     statistics = SB3Agent(model).statistics
     env = env_of(model)()
     observation, _ = env.reset(seed=0)
-    batch = [env.step(None)[0] for _ in range(5)]
+    batch: Any = [env.step(None)[0] for _ in range(5)]
     if isinstance(observation, dict):
         batch = {key: np.stack([one[key] for one in batch]) for key in observation}
     else:

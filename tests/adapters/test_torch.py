@@ -191,7 +191,7 @@ def test_arguments_that_do_not_suit():
     with pytest.raises(UsageError, match=r"torch\.nn\.Module"):
         TorchAgent(lambda x: x, DISCRETE)
     with pytest.raises(UsageError, match="a head or an action space"):
-        TorchAgent(mlp(3), 3)
+        TorchAgent(mlp(3), 3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no default head"):
         TorchAgent(mlp(3), spaces.MultiDiscrete([2, 2]))
     assert isinstance(TorchAgent(mlp(3), GaussianHead(BOX, squash=True)).head, GaussianHead)
@@ -240,7 +240,7 @@ class TestParameters:
         with pytest.raises(UsageError, match=r"do not fit the module(.|\n)*size mismatch"):
             agent.set_param_values(TorchAgent(mlp(2), DISCRETE).get_param_values())
         with pytest.raises(UsageError, match="a dict"):
-            agent.set_param_values((1, 2))
+            agent.set_param_values((1, 2))  # type: ignore[arg-type]
 
     def test_new_deviations_are_in_force_at_once(self):
         agent = pickle.loads(cloudpickle.dumps(TorchAgent(Function(nn.Linear(4, 2), [0.0, 0.0]), BOX)))

@@ -73,9 +73,9 @@ class TestCallableAgent:
         agent.reset(seed=4)
         agent.set_param_values((1,))
         agent.set_spaces(ACTIONS, ACTIONS)
-        assert agent.function.seeds == [4]
-        assert agent.function.spaces == (ACTIONS, ACTIONS)
-        assert agent.function.values == (1,)
+        assert agent.function.seeds == [4]  # type: ignore[attr-defined]
+        assert agent.function.spaces == (ACTIONS, ACTIONS)  # type: ignore[attr-defined]
+        assert agent.function.values == (1,)  # type: ignore[attr-defined]
         assert not hasattr(agent, "get_actions")
 
     def test_a_function_has_none(self):
@@ -128,13 +128,13 @@ class TestRandomAgent:
 
     def test_takes_a_space_only(self):
         with pytest.raises(UsageError, match="takes an action space, not 3"):
-            RandomAgent(3)
+            RandomAgent(3)  # type: ignore[arg-type]
 
 
 class TestReset:
     def calls_of(self, reset):
         agent = Minimal()
-        agent.reset = reset
+        agent.reset = reset  # type: ignore[attr-defined]
         return reset_agent_function(agent)
 
     @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ class TestReset:
 
     def test_through_a_callable_agent(self):
         agent = as_agent(Policy())
-        reset_agent_function(agent)(9)
-        assert agent.function.seeds == [9]
+        reset_agent_function(agent)(9)  # type: ignore[misc]
+        assert agent.function.seeds == [9]  # type: ignore[attr-defined]
 
     def test_a_reset_with_other_needs(self):
         with pytest.raises(UsageError, match=r"\(Minimal\) has reset\(observation\); it is called as reset\(seed=…\)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -23,7 +24,7 @@ SPACES = {
     "Tuple": spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2)]),
     "Text": spaces.Text(5),
 }
-VEC = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 8}}
+VEC: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 8}}
 
 
 class Of(gymnasium.Env):
@@ -125,7 +126,7 @@ def test_without_a_space_it_says_where_one_comes_from():
         with pytest.raises(UsageError, match="no action space yet"):
             call()
     with pytest.raises(UsageError, match="takes an action space, not 3"):
-        RandomAgent(3)
+        RandomAgent(3)  # type: ignore[arg-type]
     agent.set_spaces(spaces.Discrete(2), spaces.Discrete(3))
     agent.reset(seed=1)
     assert agent.get_action(0)[0] in (0, 1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import re
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -132,7 +133,7 @@ class TestOne:
     def test_a_callable_may_take_parameters(self):
         agent = as_agent(Policy())
         assert apply_agent_update(agent, (1,)) is agent
-        assert agent.function.values == (1,)
+        assert agent.function.values == (1,)  # type: ignore[attr-defined]
 
     def test_none_changes_nothing(self):
         agent = Minimal()
@@ -190,7 +191,7 @@ class TestOne:
 
     def test_traits_pickle_without_the_agent(self):
         big = Adapter()
-        big.ballast = np.zeros(100_000)
+        big.ballast = np.zeros(100_000)  # type: ignore[attr-defined]
         pickled = pickle.dumps(traits_of(big))
         assert len(pickled) < 10_000
         assert resolved_update(Net(7), pickle.loads(pickled)) == ("parameters", {"action": 7})
@@ -202,7 +203,7 @@ class TestOne:
             traits_of(agent)
 
 
-MAKERS = {
+MAKERS: dict[str, Any] = {
     "local": LocalSampler,
     "processes": MultiprocessingSampler,
     "vec": functools.partial(LocalSampler, worker_class=VecWorker, worker_args={"n_envs": 2}),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -392,7 +392,7 @@ def test_what_a_contender_has_started_meanwhile_is_frozen_too_and_thawed_with_it
 
 def test_a_contenders_process_that_is_another_one_by_now_is_left_alone():
     processes = module("harness.processes")
-    waiting = {"stdin": subprocess.PIPE, "start_new_session": True}
+    waiting: dict[str, Any] = {"stdin": subprocess.PIPE, "start_new_session": True}
     with subprocess.Popen(["cat"], **waiting) as cat, subprocess.Popen(["cat"], **waiting) as other:
         try:
             assert processes.freeze(cat.pid, known=[cat.pid, other.pid]) == [cat.pid]

@@ -214,11 +214,11 @@ def test_a_folder_with_gaps_is_gone_on_with_from_anywhere(brittle: Path, amount:
     result = invoke(*SHARDS, *amount, "--out", "whole", "--workers", 2)
     assert result.exit_code == 0, result.stderr
     whole = contents(brittle / "whole")
-    folder = streamsampler.load(brittle / "whole")
+    folder = streamsampler.TrajectoryFolder(brittle / "whole")
     indices = folder.to_batch().indices.tolist()
     one = invoke(*BRITTLE, "--on-failure", "drop", *amount, "--out", "one.npz")
     assert one.exit_code == 0, one.stderr
-    assert folder.to_batch() == streamsampler.load(brittle / "one.npz")
+    assert folder.to_batch() == streamsampler.TrajectoryFolder(brittle / "one.npz")
     assert len(indices) < indices[-1]
 
     manifest = json.loads(whole["manifest.json"])

@@ -40,7 +40,7 @@ def rows(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["file", "folder"])
 def test_what_is_told_is_what_is_there(home: Path, name: str) -> None:
-    loaded = streamsampler.load(home / name)
+    loaded = streamsampler.TrajectoryFolder(home / name)
     batch = loaded.to_batch() if name == "folder" else loaded
     result = invoke("info", home / name, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -99,7 +99,7 @@ def test_damaged_shards_are_named(home: Path, tmp_path: Path) -> None:
     result = invoke("info", folder, "--json")
     assert result.exit_code == 1
     assert "Error: 2 shards of " in result.stderr
-    facts, first = json.loads(result.stdout), streamsampler.load(home / "folder").shards[0]
+    facts, first = json.loads(result.stdout), streamsampler.TrajectoryFolder(home / "folder").shards[0]
     assert [entry["shard"] for entry in facts["damaged"]] == ["shard-000001.npz", "shard-000002.npz"]
     assert (facts["shards"], facts["trajectories"], facts["timesteps"]) == (3, len(first), first.n_timesteps)
     assert "shard-000001.npz is missing" in invoke("info", folder).stdout

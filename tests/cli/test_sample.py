@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -184,6 +185,6 @@ def test_environments_side_by_side_are_those_of_the_library(home: Path) -> None:
     batch = streamsampler.load(home / "out0.npz")
     assert batch == streamsampler.load(home / "out2.npz")
     agent = streamsampler.RandomAgent(batch.action_space)
-    workers = {"worker_class": streamsampler.VecWorker, "worker_args": {"n_envs": 3}}
-    with streamsampler.LocalSampler(agent, "CartPole-v1", seed=7, **workers) as sampler:
+    vec: dict[str, Any] = {"worker_class": streamsampler.VecWorker, "worker_args": {"n_envs": 3}}
+    with streamsampler.LocalSampler(agent, "CartPole-v1", seed=7, **vec) as sampler:
         assert batch == sampler.obtain_trajectories(9)

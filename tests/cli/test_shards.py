@@ -80,7 +80,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_holds_what_a_file_holds(whole: Path, tmp_path: Path) -> None:
-    folder = streamsampler.load(whole)
+    folder = streamsampler.TrajectoryFolder(whole)
     agent = streamsampler.RandomAgent(folder.shards[0].action_space)
     with streamsampler.LocalSampler(agent, "CartPole-v1", seed=3) as sampler:
         assert folder.to_batch() == sampler.obtain_samples(2000)
@@ -101,7 +101,7 @@ def test_trajectories_for_each_worker(tmp_path: Path) -> None:
     arguments = ("sample", "CartPole-v1", "--shard-size", 200, "--seed", 3, "--workers", 2, "--start-method", "fork")
     result = invoke(*arguments, "--trajectories-per-worker", 15, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.stderr
-    folder = streamsampler.load(tmp_path / "out")
+    folder = streamsampler.TrajectoryFolder(tmp_path / "out")
     agent = streamsampler.RandomAgent(folder.shards[0].action_space)
     with streamsampler.LocalSampler(agent, "CartPole-v1", seed=3) as sampler:
         assert folder.to_batch() == sampler.obtain_trajectories(30)
@@ -120,14 +120,18 @@ def test_killed_and_gone_on_with_by_another_number_of_workers(
     (tmp_path / "killing.py").write_text(KILLING)
     for workers, at in kills:
         arguments = (*CARTPOLE, "--seed", 3, "--out", "out", "--import", "killing", "--workers", workers, "--resume")
-        result = killed_at(at, arguments, tmp_path)
-        assert result.returncode == -signal.SIGKILL, result.stderr
-    assert 0 < len(streamsampler.load(tmp_path / "out").shards) < len(streamsampler.load(whole).shards)
+        killed = killed_at(at, arguments, tmp_path)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (
+        0
+        < len(streamsampler.TrajectoryFolder(tmp_path / "out").shards)
+        < len(streamsampler.TrajectoryFolder(whole).shards)
+    )
     result = invoke(*CARTPOLE, "--out", tmp_path / "out", "--resume", "--json", "--workers", 2)
     assert result.exit_code == 0, result.stderr
     assert contents(tmp_path / "out") == contents(whole)
 
-    summary, batch = json.loads(result.stdout), streamsampler.load(whole).to_batch()
+    summary, batch = json.loads(result.stdout), streamsampler.TrajectoryFolder(whole).to_batch()
     assert (summary["trajectories"], summary["timesteps"], summary["seed"]) == (len(batch), batch.n_timesteps, 3)
     assert 0 < summary["earlier_timesteps"] < batch.n_timesteps
     assert summary["return"]["mean"] == pytest.approx(batch.returns.mean())
@@ -146,10 +150,10 @@ def test_killed_at_points_all_along(whole: Path, tmp_path: Path, start_method: s
     (tmp_path / "killing.py").write_text(KILLING)
     arguments = (*CARTPOLE[:-1], start_method, "--seed", 3, "--import", "killing", "--resume", "--out")
     for at in itertools.count(first, 5):
-        result = killed_at(at, (*arguments, f"out{at}", "--workers", 1 + at % 3), tmp_path)
-        if result.returncode == 0:
+        killed = killed_at(at, (*arguments, f"out{at}", "--workers", 1 + at % 3), tmp_path)
+        if killed.returncode == 0:
             break
-        assert result.returncode == -signal.SIGKILL, result.stderr
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
         result = invoke(*CARTPOLE, "--seed", 3, "--out", tmp_path / f"out{at}", "--resume", "--workers", 1)
         assert result.exit_code == 0, result.stderr
         assert contents(tmp_path / f"out{at}") == contents(whole)
@@ -233,11 +237,11 @@ def test_ctrl_c_keeps_what_is_complete_and_says_how_to_go_on(
     assert terminal.finish() == 130
     assert "Traceback" not in terminal.text
     assert sorted(os.listdir(tmp_path / "it's out")) == ["manifest.json", "shard-000000.npz", "shard-000001.npz"]
-    folder = streamsampler.load(tmp_path / "it's out")
+    folder = streamsampler.TrajectoryFolder(tmp_path / "it's out")
     assert not folder.complete
     assert f"after {folder.n_timesteps} of 2,000 timesteps" in terminal.text
     assert re.search(r"written to +it's out \(2 shards\)", terminal.text)
-    python, *typed = shlex.split(re.search(r"to go on +(.+)", terminal.text)[1])
+    python, *typed = shlex.split(terminal.text.partition("to go on")[2].splitlines()[0])
     assert (python, typed[:2], typed[-1]) == ("python", ["-m", "streamsampler"], "--resume")
 
     (tmp_path / "pausing.py").write_text("")
@@ -290,7 +294,7 @@ def test_a_full_disk_leaves_what_can_be_gone_on_with(
     assert (result.exit_code, result.stdout) == (1, "")
     assert "out could not be written: No space left on device" in result.stderr
     assert "--resume" in result.stderr
-    assert len(streamsampler.load(tmp_path / "out").shards) == 3
+    assert len(streamsampler.TrajectoryFolder(tmp_path / "out").shards) == 3
     assert invoke(*arguments, "--resume").exit_code == 0
     assert contents(tmp_path / "out") == contents(whole)
 
@@ -300,7 +304,7 @@ def test_what_is_complete_stays_as_it_is(whole: Path) -> None:
     result = invoke(*CARTPOLE, "--out", whole, "--resume", "--json")
     assert result.exit_code == 0
     assert f"{whole} was complete before" in result.stderr
-    summary, batch = json.loads(result.stdout), streamsampler.load(whole).to_batch()
+    summary, batch = json.loads(result.stdout), streamsampler.TrajectoryFolder(whole).to_batch()
     assert (summary["trajectories"], summary["timesteps"]) == (len(batch), batch.n_timesteps)
     assert (summary["interrupted"], summary["timesteps_per_second"]) == (False, 0)
     assert "none: all was there before" in invoke(*CARTPOLE, "--out", whole, "--resume").stdout
@@ -409,7 +413,7 @@ def test_what_is_damaged_is_named_and_sampled_again(whole: Path, tmp_path: Path)
     for name in names:
         assert re.search(f"Warning: sampled again: .*{name}", result.stderr)
     assert contents(tmp_path / "out") == contents(whole)
-    summary, folder = json.loads(result.stdout), streamsampler.load(whole)
+    summary, folder = json.loads(result.stdout), streamsampler.TrajectoryFolder(whole)
     assert (summary["trajectories"], summary["timesteps"]) == (len(folder), folder.n_timesteps)
     assert summary["earlier_timesteps"] == sum(
         shard.n_timesteps for number, shard in enumerate(folder.shards) if number not in (0, 1, 3, 5)

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -19,7 +19,7 @@ FULL = "Error: standard output could not be written: No space left on device"
 
 
 def run(*arguments: object, cwd: Path, **streams: IO[str]) -> subprocess.CompletedProcess[str]:
-    pipes = {name: streams.get(name, subprocess.PIPE) for name in ("stdout", "stderr")}
+    pipes: dict[str, Any] = {name: streams.get(name, subprocess.PIPE) for name in ("stdout", "stderr")}
     return subprocess.run(command(*arguments), cwd=cwd, text=True, timeout=PATIENCE, check=False, **pipes)
 
 

@@ -96,13 +96,13 @@ class Maker:
         """Whether a worker runs several trajectories at a time."""
         return self.engine in VEC
 
-    def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Sampler:
+    def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Any:
         if self.side_by_side:
             options = {**SIDE_BY_SIDE, **options}
         engine = VEC.get(self.engine, self.engine)
         if engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
-        start_method = "forkserver" if engine in INLINE_LIMITS else engine
+        start_method: Any = "forkserver" if engine in INLINE_LIMITS else engine
         return self.adopt(
             MultiprocessingSampler(agents, envs, n_workers=n_workers, start_method=start_method, **options)
         )
@@ -140,6 +140,6 @@ def make_sampler(engine: str, fork_server: None, monkeypatch: pytest.MonkeyPatch
 def make_local() -> Iterator[Callable[..., LocalSampler]]:
     """Makes twins in this process: the reference."""
     maker = Maker("local")
-    yield maker  # type: ignore[misc]
+    yield maker
     for sampler in maker.made:
         sampler.close()

@@ -54,7 +54,7 @@ class Moody(Steps):
         *result, _ = super().step(action)
         if self.t == self.length and "fails" in self.info:
             raise OSError("the arm is stuck")
-        return (*result, {} if self.only == "episode_infos" else self.info)  # type: ignore[return-value]
+        return (*result, {} if self.only == "episode_infos" else self.info)
 
 
 def alone(kinds: list[dict[str, Any]], only: str = "", version: int = 1) -> list[TrajectoryBatch]:
@@ -128,7 +128,7 @@ def test_surplus_trajectories_decide_nothing(make_local: Callable[..., LocalSamp
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("forkserver", marks=pytest.mark.slow)], indirect=True)
 def test_dropped_trajectories_decide_nothing(make_sampler: Maker) -> None:
-    kinds = [{"x": 1}, {"x": 0.5, "fails": 1, "_x": 0}]
+    kinds: list[dict[str, Any]] = [{"x": 1}, {"x": 0.5, "fails": 1, "_x": 0}]
     sampler = make_sampler(always_zero, Moody(kinds), seed=SEED, on_failure="drop")
     for _ in range(2):
         batch = sampler.obtain_samples(40)

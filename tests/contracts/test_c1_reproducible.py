@@ -76,7 +76,7 @@ def expected(name: str, n_workers: int, side_by_side: bool = False) -> list[Traj
     What draws from generators that are seeded once a block comes out otherwise where trajectories run side by side.
     All else does not: the agents have no `get_actions`.
     """
-    options = SIDE_BY_SIDE if side_by_side and name == "all generators" else {}
+    options: dict[str, Any] = SIDE_BY_SIDE if side_by_side and name == "all generators" else {}
     scenario = SCENARIOS[name]
     with LocalSampler(scenario.agent, scenario.env, seed=SEED, **options) as sampler:
         return [*three_calls(sampler, scenario), sampler.obtain_trajectories(2 * n_workers)]

@@ -11,6 +11,7 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.errors import RolloutError, SamplerError
+from streamsampler.samplers.base import Sampler
 from streamsampler.testing.records import Records
 from tests.contracts.conftest import PROCESSES, Maker
 from tests.scripted.agents import Stamping, always_zero
@@ -35,7 +36,7 @@ def long_seed() -> int:
         return sampler.obtain_trajectories(2).seeds[1]
 
 
-def hear_from_both(sampler: LocalSampler) -> None:
+def hear_from_both(sampler: Sampler) -> None:
     """Make a call in which each of two workers has something of its own to do: all that is older is over then."""
     assert len(sampler.obtain_exact_trajectories(1, agent_update=[Stamping(0), Stamping(0)])) == 2
 

@@ -52,7 +52,7 @@ def test_observations_are_copied_when_recorded(make_sampler: Maker, reuse: bool)
 
 @pytest.mark.parametrize("reuse", [False, True], ids=["new arrays", "one array"])
 def test_infos_are_copied_when_recorded(make_sampler: Maker, reuse: bool) -> None:
-    infos = [{"array": [t, 2.0 * t]} for t in range(3)]
+    infos: list[dict[str, Any]] = [{"array": [t, 2.0 * t]} for t in range(3)]
     if not reuse:
         infos = [{"array": np.array(info["array"], float)} for info in infos]
     script = Script(points(0, 1, 2, 3), infos=infos, reset_info={"array": np.array([7.0, 8.0])})
@@ -98,7 +98,7 @@ def test_ends(
 
 
 def test_infos_that_come_and_go(make_sampler: Maker) -> None:
-    infos = [{}, {"bonus": 2.5}, {}, {"bonus": 4.5, "deep": {"word": "hit"}}]
+    infos: list[dict[str, Any]] = [{}, {"bonus": 2.5}, {}, {"bonus": 4.5, "deep": {"word": "hit"}}]
     script = Script(points(0, 1, 2, 3, 4), infos=infos)
     batch = play(make_sampler, script)
     assert batch.env_infos.keys() == {"bonus", "_bonus", "deep"}
@@ -137,7 +137,7 @@ def test_infos_of_some_trajectories_only(make_sampler: Maker) -> None:
 def test_no_integer_is_lost_among_floats(make_sampler: Maker, tmp_path: Path) -> None:
     """In infos: within a trajectory, in a batch, in batches that are joined, and in files."""
     large, wide = 2**53 + 1, np.uint64(2**64 - 1)
-    infos = [
+    infos: list[dict[str, Any]] = [
         {"n": large, "v": np.array([large, 1]), "u": wide, "f": 1},
         {"n": 0.5, "v": np.array([0.5, 1.0]), "u": -1, "f": 0.5},
     ]
@@ -156,7 +156,7 @@ def test_no_integer_is_lost_among_floats(make_sampler: Maker, tmp_path: Path) ->
         assert [found.env_infos[key].dtype for key in "nuvf"] == [object, object, object, np.float64]
 
 
-SPACES = {
+SPACES: dict[str, spaces.Space[Any]] = {
     "vector": spaces.Box(-1, 1, (3,), np.float32),
     "number": spaces.Box(-1, 1, (), np.float64),
     "long vector": spaces.Box(-1, 1, (600,), np.float64),
@@ -165,7 +165,7 @@ SPACES = {
     "Discrete": spaces.Discrete(5),
     "Discrete with a start": spaces.Discrete(5, start=-2),
     "MultiDiscrete": spaces.MultiDiscrete([3, 2, 7]),
-    "MultiDiscrete with two axes": spaces.MultiDiscrete([[3, 2], [4, 5]]),
+    "MultiDiscrete with two axes": spaces.MultiDiscrete(np.array([[3, 2], [4, 5]])),
     "MultiBinary": spaces.MultiBinary(4),
     "MultiBinary with two axes": spaces.MultiBinary([2, 3]),
     "Dict": spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 1), np.uint8), "gear": spaces.Discrete(6)}),
@@ -201,7 +201,7 @@ def test_spaces(make_sampler: Maker, name: str) -> None:
     assert batch.observation_space == batch.action_space == space
     actions, following = leaves(space, batch.actions), leaves(space, batch.next_observations)
     for (leaf, action), (_, observation) in zip(actions, following, strict=True):
-        assert action.shape == (20, *leaf.shape)
+        assert action.shape == (20, *(leaf.shape or ()))
         assert action.dtype == leaf.dtype
         np.testing.assert_array_equal(observation, action, strict=True)
         assert all(np.asarray(row) in leaf for row in action)

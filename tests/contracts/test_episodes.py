@@ -133,7 +133,7 @@ def test_the_sampler_tells_its_seeds(make_sampler):
     for version in (1, 2):
         assert sampler.obtain_trajectories(5).seeds == tuple(sampler.seeds(version, range(5)))
     assert sampler.seeds(2, [4, np.int64(0)]) == [sampler.seeds(2, range(5))[4], sampler.seeds(2, range(5))[0]]
-    for version, indices in ((0, [0]), (1, [-1]), (1, [2**31]), (1.5, [0]), (1, ["0"])):
+    for version, indices in ((0, [0]), (1, [-1]), (1, [2**31]), (1.5, [0]), (1, ["0"])):  # type: ignore[assignment]
         with pytest.raises(UsageError):
             sampler.seeds(version, indices)
 
@@ -159,7 +159,7 @@ def test_a_worker_that_knows_no_options_is_not_given_any():
         def rollout(self, ticket, seeds): ...
         def shutdown(self): ...
 
-    with LocalSampler(always_zero, Told, worker_class=Mine, check=None) as sampler:
+    with LocalSampler(always_zero, Told, worker_class=Mine, check=None) as sampler:  # type: ignore[type-abstract]
         for call in (sampler.obtain_trajectories, sampler.obtain_samples, lambda n, **o: sampler.stream(**o)):
             with pytest.raises(UsageError, match="Mine takes no reset_options"):
                 call(1, reset_options={"level": 1})

@@ -221,7 +221,7 @@ class Clashing(gymnasium.Env):
     def step(self, action):
         self.t += 1
         odd = self.kind if self.t == 5 else None
-        value = {"nan": np.nan, "lossy": 123456789.0}.get(odd, 0.5)
+        value = {"nan": np.nan, "lossy": 123456789.0}.get(str(odd), 0.5)
         info = {"x": 1, "_x": 2} if odd == "clash" else {}
         return np.array([value]), 0.5, self.t == 5, False, info
 
@@ -246,9 +246,9 @@ def test_the_error_is_that_of_the_first_wrong_trajectory_that_is_needed(kinds, o
 
 def test_of_a_part_only_what_is_returned_counts():
     found = tuple(Anomaly(position, 10**position, 3, "odd") for position in range(5))
-    part = Delivery(0, SimpleNamespace(anomalies=found), lambda: None, 5)
+    part = Delivery(0, SimpleNamespace(anomalies=found), lambda: None, 5)  # type: ignore[arg-type]
     stats = Stats.of(1)
-    accounts = AnomalyAccounts(SimpleNamespace(told_of_anomalies=True), stats, 7)
+    accounts = AnomalyAccounts(SimpleNamespace(told_of_anomalies=True), stats, 7)  # type: ignore[arg-type]
     accounts.hold([Run(part, range(11, 14), 1, 4, (2, 2, 2))])
     accounts.returned([12, 13, 14])
     assert (stats.anomalies, stats.first_anomaly) == (1100, FoundAnomaly(7, 12, 3, "odd"))

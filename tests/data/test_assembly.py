@@ -1,5 +1,6 @@
 import tracemalloc
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def test_what_an_interrupt_cut_short_is_written_again():
     early, runs = EarlyRows(allocate), [(rollouts_of(SMALL, [2, 3], n), 0, 2) for n in range(3)]
     assert early.take(runs[:1], 1, (1, 1))
     with pytest.raises(KeyboardInterrupt):
-        early.take([runs[1], (Interrupting(runs[2][0]), 0, 2)], 2, (1, 1))
+        early.take([runs[1], (Interrupting(runs[2][0]), 0, 2)], 2, (1, 1))  # type: ignore[list-item]
     assert early.n_runs == 1
     assert early.take(runs[1:], 2, (1, 1))
     fields = early.fields()
@@ -187,8 +188,8 @@ def test_the_expected_number_is_a_guess(space, expected):
 def test_indices_of_many_trajectories_take_no_more_memory_than_their_array():
     """A million short trajectories took three times as much in lists of Python integers."""
     n_runs, n = 100, 1_000
-    runs = [
-        Run(SimpleNamespace(worker=w % 3), range(w * n, w * n + n), 0, n, [0] + [1] * (n - 1)) for w in range(n_runs)
+    runs: list[Any] = [
+        Run(SimpleNamespace(worker=w % 3), range(w * n, w * n + n), 0, n, (0,) + (1,) * (n - 1)) for w in range(n_runs)
     ]
     tracemalloc.start()
     try:

@@ -164,7 +164,7 @@ def test_whatever_is_true_or_false_will_do(terminated, truncated, options):
 class OddVector(VectorEnv):
     """The same, vectorised natively: all of the second step's values, or the reset's infos, are odd."""
 
-    metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}  # type: ignore[misc]
     num_envs = 3
     single_observation_space, single_action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)
 
@@ -214,7 +214,7 @@ def test_what_is_no_data_is_an_error_in_a_vector_environment(name, value, words,
 class GoesWild(VectorEnv):
     """Has numbers that no float32 holds, and rewards that no float64 does, where a slot runs on with nothing to do."""
 
-    metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}  # type: ignore[misc]
     num_envs = 3
     single_observation_space, single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(2)
     wanted = np.array([2, 1, 1])  # how many trajectories of a block of four each slot runs

@@ -1,5 +1,6 @@
 import itertools
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -342,7 +343,7 @@ def test_only_what_an_array_cannot_hold_becomes_objects(values, dtype):
 @pytest.mark.parametrize("nested", [False, True])
 def test_ever_new_keys_cost_time_in_proportion(nested):
     """Compared with each other, these would take a quarter of a minute."""
-    infos = [{f"{step}.{number}": 0.5 for number in range(200)} for step in range(20)]
+    infos: list[dict[str, Any]] = [{f"{step}.{number}": 0.5 for number in range(200)} for step in range(20)]
     infos = [{"all": info} for info in infos] if nested else infos
     began = time.process_time()
     joined = concatenate_infos([(form(infos), 20), (form(infos), 20)], "x")

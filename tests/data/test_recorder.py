@@ -134,7 +134,7 @@ def test_both_ends_in_one_step():
     recorder.record_observation([0, 0])
     recorder.record_action(0)
     recorder.record_reward(0.0)
-    recorder.end([1, 1], np.True_, np.True_)
+    recorder.end([1, 1], np.True_, np.True_)  # type: ignore[arg-type]
     part = recorder.finish()
     assert part.terminated.tolist() == part.truncated.tolist() == [True]
 
@@ -150,7 +150,7 @@ def test_an_action_outside_its_space_names_its_trajectory():
         recorder.end([0, 0], True, False)
     with pytest.raises(ActionError, match=r"1\.5.*Box\(-1.*timestep 1 .*clip.*ClipAction") as caught:
         recorder.finish()
-    assert caught.value.position == 1
+    assert caught.value.position == 1  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(caught.value)).position == 1
 
 

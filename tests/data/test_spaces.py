@@ -1,6 +1,7 @@
 import itertools
 import pickle
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def nested_spaces():
 
 
 def rows_of(space, values):
-    recorder = make_recorder(space, "observation")
+    recorder: Any = make_recorder(space, "observation")
     for value in values:
         recorder.record(value)
     return recorder.view(0, len(values))
@@ -79,7 +80,7 @@ def test_joining_slices_gives_the_whole(space, cuts):
 
 @pytest.mark.parametrize("shape", [(2,), (3, 1000)])
 def test_a_reused_buffer_is_copied(shape):
-    recorder = make_recorder(S.Box(-9, 9, shape, np.float32), "observation")
+    recorder: Any = make_recorder(S.Box(-9, 9, shape, np.float32), "observation")
     buffer = np.zeros(shape, np.float32)
     for number in range(1000):
         buffer[:] = number
@@ -91,14 +92,14 @@ def test_a_reused_buffer_is_copied(shape):
 
 def test_rows_in_another_memory_order():
     value = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
-    recorder = make_recorder(S.Box(-9, 9, (2, 3), np.float32), "observation")
+    recorder: Any = make_recorder(S.Box(-9, 9, (2, 3), np.float32), "observation")
     recorder.record(value)
     recorder.record(value[::-1])
     assert recorder.view(0, 2).tolist() == [value.tolist(), value[::-1].tolist()]
 
 
 def test_object_spaces_copy_too():
-    recorder = make_recorder(S.Sequence(S.Discrete(3)), "observation")
+    recorder: Any = make_recorder(S.Sequence(S.Discrete(3)), "observation")
     value = [1, 2]
     recorder.record(value)
     value.append(3)
@@ -114,23 +115,25 @@ def test_an_array_made_from_an_unpickled_one_takes_the_quick_way(monkeypatch, sh
     space = S.Box(0, 5, shape, dtype)
     assert value.dtype == space.dtype
     assert value.dtype is not space.dtype
-    recorder = make_recorder(space, "observation")
-    monkeypatch.setattr(buffers.Leaf, "convert", None)
+    recorder: Any = make_recorder(space, "observation")
+    monkeypatch.setattr(buffers.Leaf, "convert", None)  # type: ignore[attr-defined]
     recorder.record(value)
     assert np.array_equal(recorder.view(0, 1)[0], value)
 
 
-FLOATS = [np.float16, np.float32, np.float64, np.longdouble, ">f4", ">f8"]
+FLOAT_DTYPES = [np.float16, np.float32, np.float64, np.longdouble, ">f4", ">f8"]
 
 
 @given(
-    target=st.sampled_from(FLOATS[:3]),
-    rows=st.lists(st.tuples(st.sampled_from(FLOATS), st.sampled_from([0.1, 2048, -np.inf, np.nan, 1 / 3])), max_size=6),
+    target=st.sampled_from(FLOAT_DTYPES[:3]),
+    rows=st.lists(
+        st.tuples(st.sampled_from(FLOAT_DTYPES), st.sampled_from([0.1, 2048, -np.inf, np.nan, 1 / 3])), max_size=6
+    ),
     length=st.sampled_from([1, 3, 2_000]),
     data=st.data(),
 )
 def test_floats_of_other_dtypes_are_rounded_as_numpy_does(target, rows, length, data):
-    recorder = make_recorder(S.Box(-np.inf, np.inf, (length,), target), "observation")
+    recorder: Any = make_recorder(S.Box(-np.inf, np.inf, (length,), target), "observation")
     values = [np.full(length, value, dtype) for dtype, value in rows]
     for value in [*values, *values]:
         recorder.record(value)
@@ -140,8 +143,8 @@ def test_floats_of_other_dtypes_are_rounded_as_numpy_does(target, rows, length, 
     expected = [value.astype(target) for value in values[start:stop]]
     assert trees.same(recorder.view(start, stop), np.array(expected, target).reshape(-1, length))
     recorder.clear()
-    for value in range(len(values)):
-        recorder.record(np.full(length, value, target))
+    for number in range(len(values)):
+        recorder.record(np.full(length, number, target))
     assert recorder.view(0, len(values))[:, 0].tolist() == list(range(len(values)))
 
 
@@ -162,7 +165,7 @@ OTHERS = [
 @pytest.mark.parametrize(("dtype", "value", "words"), OTHERS, ids=lambda case: str(case)[:20])
 def test_a_number_that_would_become_another_is_an_error_that_says_both(shape, dtype, value, words):
     """Also where NumPy's warnings are errors, as in these tests."""
-    recorder = make_recorder(S.Dict(speed=S.Box(-np.inf, np.inf, shape, dtype)), "observation")
+    recorder: Any = make_recorder(S.Dict(speed=S.Box(-np.inf, np.inf, shape, dtype)), "observation")
     row = np.zeros(shape, np.asarray(value).dtype)
 
     def record_both():
@@ -180,7 +183,7 @@ def test_a_number_that_would_become_another_is_an_error_that_says_both(shape, dt
 
 def test_numbers_that_fit_are_converted():
     for dtype, value in ((np.float32, 2**24), (np.float32, 2.0**100), (np.float64, 2**63), (np.float32, 16777217.5)):
-        recorder = make_recorder(S.Box(-np.inf, np.inf, (2,), dtype), "observation")
+        recorder: Any = make_recorder(S.Box(-np.inf, np.inf, (2,), dtype), "observation")
         recorder.record(np.array([value, 0.5]))
         recorder.record([value, 0.5])
         expected = np.array([[value, 0.5]] * 2).astype(dtype)
@@ -188,7 +191,7 @@ def test_numbers_that_fit_are_converted():
 
 
 def test_truncate_rewinds_and_clear_keeps_the_memory():
-    recorder = make_recorder(S.Dict(a=S.Discrete(9), b=S.Text(3)), "observation")
+    recorder: Any = make_recorder(S.Dict(a=S.Discrete(9), b=S.Text(3)), "observation")
     for number in range(6):
         recorder.record({"a": number, "b": str(number)})
     recorder.truncate(2)
@@ -203,7 +206,7 @@ def test_truncate_rewinds_and_clear_keeps_the_memory():
 
 
 def test_large_rows_are_views_of_memory_that_is_used_again():
-    recorder = make_recorder(IMAGES, "observation")
+    recorder: Any = make_recorder(IMAGES, "observation")
     recorder.record(np.full((70, 80), 3, np.uint8))
     first = recorder.view(0, 1)
     recorder.clear()
@@ -213,7 +216,7 @@ def test_large_rows_are_views_of_memory_that_is_used_again():
 
 
 def test_truncate_mends_a_value_that_failed_half_way():
-    recorder = make_recorder(S.Tuple([S.Discrete(3), S.Discrete(3)]), "observation")
+    recorder: Any = make_recorder(S.Tuple([S.Discrete(3), S.Discrete(3)]), "observation")
     recorder.record((1, 1))
     with pytest.raises(ObservationError):
         recorder.record((2, "x"))
@@ -229,7 +232,7 @@ def test_buffers_come_from_the_allocator():
         made.append((shape, dtype))
         return np.empty(shape, dtype)
 
-    recorder = make_recorder(S.Tuple([IMAGES, S.Discrete(3)]), "observation", ObservationError, allocate)
+    recorder: Any = make_recorder(S.Tuple([IMAGES, S.Discrete(3)]), "observation", ObservationError, allocate)
     for ticket in range(2):
         recorder.record((np.full((70, 80), ticket, np.uint8), ticket))
         rows = recorder.view(0, 1)[0]
@@ -240,7 +243,8 @@ def test_buffers_come_from_the_allocator():
     assert [(shape[1:], dtype) for shape, dtype in made] == 2 * [((70, 80), np.uint8)]
 
 
-FLOATS, BYTES = S.Box(-1, 1, (2,), np.float32), S.Box(0, 255, (2,), np.uint8)
+FLOATS: Any = S.Box(-1, 1, (2,), np.float32)
+BYTES: Any = S.Box(0, 255, (2,), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +301,7 @@ def test_values_that_fit_after_a_cast(space, value, stored):
     ],
 )
 def test_values_that_do_not_fit(space, value, words):
-    recorder = make_recorder(space, "observation")
+    recorder: Any = make_recorder(space, "observation")
     with pytest.raises(ObservationError, match=words):
         recorder.record(value)
 
@@ -332,8 +336,9 @@ def test_the_first_action_outside_its_space_is_found(space, values, index):
 
 def test_the_message_names_leaf_value_and_space():
     space = S.Dict(a=S.Discrete(2))
-    _, message = check_actions(space, {"a": np.array([5])})
-    assert re.search(r"action\['a'\].*5.*Discrete\(2\)", message)
+    found = check_actions(space, {"a": np.array([5])})
+    assert found is not None
+    assert re.search(r"action\['a'\].*5.*Discrete\(2\)", found[1])
 
 
 def test_validate_prints_both():
@@ -348,7 +353,7 @@ def test_validate_prints_both():
 
 
 def test_empty_has_the_shapes():
-    tree = empty(S.Dict(a=FLOATS, b=S.Text(3)))
+    tree: Any = empty(S.Dict(a=FLOATS, b=S.Text(3)))
     assert tree["a"].shape == (0, 2)
     assert tree["b"].dtype == object
 
@@ -368,4 +373,4 @@ def test_equality_is_bit_for_bit():
 def test_padding():
     padded = trees.pad(np.array([1, 2, 3]), np.array([1, 2]), 3, -1)
     assert padded.tolist() == [[1, -1, -1], [2, 3, -1]]
-    assert trees.pad(np.zeros((0, 2)), np.zeros(0, np.int64), 3).shape == (0, 3, 2)
+    assert trees.pad(np.zeros((0, 2)), np.zeros(0, np.int64), 3).shape == (0, 3, 2)  # type: ignore[comparison-overlap]

@@ -184,7 +184,7 @@ def test_a_message_longer_than_the_pipe_is_read_to_its_end():
     thread.start()
     reader, found = MessageReader(read_end), []
     while len(found) < 3:
-        found += reader.read()
+        found += reader.read() or []
     assert found == messages
     thread.join()
     os.close(write_end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from typing import Any
 
 import cloudpickle
 import gymnasium
@@ -63,13 +64,15 @@ class Tasked(Scripted):
 
 
 class Unhashable(Tasked):
-    __hash__ = None
+    __hash__: Any = None
 
     def __eq__(self, other):
         return NotImplemented
 
 
 class TaskWrapper(gymnasium.Wrapper):
+    env: Any
+
     def set_task(self, task):
         self.env.unwrapped.task = ("wrapped", task)
 
@@ -117,7 +120,7 @@ class TestFactories:
 
     def test_takes_a_callable(self):
         with pytest.raises(TypeError, match="NewEnvUpdate takes a callable that makes an environment, not a str"):
-            NewEnvUpdate("CartPole-v1")
+            NewEnvUpdate("CartPole-v1")  # type: ignore[arg-type]
 
     def test_a_failing_close_is_told_apart(self):
         with pytest.raises(
@@ -146,7 +149,7 @@ class TestExisting:
 
     def test_takes_an_environment(self):
         with pytest.raises(TypeError, match=r"takes a gymnasium.Env, not the class Scripted"):
-            ExistingEnvUpdate(Scripted)
+            ExistingEnvUpdate(Scripted)  # type: ignore[arg-type]
 
     def test_arguments_are_too_late(self):
         with pytest.raises(UsageError, match="but a Scripted is there already"):
@@ -163,7 +166,7 @@ class TestSetTask:
         assert made(SetTaskUpdate(Tasked, 2), env) is env
         assert (env.task, env.closed) == (2, 0)
 
-    @pytest.mark.parametrize("source", [lambda: Tasked(), EnvSpec("Mine-v0", entry_point=Tasked), Tasked()])
+    @pytest.mark.parametrize("source", [lambda: Tasked(), EnvSpec("Mine-v0", entry_point=Tasked), Tasked()])  # type: ignore[arg-type]
     def test_any_source(self, source):
         env = made(SetTaskUpdate(source, 1))
         assert made(SetTaskUpdate(source, 2), env) is env
@@ -274,7 +277,7 @@ class TestAnythingElse:
 
     def test_updates_are_abstract(self):
         with pytest.raises(TypeError, match="abstract"):
-            EnvUpdate()
+            EnvUpdate()  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize(

@@ -66,19 +66,19 @@ def test_who_has_a_parameter_for_it_is_given_the_number(factory, arguments, give
 def test_outside_workers_the_number_is_0():
     with for_worker(3):
         pass
-    assert NewEnvUpdate(Numbered)(None).number == 0
+    assert NewEnvUpdate(Numbered)(None).number == 0  # type: ignore[attr-defined]
 
 
 def test_an_ids_entry_point_is_given_it():
-    gymnasium.register("Numbered-v3", entry_point=Numbered, kwargs={"task": 4})
+    gymnasium.register("Numbered-v3", entry_point=Numbered, kwargs={"task": 4})  # type: ignore[arg-type]
     try:
         update = as_env_update("Numbered-v3")
         assert isinstance(update, SpecEnvUpdate)
         with for_worker(3):
             env = update(None)
-        assert (env.unwrapped.number, env.unwrapped.task) == (3, 4)
+        assert (env.unwrapped.number, env.unwrapped.task) == (3, 4)  # type: ignore[attr-defined]
         with for_worker(3):
-            assert as_env_update("Numbered-v3", env_kwargs={"worker_number": 6})(None).unwrapped.number == 6
+            assert as_env_update("Numbered-v3", env_kwargs={"worker_number": 6})(None).unwrapped.number == 6  # type: ignore[attr-defined]
     finally:
         del gymnasium.registry["Numbered-v3"]
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
@@ -20,12 +22,12 @@ def engine(request):
 @pytest.fixture
 def make_sampler(engine):
     """A function that makes a sampler on the engine; all are closed in the end."""
-    made = []
+    made: list[Any] = []
 
     def make(agents=None, envs=Env, n_workers=2, **options):
         agents = Agent() if agents is None else agents
         if engine == "local":
-            sampler = LocalSampler(agents, envs, n_workers=n_workers, seed=5, **options)
+            sampler: Any = LocalSampler(agents, envs, n_workers=n_workers, seed=5, **options)
         else:
             sampler = MultiprocessingSampler(agents, envs, n_workers=n_workers, seed=5, start_method=engine, **options)
         made.append(sampler)

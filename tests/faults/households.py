@@ -123,7 +123,7 @@ class Household(ScriptedEnv):
         super().close()
 
 
-gymnasium.register("Household-v0", Household)
+gymnasium.register("Household-v0", Household)  # type: ignore[arg-type]
 
 
 def notes(folder: Path) -> dict[int, list[str]]:

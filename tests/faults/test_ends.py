@@ -224,7 +224,7 @@ SPAWN_IS_SLOW = ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.s
 def test_close_while_a_worker_is_being_started(monkeypatch, method):
     """By another thread, whose call it is; a start that takes long is not waited for."""
     started, go_on = threading.Event(), threading.Event()
-    launch, children, raised = links.launch, [], []
+    launch, children, raised = links.launch, [], []  # type: ignore[attr-defined]
 
     def launch_slowly(method, main, number, fds, threads):
         files = [os.fstat(fd).st_ino for fd in fds]

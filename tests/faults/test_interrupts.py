@@ -48,7 +48,7 @@ def raise_once(monkeypatch, owner, name, error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize(("owner", "place"), [(links.MessageReader, "read"), (processes, "send"), (links, "unframe")])
+@pytest.mark.parametrize(("owner", "place"), [(links.MessageReader, "read"), (processes, "send"), (links, "unframe")])  # type: ignore[attr-defined]
 @pytest.mark.parametrize("call", ["obtain", "stream"])
 def test_a_break_inside_a_call(sampler, monkeypatch, error, owner, place, call):
     raise_once(monkeypatch, owner, place, error)

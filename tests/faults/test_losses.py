@@ -71,7 +71,7 @@ def test_several_deaths_of_several_kinds_in_one_call(tmp_path):
     kinds = ["kill", "abort", "exit", "kill", "kill"]
     faults = Faults(
         tmp_path,
-        *(Fault(kind, trajectory=2 * index, step=index + 1) for index, kind in enumerate(kinds)),
+        *(Fault(kind, trajectory=2 * index, step=index + 1) for index, kind in enumerate(kinds)),  # type: ignore[arg-type]
         Fault("kill", "reset", trajectory=9),
         Fault("kill", "action", trajectory=11, step=4),
         seed=SEED,

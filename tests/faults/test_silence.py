@@ -60,14 +60,14 @@ def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path):
         pids = sampler.worker_pids()
         begin = time.monotonic()
     # One deadline for the kind part, and one for the rest: not one for each worker.
-    assert time.monotonic() - begin < processes.STUCK_SECONDS + 0.25 + 2 * processes.END_SECONDS
+    assert time.monotonic() - begin < processes.STUCK_SECONDS + 0.25 + 2 * processes.END_SECONDS  # type: ignore[attr-defined]
     assert gone_within(pids, 2)
 
 
 @pytest.fixture
 def give_up(monkeypatch):
     """A function that lets the fork server's next answer be taken for late; those of its successor are waited for."""
-    real, left = worker_child.readable_within, []
+    real, left = worker_child.readable_within, []  # type: ignore[attr-defined]
 
     def readable_within(fd, timeout):
         return left.pop() if left and timeout == worker_child._ANSWER_SECONDS else real(fd, timeout)
@@ -228,7 +228,7 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(method, caplog):
         worker = sampler.worker_pids()[0]
         os.kill(parent_of(worker), signal.SIGKILL)
         # Until it can be seen, which takes the server that reaps it: or the call might end before.
-        assert descriptors.readable_within(sampler._session.engine._links[0].child._fd, 5)
+        assert descriptors.readable_within(sampler._session.engine._links[0].child._fd, 5)  # type: ignore[attr-defined]
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert gone_within([worker], 2)
         # Another one takes its place when there is work for it: here, or in the next call.

@@ -30,7 +30,7 @@ def assert_nothing_new(processes, files):
 
 
 def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
-    launch, await_start, said = links.launch, worker_child.WorkerChild.await_start, []
+    launch, await_start, said = links.launch, worker_child.WorkerChild.await_start, []  # type: ignore[attr-defined]
 
     def asking(method, main, number, *rest):
         said.append(f"ask for {number}")
@@ -50,7 +50,7 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_nothing_is_left_when_a_worker_cannot_be_asked_for(monkeypatch, method, error):
-    launch = links.launch
+    launch = links.launch  # type: ignore[attr-defined]
 
     def fail(method, main, number, *rest):
         if number == 2:
@@ -69,7 +69,7 @@ def test_nothing_is_left_when_a_worker_cannot_be_asked_for(monkeypatch, method, 
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_nothing_is_left_when_a_worker_cannot_be_known(monkeypatch, method, failing):
     """The process runs, and there is no descriptor left for it."""
-    open_pidfd, pids = worker_child.open_pidfd, []
+    open_pidfd, pids = worker_child.open_pidfd, []  # type: ignore[attr-defined]
 
     def fail(pid):
         pids.append(pid)

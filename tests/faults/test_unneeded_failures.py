@@ -87,7 +87,7 @@ def test_losses_count_and_trajectories_are_left_out_in_the_same_order(options: d
 
 
 def test_with_blocks_that_are_run_side_by_side() -> None:
-    vec = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
+    vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}
     expected = compare(lambda *given, **others: MultiprocessingSampler(*given, n_workers=3, **others), 6, **vec)
     assert any(isinstance(one, tuple) for one in expected)
     assert any(not isinstance(one, tuple) for one in expected)

@@ -87,13 +87,13 @@ def _damage_a_file(
 
 def _damage_a_manifest(folder: Path, chance: random.Random, counts: Counter[str]) -> None:
     manifest = (folder / MANIFEST).read_bytes()
-    whole = streamsampler.load(folder).to_batch()
+    whole = streamsampler.TrajectoryFolder(folder).to_batch()
     changed = damaged_bytes(manifest, chance)
     if chance.random() < 0.7:
         changed = json.dumps(damaged_json(json.loads(manifest), chance)).encode()
     try:
         (folder / MANIFEST).write_bytes(changed)
-        assert streamsampler.load(folder).to_batch() == whole
+        assert streamsampler.TrajectoryFolder(folder).to_batch() == whole
         counts["manifests read"] += 1
     except StorageError:
         counts["manifests refused"] += 1

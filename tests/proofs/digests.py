@@ -100,7 +100,7 @@ def _sampler(draw: random.Random, world: dict[str, Any], seed: int) -> Any:
     options = {"n_workers": n_workers, "seed": seed, **world["options"]}
     if draw.random() < 0.2 and not isinstance(envs, Vector):  # which ends its trajectories itself
         options["max_episode_length"] = draw.choice([1, 4, 9])
-    method = draw.choice(["local", "local", "forkserver", "forkserver", "forkserver", "spawn", "fork"])
+    method: Any = draw.choice(["local", "local", "forkserver", "forkserver", "forkserver", "spawn", "fork"])
     if method == "local":
         return LocalSampler(agents, envs, **options)
     return MultiprocessingSampler(agents, envs, start_method=method, **options)

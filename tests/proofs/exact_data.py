@@ -23,7 +23,7 @@ from streamsampler.seeding import Stream, derived_seed
 PROGRAMS = {"short": 60, "long": 2_000}
 N = 7  # trajectories
 FLOATS = S.Box(-np.inf, np.inf, (3,), np.float32)
-OBSERVATIONS = [
+OBSERVATIONS: list[Any] = [
     FLOATS,
     S.Box(-np.inf, np.inf, (2, 2), np.float64),
     S.Box(-np.inf, np.inf, (), np.float32),
@@ -55,7 +55,7 @@ def said(
         return wide, None
     form = rng.integers(7)
     if form == 1 and floats:
-        wide = rng.normal(size=array.shape).astype([np.float64, np.float16, ">f8"][rng.integers(3)])
+        wide = rng.normal(size=array.shape).astype(["f8", "f2", ">f8"][rng.integers(3)])
         wide = np.asarray(np.clip(wide, -1, 1))
         return wide, wide.astype(array.dtype)
     if form == 2:
@@ -127,7 +127,7 @@ class Told(gymnasium.Env[Any, Any]):
         self.t += 1
         reward = [0.5, 3, np.float32(0.25), np.int16(2), np.array(1.5), True, 2**53][self.rng.integers(7)]
         ends = [True, np.True_, 1, np.array(True)][self.rng.integers(4)] if self.t == self.length else False
-        flags = (ends, np.False_) if self.rng.random() < 0.5 else (False, ends)
+        flags: Any = (ends, np.False_) if self.rng.random() < 0.5 else (False, ends)
         if odd["terminated"]:
             flags = [(None, False), (False, "no"), (2, False)][self.rng.integers(3)]
         info: Any = self._info()
@@ -222,7 +222,7 @@ def samplers(program: int, wrong: tuple[int, int, str] | None = None) -> list[An
     """Return one sampler of each kind."""
     vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 4}}
     options: dict[str, Any] = {"seed": program, "check": "error" if wrong else None}
-    made = [
+    made: list[Any] = [
         LocalSampler(Chooses(program), lambda: Told(program, wrong), **options),
         LocalSampler(Chooses(program), lambda: Told(program, wrong), n_workers=2, **vec, **options),
     ]

@@ -86,7 +86,7 @@ def outcomes(sampler: Any, n_calls: int, n_streams: int) -> list[Any]:
 
 def compare(name: str, workers: list[int], n_calls: int, n_streams: int, tally: Tally, **options: Any) -> None:
     """Make the same calls on a `LocalSampler`, twice, and on processes."""
-    local = partial(LocalSampler, above_half, ENV, seed=SEED, **options)
+    local: Any = partial(LocalSampler, above_half, ENV, seed=SEED, **options)
     expected = outcomes(local(), n_calls, n_streams)
     samplers = {f"{name}, local": local, f"{name}, local as 3": partial(local, n_workers=3)} | {
         f"{name}, {n} workers": partial(MultiprocessingSampler, above_half, ENV, seed=SEED, n_workers=n, **options)

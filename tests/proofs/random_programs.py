@@ -86,7 +86,7 @@ class Program:
     agents: Any
     envs: Any
     options: dict[str, Any]
-    start_method: str
+    start_method: Any
     kills: int
     stops: int
     steps: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -117,7 +117,8 @@ class Author:
         return self.dice.choice([PerWorker, list])(items)
 
     def program(self) -> Program:
-        dice, options = self.dice, {"seed": self.dice.randrange(10**6)}
+        dice = self.dice
+        options: dict[str, Any] = {"seed": dice.randrange(10**6)}
         if self.vec:
             args: dict[str, Any] = {"n_envs": dice.randint(1, 4)}
             args |= {"block_size": args["n_envs"] * dice.randint(1, 3)} if dice.random() < 0.4 else {}

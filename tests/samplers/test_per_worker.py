@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -60,7 +61,7 @@ def actions_by_worker(batch):
 
 
 W, B = np.full(2, 2.0), np.full(1, 3.0)
-LISTS = {
+LISTS: dict[str, Any] = {
     "arrays": [W, B],
     "tuples": [(W, B), (W, B)],
     "dicts": [{"w": W}, {"w": B}],
@@ -152,7 +153,7 @@ def test_an_item_that_is_nothing_of_the_kind_is_refused():
 def test_items_in_no_order_are_refused():
     for items in ({"a": 1}, {1, 2}, "ab", b"ab", 3, None, PerWorker([1])):
         with pytest.raises(UsageError, match=f"PerWorker takes a list .*, not a {type(items).__qualname__}"):
-            PerWorker(items)
+            PerWorker(items)  # type: ignore[arg-type]
 
 
 def test_is_a_sequence_of_its_items():

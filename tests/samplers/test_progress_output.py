@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -120,7 +120,7 @@ class Shown:
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Shown:
     """This process as a notebook's kernel, without tqdm."""
     shell, shown = types.SimpleNamespace(config={"IPKernelApp": {}}), Shown()
     ipython: Any = types.ModuleType("IPython")

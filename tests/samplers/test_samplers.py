@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import types
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -37,7 +38,7 @@ from streamsampler.errors import (
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.scripted.failing import Agent, Env
 
-SAMPLERS = [LocalSampler, functools.partial(MultiprocessingSampler, start_method="forkserver")]
+SAMPLERS: list[Any] = [LocalSampler, functools.partial(MultiprocessingSampler, start_method="forkserver")]
 
 
 @pytest.fixture(params=SAMPLERS, ids=["local", "processes"])
@@ -119,7 +120,7 @@ def test_other_bad_arguments(make):
     with pytest.raises(UsageError, match="worker_class"):
         make(Agent(), Env, worker_class=dict)
     with pytest.raises(UsageError, match="start_method must be one of fork, spawn, forkserver"):
-        MultiprocessingSampler(Agent(), Env, start_method="thread")
+        MultiprocessingSampler(Agent(), Env, start_method="thread")  # type: ignore[arg-type]
 
 
 def test_calls_after_close(make):

@@ -1,5 +1,7 @@
 """Who comes and goes, with workers that are only told about."""
 
+from typing import Any
+
 import pytest
 
 from streamsampler.engines.base import Died
@@ -45,12 +47,13 @@ class Course:
 
     def __init__(self, **policy):
         self.now = 0.0
-        self.engine = Workers()
+        self.engine: Any = Workers()
         self.supervisor = Supervisor(self.engine, Policy(**policy), lambda: self.now)
 
     def until_killed(self, limit=100):
         for _ in range(limit):
             planned = self.supervisor.planned(None)
+            assert planned is not None
             self.now += planned
             self.supervisor.waited(planned, planned, lambda: {0: TICKET})
             if self.engine.killed:

@@ -117,7 +117,7 @@ def test_whenever_a_worker_asks_it_ends_up_with_what_is_in_force(events):
         if isinstance(event, str):
             serial += 1
             payload = f"{event} {serial}"
-            updates.put(event, payload)
+            updates.put(event, payload)  # type: ignore[arg-type]
             in_force[event] = payload
             if event == "agent":
                 in_force.pop("parameters", None)

@@ -15,6 +15,7 @@ def test_pace_follows_a_policy_that_learns():
     pace.add([20] * 1000, 1.0)
     assert pace.timesteps == pytest.approx(20)
     pace.add([500] * 1000, 25.0)
+    assert pace.timesteps is not None
     assert pace.timesteps > 400
     assert pace.seconds == pytest.approx(0.02, rel=0.3)
     before = pace.timesteps
@@ -44,7 +45,7 @@ def test_each_worker_has_a_speed_of_its_own():
     pace.add([10, 10], 0.2, worker=0)
     assert pace.seconds_with(1) is None
     pace.add([30], 1.2, worker=1)
-    mean = pace.timesteps
+    mean = pace.timesteps or 0.0
     assert pace.seconds_with(0) == pytest.approx(0.01 * mean)
     assert pace.seconds_with(1) == pytest.approx(0.04 * mean), "per timestep: its trajectory was longer, too"
     assert pace.slowness(1) == pytest.approx(4 * pace.slowness(0))

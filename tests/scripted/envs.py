@@ -83,7 +83,7 @@ class Wide(AnyLength):
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         _, *rest = super().step(action)
-        return np.full(2_000, self.t, np.float32), *rest
+        return (np.full(2_000, self.t, np.float32), *rest)  # type: ignore[return-value]
 
 
 class SlowOne(AnyLength):
@@ -185,7 +185,7 @@ class Marathon(Steps):
 # ---------------------------------------------------------------------- data
 
 
-class Nested(gymnasium.Env[Any, int]):
+class Nested(gymnasium.Env[Any, Any]):
     """Has nested observations, infos that come and go, and both ends."""
 
     observation_space = spaces.Dict(
@@ -372,7 +372,7 @@ class Scripted(gymnasium.Env[Any, Any]):
     ) -> None:
         self.scripts = list(scripts)
         self.observation_space = observation_space
-        self.buffer = np.empty(observation_space.shape, observation_space.dtype) if reuse else None
+        self.buffer = np.empty_like(scripts[0].observations[0]) if reuse else None
         self.info_buffer = np.empty(2)
 
     def _observe(self) -> Any:

@@ -25,7 +25,7 @@ class Vector:
 class OneSeed(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Counts up to a number of its own in each slot; takes one seed for all, and reuses its arrays."""
 
-    metadata: ClassVar = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # type: ignore[misc]
 
     def __init__(self, num_envs: int = 3) -> None:
         self.num_envs = num_envs

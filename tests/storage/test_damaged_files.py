@@ -143,14 +143,14 @@ def folder(tmp_path_factory):
 def test_manifests_that_change(folder, seed):
     """What comes back is the right data, or a `StorageError` when it is opened or read."""
     chance = random.Random(seed)
-    whole = streamsampler.load(folder).to_batch()
+    whole = streamsampler.TrajectoryFolder(folder).to_batch()
     manifest = (folder / MANIFEST).read_bytes()
     facts = damaged_json(json.loads(manifest), chance)
     changed = damaged_bytes(manifest, chance) if chance.random() < 0.5 else json.dumps(facts).encode()
     try:
         (folder / MANIFEST).write_bytes(changed)
         with contextlib.suppress(StorageError):
-            opened = streamsampler.load(folder)
+            opened = streamsampler.TrajectoryFolder(folder)
             assert opened.to_batch() == whole
             assert (len(opened), opened.n_timesteps) == (len(whole), whole.n_timesteps)
     finally:

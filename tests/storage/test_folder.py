@@ -42,7 +42,7 @@ def loaded(monkeypatch):
 
 
 def test_a_folder_is_the_batch(batch, path):
-    folder = streamsampler.load(path)
+    folder = streamsampler.TrajectoryFolder(path)
     assert isinstance(folder, TrajectoryFolder)
     assert (len(folder), folder.n_trajectories, folder.n_timesteps) == (9, 9, sum(LENGTHS))
     assert (folder.complete, folder.seed, folder.provenance) == (True, 7, {"environment": "X"})
@@ -70,7 +70,7 @@ def test_there_is_nothing_behind_the_end(path, index):
 
 
 def test_one_shard_is_loaded_at_a_time_and_only_when_it_is_needed(path, loaded):
-    folder = streamsampler.load(path)
+    folder = streamsampler.TrajectoryFolder(path)
     assert len(folder) == 9
     assert loaded == []
     one = folder[4]
@@ -84,12 +84,12 @@ def test_one_shard_is_loaded_at_a_time_and_only_when_it_is_needed(path, loaded):
 
 
 def test_the_shard_before_is_let_go_of_first(path, monkeypatch):
-    folder = streamsampler.load(path)
+    folder = streamsampler.TrajectoryFolder(path)
     first = folder.shards[0]
     assert first is folder.shards[0]
 
     def load(_):
-        assert folder.shards._last is None
+        assert folder.shards._last is None  # type: ignore[attr-defined]
         raise MemoryError
 
     monkeypatch.setattr(storage, "load_with_header", load)
@@ -100,7 +100,7 @@ def test_the_shard_before_is_let_go_of_first(path, monkeypatch):
 def test_what_is_incomplete_is_as_far_as_it_got(batch, tmp_path):
     with ShardWriter(tmp_path / "folder") as writer:
         writer.begin(WANTED)
-        empty = streamsampler.load(tmp_path / "folder")
+        empty = streamsampler.TrajectoryFolder(tmp_path / "folder")
         assert len(empty) == 0
         for nothing in (empty.to_batch, lambda: empty[:]):
             with pytest.raises(DataError, match="folder holds no trajectories yet"):
@@ -108,7 +108,7 @@ def test_what_is_incomplete_is_as_far_as_it_got(batch, tmp_path):
         writer.write(batch[:3])
     # As one that the manifest does not list yet.
     storage.save(batch[3:6], tmp_path / "folder" / shard_name(1), provenance=WANTED.provenance)
-    folder = streamsampler.load(tmp_path / "folder")
+    folder = streamsampler.TrajectoryFolder(tmp_path / "folder")
     assert not folder.complete
     assert "incomplete" in repr(folder)
     assert folder.to_batch() == batch[:6]
@@ -148,7 +148,7 @@ def test_a_manifest_that_is_damaged(path, change, words):
 
 
 def test_shards_that_are_missing_or_damaged_are_named(path):
-    folder = streamsampler.load(path)
+    folder = streamsampler.TrajectoryFolder(path)
     (path / shard_name(1)).unlink()
     assert folder[0].indices == 0
     with pytest.raises(StorageError, match=r"shard-000001\.npz is missing"):

@@ -93,7 +93,7 @@ def test_spaces_come_back(space):
         S.Box(np.array([-np.inf, 0.1], np.float32), np.array([3, np.inf], np.float32)),
         S.Box(0, 255, (2, 2, 3), np.uint8),
         S.Box(0.1, 0.7, (), np.float64),
-        S.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, 4]]),
+        S.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[1, 2], [3, 4]])),
         S.MultiDiscrete([2, 3], dtype=np.int32),
         S.MultiBinary(3),
         S.MultiBinary([2, 3]),
@@ -105,8 +105,8 @@ def test_every_detail_of_a_space(space):
     assert again == space
     assert again.dtype == space.dtype
     if isinstance(space, S.Box):
-        assert trees.equal(again.low, space.low)
-        assert trees.equal(again.high, space.high)
+        assert trees.equal(again.low, space.low)  # type: ignore[attr-defined]
+        assert trees.equal(again.high, space.high)  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be_written(batch, tmp_path):

@@ -214,6 +214,7 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_folder_locked(tmp_path):
         os.read(ready, 1)
         with pytest.raises(StorageError, match="another process"):
             ShardWriter(tmp_path / "folder")
+        assert writer._descriptor is not None
         os.close(writer._descriptor)  # all that becomes of it when its process is killed
         writer._descriptor = None
         ShardWriter(tmp_path / "folder").close()

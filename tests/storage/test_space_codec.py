@@ -78,7 +78,7 @@ def test_values_come_back_and_what_the_space_was_is_told(batch, tmp_path):
     loaded = load(path)
     assert trees.same(loaded.observations, batch.observations)
     assert set(loaded.observations["mission"]) <= {"get the red key", "get the blue key"}
-    mission = loaded.observation_space["mission"]
+    mission = loaded.observation_space["mission"]  # type: ignore[index]
     assert isinstance(mission, OpaqueSpace)
     assert mission.class_name == f"{__name__}.Mission"
     assert mission.attributes == {
@@ -88,7 +88,7 @@ def test_values_come_back_and_what_the_space_was_is_told(batch, tmp_path):
     assert repr(mission) == (
         f"OpaqueSpace({__name__}.Mission, say=<builtins.function {__name__}.say>, colours=['red', 'blue'])"
     )
-    assert loaded.observation_space["steps"] == STEPS, "its class is here, and the file has all of it"
+    assert loaded.observation_space["steps"] == STEPS, "its class is here, and the file has all of it"  # type: ignore[index]
 
     assert load(path) == loaded
     assert pickle.loads(pickle.dumps(loaded)) == copy.deepcopy(loaded) == loaded
@@ -159,7 +159,7 @@ def test_gymnasiums_spaces_of_objects(space, tmp_path):
     batch = batch_of(tickets([2, 3], [], space), space)
     loaded = load(save(batch, tmp_path / "a.npz"))
     assert loaded == batch
-    assert type(loaded.observation_space["it"]) is type(space["it"])
+    assert type(loaded.observation_space["it"]) is type(space["it"])  # type: ignore[index]
 
 
 class Things(Mission):

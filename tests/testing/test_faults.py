@@ -201,8 +201,8 @@ def test_scripted_lengths_shapes_and_parameters():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda folder: Fault("explode"), "one of raise, system_exit"),
-        (lambda folder: Fault("kill", "nowhere"), "one of construct, reset"),
+        (lambda folder: Fault("explode"), "one of raise, system_exit"),  # type: ignore[arg-type]
+        (lambda folder: Fault("kill", "nowhere"), "one of construct, reset"),  # type: ignore[arg-type]
         (lambda folder: Fault("kill", "close", trajectory=1), "leave trajectory=1 out"),
         (lambda folder: Fault("kill", trajectory=-1), "trajectory is at least 0, got -1"),
         (lambda folder: Fault("kill", step=0), "step is at least 1, got 0"),

@@ -164,7 +164,7 @@ def test_a_limit_truncates_at_its_timestep(limit):
 
 @pytest.mark.parametrize("at", [1, 64, 65, 150, 200])
 def test_a_newer_version_ends_the_rollout_within_its_timestep(at):
-    board = None
+    board: Any = None
 
     def on_step(total):
         if total == at:
@@ -180,7 +180,7 @@ def test_a_newer_version_ends_the_rollout_within_its_timestep(at):
 
 def test_progress_is_exact_for_who_watches():
     seen, watched = [], []
-    board = None
+    board: Any = None
 
     def on_step(total):
         seen.append(board.progress(0).timesteps)
@@ -206,7 +206,7 @@ def test_seconds_are_the_whole_of_it():
 def test_what_was_abandoned_took_its_time(monkeypatch):
     """Also the timesteps in between those that were timed."""
     now = 0.0
-    board = None
+    board: Any = None
 
     def on_step(total):
         nonlocal now

@@ -23,7 +23,7 @@ THREE = [3, 0, 2**40]
 def test_seeds_tell_how_many_and_become_plain_integers(seeds):
     n, episodes = given_episodes(None, seeds, None)
     assert (n, episodes.seeds, episodes.is_fixed) == (3, (3, 0, 2**40), True)
-    assert set(map(type, episodes.seeds)) == {int}
+    assert set(map(type, episodes.seeds or ())) == {int}
     assert episodes.seeds_of(DERIVED, range(2, 4)) == [2**40, DERIVED[3]]
 
 
@@ -73,5 +73,5 @@ def test_options_for_all_or_for_each():
 
 def test_an_environment_may_change_what_it_gets():
     episodes = Episodes(options={"level": [1]})
-    episodes.options_of(0)["level"].append(2)
+    episodes.options_of(0)["level"].append(2)  # type: ignore[index]
     assert episodes.options_of(0) == {"level": [1]}

@@ -69,7 +69,7 @@ def check(make_env, monkeypatch):
     worker = DefaultWorker(context_of(check="error"))
     worker.update_env(as_env_update(make_env))
     space = worker.spaces[1]
-    worker.update_agent(lambda _: space.sample() if isinstance(space, spaces.Box) else np.random.randint(space.n))
+    worker.update_agent(lambda _: space.sample() if isinstance(space, spaces.Box) else np.random.randint(space.n))  # type: ignore[attr-defined]
     space.seed(0)
     return purity.check_purity(worker, CheckOrder(), 1, TrajectorySeeds(0, 1).of).checked
 

@@ -19,7 +19,7 @@ def dropping(env: Env, rebuild: Any = None) -> tuple[Any, Any, list[int]]:
 
 def test_what_raised_when_nobody_wanted_it_any_more_is_made_anew_for_who_comes_next():
     """Or it would depend on the time what the next version's trajectories are run in."""
-    board = None
+    board: Any = None
 
     def on_step(total):
         if total == 150:

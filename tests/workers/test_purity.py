@@ -1,5 +1,7 @@
 """Checking that a trajectory depends on its seed alone, in one worker."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ CARRIED = {
 class Carrying(gymnasium.Env):
     """Lasts five steps, and carries the number of its trajectories into one of the things that it tells."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    observation_space: Any = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = spaces.Discrete(2)
 
     def __init__(self, into="", length=5):
@@ -270,7 +272,7 @@ def test_nan_and_what_cannot_be_compared_are_no_difference(make_worker):
 
 def test_a_worker_of_another_kind_is_not_checked(board):
     class Mine(Worker):
-        spaces = None
+        spaces: Any = None
 
         def update_agent(self, agent_update): ...
         def update_env(self, env_update): ...

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import types
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -153,7 +154,7 @@ class Late(Summing):
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        torch = types.ModuleType("torch")
+        torch: Any = types.ModuleType("torch")
         torch.number = 7
 
         def set_num_threads(number):

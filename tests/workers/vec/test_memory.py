@@ -40,7 +40,7 @@ class Summing:
     """
 
     def __init__(self):
-        self.memory = None
+        self.memory: Any = None
         self.masks = []
 
     def reset(self, do_resets=None):
@@ -69,7 +69,7 @@ class Rllab(Summing):
 class Seeded(Summing):
     """Is told a seed besides, and demands the mask."""
 
-    def reset(self, do_resets, seed):
+    def reset(self, do_resets, seed):  # type: ignore[override]
         super().reset(do_resets)
         self.seeds = [*getattr(self, "seeds", []), seed]
 
@@ -81,7 +81,7 @@ class Seeded(Summing):
 class BySlot(Summing):
     """Wants the slots besides."""
 
-    def get_actions(self, observations, slots):
+    def get_actions(self, observations, slots):  # type: ignore[override]
         assert slots.tolist() == list(range(len(self.memory)))
         return super().get_actions(observations)
 
@@ -142,7 +142,7 @@ def test_who_says_slots_and_starts_is_told_those():
 
 
 class ResetWithoutAnything(Summing):
-    def reset(self):
+    def reset(self):  # type: ignore[override]
         super().reset()
 
     def get_actions(self, observations):

@@ -1,6 +1,7 @@
 """Several environments per worker: the same trajectories, whole blocks, and errors that name the one at fault."""
 
 import logging
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -233,7 +234,7 @@ def test_all_environments_are_closed():
     worker.update_env(NewEnvUpdate(Closing))
     assert len(set(closed)) == 4
     with pytest.raises(ZeroDivisionError):
-        worker.update_env(NewEnvUpdate(lambda: 1 / 0))
+        worker.update_env(NewEnvUpdate(lambda: 1 / 0))  # type: ignore[arg-type, return-value]
     assert len(set(closed)) == 8
     worker.update_env(NewEnvUpdate(Closing))
     worker.shutdown()
@@ -267,7 +268,7 @@ class Breaking(Drawn):
                 case "recording the trajectory":
                     observation = np.zeros((2, 3), np.float32)
                 case "a reward":
-                    reward = "much"
+                    reward = "much"  # type: ignore[assignment]
                 case "four values":
                     return observation, reward, False, False
         return observation, reward, *rest
@@ -334,6 +335,8 @@ def test_an_action_outside_its_space_is_found_in_its_trajectory():
     box = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
 
     class Growing:
+        steps = 0
+
         def get_action(self, observation):
             raise AssertionError
 
@@ -371,9 +374,9 @@ def test_environments_get_integers_as_their_space_draws_them():
     """Gymnasium checks those faster than integers of Python."""
 
     class Strict(Steps):
-        def step(self, action):
+        def step(self, action: Any):
             assert type(action) is np.int64
-            return super().step(action)
+            return super().step(int(action))
 
     with vec(Remembering(), Strict) as sampler:
         assert len(sampler.obtain_trajectories(3)) == 3
