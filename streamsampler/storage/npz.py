@@ -53,7 +53,7 @@ whose key `$` names its kind:
 - `{"$": "float", "bits": hex}`: NaN or an infinity; the 8 bytes of the double, big-endian, in hexadecimal digits.
 - `{"$": "complex", "parts": [real, imaginary]}`. `{"$": "bytes", "base64": text}`.
 - `{"$": "tuple" | "set" | "frozenset", "items": [value]}`. `{"$": "dict", "items": [[key, value]]}`.
-- `{"$": "array", "dtype": descr, "shape": [int], "base64": text}`: in C order; `descr` is NumPy's, such as "<f4".
+- `{"$": "array", "dtype": descr, "shape": [int], "base64": text}`: in C order; `descr` is NumPy's, such as `"<f4"`.
   `{"$": "scalar", ...}` is the same with an empty shape. `{"$": "objects", "shape": [int], "items": [value]}`.
 - `{"$": "graph", "parts": [nodes, edges, edge links]}`: a value of a Graph space.
 

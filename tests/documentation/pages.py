@@ -4,6 +4,7 @@ A page for each public module, and links from backticked names to what they name
 link, or a full name of this package in backticks, that leads nowhere.
 """
 
+import functools
 import html
 import pathlib
 import re
@@ -32,6 +33,8 @@ def build(folder):
     for name in streamsampler.__all__:
         getattr(streamsampler, name)  # pdoc does not look for names that a module imports on demand
     pdoc.render.configure(docformat="google", show_source=False)
+    filters = pdoc.render.env.filters
+    filters["linkify"] = keep_suffixes(filters["linkify"])
     names = [".".join(filter(None, ("streamsampler", name))) for name in MODULES]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -51,6 +54,16 @@ def build(folder):
     wrong = [text for warning in warned if not RECURSIVE.match(text := str(warning.message))]
     wrong += [f"{path.relative_to(folder)}: {what}" for path in linked for what in dead_ends(path, linked)]
     return sorted(set(wrong))
+
+
+def keep_suffixes(linkify):
+    """Return the filter of pdoc that makes links, changed: `.npz` is a suffix of files, not a module."""
+
+    @functools.wraps(linkify)
+    def keeping(context, code, *args, **kwargs):
+        return linkify(context, code.replace(".npz", "\0npz"), *args, **kwargs).replace("\0npz", ".npz")
+
+    return keeping
 
 
 def places(folder, pages):
