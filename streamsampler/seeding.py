@@ -1,4 +1,4 @@
-"""Trajectory seeds, and seeding the generators a rollout may use.
+"""Derive the seeds of trajectories, and of the generators that a trajectory draws from.
 
 A trajectory draws everything from one integer: its trajectory seed, a fixed function of the sampler's seed, the agent
 version and the trajectory index. The numbers this module gives are part of the package's promise: changing a constant
@@ -7,16 +7,9 @@ here changes every batch that was ever sampled.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import enum
-import functools
 import operator
-import os
-import random
-import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,8 +25,6 @@ __all__ = [
     "check_seed",
     "derived_seed",
     "fresh_seed",
-    "preserved_generators",
-    "seed_generators",
 ]
 
 SEED_BITS = 31
@@ -217,106 +208,3 @@ def derived_seed(trajectory_seed: int, stream: Stream) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return (z ^ (z >> 31)) >> (64 - SEED_BITS)
-
-
-def _loaded_torch() -> Any:
-    """The module torch if something imported it already (also half-way, in another thread), else None.
-
-    Importing it here would cost seconds and hundreds of megabytes where nothing uses it; and what has not imported it
-    cannot draw from its generator.
-    """
-    torch = sys.modules.get("torch")
-    return torch if hasattr(torch, "manual_seed") else None
-
-
-def seed_generators(trajectory_seed: int) -> None:
-    """Seeds the process's global generators for one trajectory: `random`, `numpy.random`, and torch's if it is loaded.
-
-    Args:
-        trajectory_seed: The trajectory seed.
-    """
-    random.seed(derived_seed(trajectory_seed, Stream.PYTHON))
-    np.random.seed(derived_seed(trajectory_seed, Stream.NUMPY))
-    torch = _loaded_torch()
-    if torch is not None:
-        _seed_torch(torch, derived_seed(trajectory_seed, Stream.TORCH))
-
-
-def _seed_torch(torch: Any, seed: int) -> None:
-    """Do what `torch.manual_seed` does, for the devices that there may be.
-
-    That one keeps the seed for devices of every kind that are not in use yet, with a stack trace for each kind. In a
-    worker this takes 0.4 ms, a quarter of what a network takes for a trajectory of 20 timesteps. But a torch uses the
-    one kind of devices that it was built for, if any, and only where there are some.
-    """
-    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
-    device = None if accelerator is None else accelerator.current_accelerator()
-    if accelerator is None or not (device is None or device.type == "cuda"):
-        torch.manual_seed(seed)
-        return
-    if device is not None and (torch.cuda.is_initialized() or _may_have_devices(hip=bool(torch.version.hip))):
-        torch.cuda.manual_seed_all(seed)
-    torch.default_generator.manual_seed(seed)
-
-
-def _may_have_devices(*, hip: bool) -> bool:
-    # Torch is not asked: where it cannot tell without using the driver, no process that is forked later may use it.
-    return _has_driver(hip=hip) and (hip or not _HIDDEN.match(os.environ.get("CUDA_VISIBLE_DEVICES", "0")))
-
-
-_HIDDEN = re.compile(r"\s*(-|$)")
-"""Values of CUDA_VISIBLE_DEVICES that hide all devices: nothing, and a list that begins with a negative number."""
-
-
-@functools.cache
-def _has_driver(*, hip: bool) -> bool:
-    if sys.platform != "linux":
-        return True  # not known
-    if hip:
-        return any(map(os.path.exists, ("/dev/kfd", "/dev/dxg")))
-    try:
-        ctypes.CDLL("libcuda.so.1")  # wherever it is, and whatever devices it drives; loading it uses none
-    except OSError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def preserved_generators() -> Iterator[None]:
-    """Leaves the global generators after the block as they were before it.
-
-    An in-process rollout seeds them, and the user's own program draws from the same ones.
-    """
-    python_state = random.getstate()
-    numpy_state = np.random.get_state(legacy=False)
-    torch_state = _TorchState()
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch_state.restore()
-
-
-class _TorchState:
-    """The state of torch's generators, on the CPU and on CUDA devices, as far as torch was loaded."""
-
-    def __init__(self) -> None:
-        torch = _loaded_torch()
-        self._cpu = None if torch is None else torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
-
-    def restore(self) -> None:
-        torch = _loaded_torch()
-        if torch is None:
-            return
-        if self._cpu is None:
-            # Loaded inside the block: a program that loads torch finds its generator seeded from entropy.
-            torch.seed()
-            return
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        else:
-            # Without a device in use, torch notes the last seed for when there is one: note the user's again, not ours.
-            torch.cuda.manual_seed_all(torch.initial_seed())

@@ -11,10 +11,10 @@ from typing import Any
 from streamsampler.engines.base import Answered, Engine, Event, Logged
 from streamsampler.errors import SerializationError
 from streamsampler.protocol.messages import Answer, Exit, Message, Start
-from streamsampler.seeding import preserved_generators
 from streamsampler.serialization import Payload, loads
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import StatusBoard, board_bytes
+from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.loop import WorkerLoop
 from streamsampler.workers.threads import ThreadLimit
 

@@ -15,10 +15,11 @@ from streamsampler.data.step_values import FLAGS
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.seeding import Stream, derived_seed, seed_generators
+from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, raised_in, step_error, summary_of, tell_where
+from streamsampler.workers.generators import seed_generators
 
 __all__ = ["DefaultWorker"]
 

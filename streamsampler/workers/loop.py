@@ -26,9 +26,10 @@ from streamsampler.protocol.messages import (
     Ticket,
 )
 from streamsampler.protocol.states import State, WorkerSide
-from streamsampler.seeding import TrajectorySeeds, seed_generators
+from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.explain import class_names, summary_of
+from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity
 

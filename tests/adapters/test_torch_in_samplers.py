@@ -14,7 +14,8 @@ from torch import nn
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.adapters.torch import TorchAgent
 from streamsampler.errors import RolloutError
-from streamsampler.seeding import Stream, derived_seed, seed_generators
+from streamsampler.seeding import Stream, derived_seed
+from streamsampler.workers.generators import seed_generators
 
 pytestmark = pytest.mark.extras
 
@@ -145,7 +146,7 @@ def test_processes_that_are_forked_later_may_use_devices():
     """Torch marks a process that has looked for them in certain ways; the mark says so only to those forked from it."""
     script = (
         "import os, sys, torch\n"
-        "from streamsampler.seeding import seed_generators\n"
+        "from streamsampler.workers.generators import seed_generators\n"
         "seed_generators(7)\n"
         "process = os.fork() or os._exit(torch.cuda._is_in_bad_fork())\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))\n"

@@ -22,9 +22,10 @@ from streamsampler.environments.updates import (
 from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
-from streamsampler.seeding import Stream, derived_seed, seed_generators
+from streamsampler.seeding import Stream, derived_seed
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
+from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.block import Block, Seconds
 from streamsampler.workers.vec.native import NativeRunner
