@@ -1,8 +1,8 @@
-"""Writes the results into benchmarks/README.md, and their overview into the README.
+"""Write the results into benchmarks/README.md, and their summary into the README.
 
-python -m benchmarks report [--check]     # --check only says whether it is up to date
+python -m benchmarks report [--check]     # --check only checks that they are up to date
 
-What stands between the two markers is replaced. Every figure comes from a file in `results`.
+The text between the two markers of each file is replaced. Every figure comes from a file in `results`.
 """
 
 import argparse
@@ -34,17 +34,18 @@ ORDER = (
     "scaling",
 )
 
-# What to say of limits, where they were measured.
+# Explanations of limits, for results that have them.
 _LIMITS = {
-    "least": "`least` is the least that collecting by calls takes: workers store whole trajectories in shared memory, "
-    "and the parent copies them and answers, and orders, checks, watches and makes good nothing.",
-    "least_uncopied": "`least_uncopied` leaves them where they are. The next batch is written over them; where each "
-    "batch is its caller's, new memory is needed for each: `least_uncopied_anew`.",
+    "least": "`least` is a lower bound for the cost of any parent that collects batches: workers write whole "
+    "trajectories to shared memory, the parent copies them and sends the next ticket. It orders, checks and restarts "
+    "nothing.",
+    "least_uncopied": "`least_uncopied` does not copy: the next batch overwrites the last one. "
+    "`least_uncopied_anew` has new memory for each batch, as it must where callers keep their batches.",
 }
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
-    """Load the questions' results, in the order in which they are to be told."""
+    """Load the results of the questions, in the order of the report."""
     paths = [folder / f"{name}.json" for name in ORDER]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
@@ -56,7 +57,7 @@ def _share(result: dict[str, Any] | None) -> str:
 
 
 def workloads_of(questions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Give the shares of the bare loop by workload; `order` has workloads of others, and asks something else."""
+    """Return the results by workload, without those of `order`, which compares something else on the same workloads."""
     return {
         name: results
         for question in questions
@@ -67,7 +68,7 @@ def workloads_of(questions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def overview(questions: list[dict[str, Any]]) -> tuple[str, list[str]]:
-    """Lay out every contender's share of the bare loop, by workload, and give the reasons of those that have none."""
+    """Return the table of every contender's share of the bare loop, and the reasons where a contender has none."""
     columns = workloads_of(questions)
     names = list(dict.fromkeys(name for results in columns.values() for name in results if name != "bare"))
     rows = [[name, *(_share(results.get(name)) for results in columns.values())] for name in names]
@@ -84,20 +85,20 @@ def overview(questions: list[dict[str, Any]]) -> tuple[str, list[str]]:
 
 
 def adjusted(by_workload: dict[str, dict[str, Any]]) -> list[str]:
-    """Say where the machine's own speed was divided out, and what this library's share would be without that."""
-    told = [
+    """Return what this library's share would be if the machine's own speed were not divided out."""
+    shown = [
         f"{workload} {plain['median']:.3f} (quartiles {plain['low']:.2f} to {plain['high']:.2f}; "
         f"with it {ratio['low']:.2f} to {ratio['high']:.2f})"
         for workload, results in by_workload.items()
         if (plain := results.get("ours", {}).get("plain_ratio")) and (ratio := results["ours"].get("ratio"))
     ]
-    if not told:
+    if not shown:
         return []
     return [
-        "This machine is shared, and up to twice as fast in one second as in the next. So each core times a few "
-        "additions every 20 ms, and contenders are compared at one and the same speed of the machine; how much of it "
-        "reaches them is estimated from the same measurements, once for all contenders of a workload. Without that, "
-        f"`ours` would read: {', '.join(told)}."
+        "This machine is shared: in one second it may be twice as fast as in the next. So each core times a few "
+        "additions every 20 ms, and the speeds of contenders are adjusted to one speed of the machine. How strongly a "
+        "contender follows the machine's speed is estimated from the same measurements, once for each workload. "
+        f"Without the adjustment, `ours` would be: {', '.join(shown)}."
     ]
 
 
@@ -110,10 +111,10 @@ def _described(machine: dict[str, Any]) -> str:
 
 
 def machines(measured: dict[str, dict[str, Any]]) -> list[str]:
-    """Say what questions were measured on: most of them first, and then the others by name.
+    """Return the machines: that of most questions first, then the others with the names of their questions.
 
     Args:
-        measured: The machine that each was measured on.
+        measured: The machine of each question.
     """
     names: dict[str, list[str]] = {}
     for name, machine in measured.items():
@@ -123,17 +124,17 @@ def machines(measured: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def section(questions: list[dict[str, Any]], charts: Path) -> str:
-    """Write the section's text, in Markdown."""
+    """Return the text of the results, in Markdown."""
     if not questions:
         return "Not measured yet: `python -m benchmarks`."
     shares, reasons = overview(questions)
     by_workload = workloads_of(questions)
     parts = [
-        "Timesteps per second as a share of the bare loop: `env.step(agent(observation))` in one process per core, all "
-        "at once, nothing recorded, every trajectory seeded as this library seeds it (`bare_unseeded` seeds nothing). "
-        "Medians of interleaved measurements; all others are frozen meanwhile. Peers seed nothing per trajectory "
-        "(`futures_by_hand_seeded` does), and hand out fragments of trajectories that go on in the next batch; this "
-        "library hands out whole ones.",
+        "Timesteps per second, as a share of the bare loop: `env.step(agent(observation))` in one process per core, "
+        "nothing recorded, every trajectory seeded as this library seeds it (`bare_unseeded` seeds nothing). Medians "
+        "of interleaved measurements; the other contenders are frozen meanwhile. Peers do not seed trajectories "
+        "(`futures_by_hand_seeded` does), and return fragments of trajectories that continue in the next batch; this "
+        "library returns whole trajectories.",
         *adjusted(by_workload),
         *(text for name, text in _LIMITS.items() if any(name in results for results in by_workload.values())),
         shares,
@@ -147,25 +148,25 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
         parts += question.get("notes", [])
     measured = {question["question"]: question["machine"] for question in questions}
     if (ppo := charts / "ppo.json").exists():
-        told = json.loads(ppo.read_text())
-        measured["ppo"] = told["machine"]
+        trained = json.loads(ppo.read_text())
+        measured["ppo"] = trained["machine"]
         parts.append(
-            "PPO's wall time, workers' start included (`benchmarks/ppo/run.py` says what the contenders are; medians "
-            f"over seeds):\n\n{ppo_results.summary(told['runs'], told['targets'])}"
+            "PPO's wall time, with the start of the workers (`benchmarks/ppo/run.py` describes the contenders; medians "
+            f"over seeds):\n\n{ppo_results.summary(trained['runs'], trained['targets'])}"
         )
     goals = [goal for question in questions for goal in question["goals"]]
-    parts.append(f"What was to be reached:\n{goals_table(goals).rstrip()}")
+    parts.append(f"Goals:\n{goals_table(goals).rstrip()}")
     pictures = [name for name in ("cheap_steps", "large_observations") if (charts / f"{name}.png").exists()]
     parts += [f"![{name.replace('_', ' ')}](results/{name}.png)" for name in pictures]
     parts.append(
         f"{' '.join(machines(measured))} Raw numbers and charts are in `benchmarks/results`; "
-        "`python -m benchmarks peers && python -m benchmarks --again` measures anew."
+        "`python -m benchmarks peers && python -m benchmarks --again` repeats the measurements."
     )
     return "\n\n".join(part.strip("\n") for part in parts)
 
 
 def replaced(readme: str, text: str) -> str:
-    """Put the text between the markers.
+    """Return the file's text with the text between the markers replaced.
 
     Raises:
         ValueError: There are not exactly two markers, in order.
@@ -177,7 +178,7 @@ def replaced(readme: str, text: str) -> str:
 
 
 def main() -> int:
-    """Write both, or check them."""
+    """Write both files, or check them."""
     parser = argparse.ArgumentParser(prog="benchmarks report")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it would change")
     args = parser.parse_args()

@@ -9,7 +9,7 @@ __all__ = ["goals_table", "table", "throughput_table"]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table; columns after the first are right-aligned, the last one, if it is text, is as it comes."""
+    """Lay out a table; columns after the first are right-aligned."""
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = []
@@ -26,7 +26,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def throughput_table(workload: str, results: dict[str, Any]) -> str:
-    """Lay out what was measured on a workload."""
+    """Lay out the measurements on a workload."""
     header = [workload, "of the limit", "spread", "as measured", "timesteps/s", "µs CPU/timestep", "of the limit's CPU"]
     rows = [_row(name, result, len(header)) for name, result in results.items()]
     return "\n" + table(header, rows)
@@ -48,7 +48,7 @@ def _row(name: str, result: dict[str, Any], n_columns: int) -> list[str]:
 
 
 def goals_table(goals: Sequence[dict[str, Any]]) -> str:
-    """Lay out what was to be reached, and what was."""
+    """Lay out the goals, and whether they are met."""
     if not goals:
         return ""
     rows = []
@@ -57,4 +57,4 @@ def goals_table(goals: Sequence[dict[str, Any]]) -> str:
         value = "" if goal["value"] is None else f"{goal['value']:.3f}"
         verdict = {None: "not measured", True: "yes", False: "no"}[goal["met"]]
         rows.append([goal["text"], f"{sign} {goal['wanted']:g}", value, verdict])
-    return "\n" + table(["goal", "wanted", "measured", "met"], rows) + "\n"
+    return "\n" + table(["goal", "bound", "measured", "met"], rows) + "\n"
