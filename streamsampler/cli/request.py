@@ -20,8 +20,8 @@ from streamsampler.errors import UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.local import LocalSampler
 from streamsampler.samplers.processes import MultiprocessingSampler
-from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
+from streamsampler.scheduling.result import Order
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import usable_cores

@@ -1,4 +1,4 @@
-"""Taking trajectories into a batch while the rest of it is still being collected.
+"""Assembling a batch from segments of what the workers' reports brought; early, where that pays.
 
 What a batch is made of is copied as soon as it is known where it belongs: while the workers go on, instead of while
 they wait; and so the memory it came in is free for the next reports, and the batch is in memory once, not twice. Rows
@@ -11,18 +11,26 @@ Infos are left as they came, in memory of their own: what their columns become i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler.data import trees
-from streamsampler.data.info_columns import InfoColumn, InfoColumns
-from streamsampler.data.recorder import Rollouts, Run, timesteps_of
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.buffers import empty
+from streamsampler.data.info_columns import InfoColumn, InfoColumns, merge
+from streamsampler.data.infos import infos_of
+from streamsampler.data.recorder import Rollouts
+from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
+from streamsampler.scheduling.result import Segment
 
-__all__ = ["EarlyRows", "infos_alone"]
+__all__ = ["Delivery", "EarlyRows", "assemble", "indices_of", "infos_alone"]
 
 _LARGE_ROW_BYTES = 4096
 _GROUP_BYTES = 4_000_000
@@ -33,6 +41,132 @@ _PER_TIMESTEP = "observations", "actions", "rewards"
 _PER_TRAJECTORY = "last_observations", "terminated", "truncated", "lengths"
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What one report brought: what the segments of a batch are segments of.
+
+    Attributes:
+        worker: The worker that ran the trajectories.
+        rollouts: The trajectories; arrays in memory that belongs to the engine.
+        release: Gives that memory back.
+        n_bytes: How many bytes the observations have.
+    """
+
+    worker: int
+    rollouts: Rollouts
+    release: Callable[[], None]
+    n_bytes: int = 0
+
+    def ends_with(self, segment: Segment) -> bool:
+        """Whether `segment` is the last one of this delivery."""
+        return segment.stop == self.rollouts.n_trajectories
+
+
+def indices_of(segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """Return the indices of all trajectories.
+
+    As an array: lists of a million Python integers would take more memory than a million short trajectories do.
+    """
+    return np.fromiter(chain.from_iterable(segment.indices for segment in segments), dtype=np.int64)
+
+
+def assemble(
+    segments: Sequence[Segment],
+    *,
+    observation_space: AnySpace,
+    action_space: AnySpace,
+    seeds_of: Callable[[NDArray[np.int64]], Sequence[int]],
+    agent_version: int,
+    seed: int | None,
+    stats: Any = None,
+    joined: Mapping[str, Any] = MappingProxyType({}),
+) -> TrajectoryBatch[Any, Any]:
+    """Make a batch of segments, in their order.
+
+    Args:
+        segments: Segments of deliveries.
+        observation_space: The environment's.
+        action_space: The environment's.
+        seeds_of: Returns the seeds of trajectories, by their indices.
+        agent_version: The version of all trajectories.
+        seed: The sampler's.
+        stats: Accounts of the call.
+        joined: Fields of the batch that are joined already, by name: the rollouts' own are not looked at. All that have
+            rows but infos, or none.
+
+    Returns:
+        A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
+        them.
+
+    Raises:
+        DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
+    """
+    timesteps, trajectories = _timesteps_of(segments), [slice(it.start, it.stop) for it in segments]
+    rollouts: list[Rollouts] = [segment.delivery.rollouts for segment in segments]
+
+    def of_space(name: str, rows: Sequence[slice], space: AnySpace) -> Tree:
+        if name in joined:
+            return cast(Tree, joined[name])
+        parts = _rows_of(rollouts, name, rows)
+        return trees.owned(trees.concatenate(parts)) if parts else empty(space)
+
+    def numbers(name: str, rows: Sequence[slice], dtype: type[np.generic]) -> Any:
+        if name in joined:
+            return joined[name]
+        return np.concatenate([np.empty(0, dtype), *cast(list[Array], _rows_of(rollouts, name, rows))])
+
+    def infos(name: str, rows: Sequence[slice]) -> Any:
+        columns = [(getattr(of, name), span.start, span.stop) for of, span in zip(rollouts, rows, strict=True)]
+        return trees.owned(cast(Tree, infos_of(merge(columns, name))))
+
+    sizes = [segment.stop - segment.start for segment in segments]
+    indices = indices_of(segments)
+    return TrajectoryBatch(
+        observation_space=observation_space,
+        action_space=action_space,
+        observations=of_space("observations", timesteps, observation_space),
+        last_observations=of_space("last_observations", trajectories, observation_space),
+        actions=of_space("actions", timesteps, action_space),
+        rewards=numbers("rewards", timesteps, np.float64),
+        terminated=numbers("terminated", trajectories, np.bool_),
+        truncated=numbers("truncated", trajectories, np.bool_),
+        env_infos=infos("env_infos", timesteps),
+        agent_infos=infos("agent_infos", timesteps),
+        episode_infos=infos("episode_infos", trajectories),
+        lengths=numbers("lengths", trajectories, np.int64),
+        indices=indices,
+        seeds=tuple(map(int, seeds_of(indices))),
+        agent_versions=np.full(len(indices), agent_version, dtype=np.int64),
+        seed=seed,
+        stats=stats,
+        worker_numbers=np.repeat(np.array([segment.delivery.worker for segment in segments], dtype=np.int64), sizes),
+    )
+
+
+def _timesteps_of(segments: Sequence[Segment]) -> list[slice]:
+    """The timesteps of each segment within its rollouts."""
+    bounds: dict[int, list[int]] = {}
+    slices = []
+    for delivery, start, stop, _ in segments:
+        lengths = delivery.rollouts.lengths
+        if start == 0 and stop == len(lengths):  # no lists of numbers as long as a batch
+            slices.append(slice(0, int(lengths.sum())))
+            continue
+        if id(delivery) not in bounds:
+            bounds[id(delivery)] = [0, *np.cumsum(lengths).tolist()]
+        bound = bounds[id(delivery)]
+        slices.append(slice(bound[start], bound[stop]))
+    return slices
+
+
+def _rows_of(rollouts: Sequence[Rollouts], name: str, rows: Sequence[slice]) -> list[Tree]:
+    """The rows of one field, of each of these rollouts."""
+    return [trees.take(getattr(of, name), span) for of, span in zip(rollouts, rows, strict=True)]
+
+
+# --- Early
 
 
 def _row_bytes(leaf: Array) -> int:
@@ -160,30 +294,28 @@ class EarlyRows:
         self._possible = True
         self._group_bytes: int | None = None  # known with the first rollouts
         self._n_counted = 0
-        self._bytes = 0  # of the runs that were counted since the last copy
+        self._bytes = 0  # of the segments that were counted since the last copy
         # One assignment for all, so that an interrupt leaves them in agreement: what it cut short is written again.
         self._taken = 0, 0, 0
 
     @property
-    def n_runs(self) -> int:
-        """How many runs of the batch were taken in, those of which nothing is left included."""
+    def n_taken(self) -> int:
+        """How many segments of the batch were copied."""
         return self._taken[0]
 
     @property
     def n_counted(self) -> int:
-        """How many runs of the batch were counted."""
+        """How many segments of the batch were counted."""
         return max(self._n_counted, self._taken[0])
 
-    def count(self, rollouts: Rollouts | None, n_bytes: int) -> None:
-        """Count the batch's next run.
-
-        Args:
-            rollouts: What it is a part of; None if nothing of it is left.
-            n_bytes: How many bytes those have, about.
-        """
+    def count(self, segment: Segment) -> None:
+        """Count the batch's next segment."""
         self._n_counted = self.n_counted + 1
-        self._bytes += n_bytes
-        if rollouts is not None and self._group_bytes is None:
+        delivery: Delivery = segment.delivery
+        rollouts, n = delivery.rollouts, delivery.rollouts.n_trajectories
+        others = 26 * n + 16 * rollouts.n_timesteps  # ends, actions and rewards, about
+        self._bytes += (delivery.n_bytes + others) * (segment.stop - segment.start) // n
+        if self._possible and self._group_bytes is None:
             self._group_bytes = _group_bytes(rollouts)
             self._possible = self._group_bytes is not None
 
@@ -192,12 +324,11 @@ class EarlyRows:
         """Whether what was counted is to be copied now."""
         return self._possible and self._group_bytes is not None and self._bytes >= self._group_bytes
 
-    def take(self, runs: Sequence[Run], n_runs: int, expected: tuple[int, int]) -> bool:
-        """Copy the rows of the batch's next runs.
+    def take(self, segments: Sequence[Segment], expected: tuple[int, int]) -> bool:
+        """Copy the rows of the batch's next segments.
 
         Args:
-            runs: Those of them of which something is left.
-            n_runs: How many runs there are, with those of which nothing is left.
+            segments: The segments.
             expected: How many timesteps and trajectories the batch will have in all, as far as one can tell.
 
         Returns:
@@ -205,20 +336,19 @@ class EarlyRows:
             is complete.
         """
         before, n_timesteps, n_trajectories = self._taken
-        timesteps = timesteps_of(runs)
+        timesteps, trajectories = _timesteps_of(segments), [slice(it.start, it.stop) for it in segments]
+        rollouts = [segment.delivery.rollouts for segment in segments]
         end = n_timesteps + sum(rows.stop - rows.start for rows in timesteps)
-        stop = n_trajectories + sum(run[2] - run[1] for run in runs)
-        for name, rows in self._rows.items() if runs else ():
+        stop = n_trajectories + sum(rows.stop - rows.start for rows in trajectories)
+        for name, rows in self._rows.items() if segments else ():
             if name in _PER_TIMESTEP:
-                parts = [trees.take(getattr(run[0], name), span) for run, span in zip(runs, timesteps, strict=True)]
-                written = rows.write(parts, n_timesteps, end, expected[0])
+                written = rows.write(_rows_of(rollouts, name, timesteps), n_timesteps, end, expected[0])
             else:
-                parts = [trees.take(getattr(run[0], name), slice(*run[1:])) for run in runs]
-                written = rows.write(parts, n_trajectories, stop, expected[1])
+                written = rows.write(_rows_of(rollouts, name, trajectories), n_trajectories, stop, expected[1])
             if not written:
                 self._possible = False
                 return False
-        self._taken = before + n_runs, end, stop
+        self._taken = before + len(segments), end, stop
         self._bytes = 0
         return True
 

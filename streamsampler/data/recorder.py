@@ -1,12 +1,11 @@
-"""Recording the trajectories of a ticket, and assembling a batch from the trajectories of many tickets."""
+"""Recording the trajectories of a ticket."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -14,17 +13,16 @@ from numpy.typing import NDArray
 
 from streamsampler.data import trees
 from streamsampler.data.anomalies import Anomaly
-from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.buffers import Allocate, empty, make_recorder
-from streamsampler.data.info_columns import InfoColumns, merge
-from streamsampler.data.infos import InfoRecorder, infos_of
+from streamsampler.data.buffers import Allocate, make_recorder
+from streamsampler.data.info_columns import InfoColumns
+from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import AnySpace, check_actions
 from streamsampler.data.step_values import flag_of, reward_recorder
 from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.protocol.messages import by_position
 
-__all__ = ["RolloutRecorder", "Rollouts", "Run", "assemble", "packed_floats", "timesteps_of"]
+__all__ = ["RolloutRecorder", "Rollouts", "packed_floats"]
 
 
 @by_position
@@ -286,105 +284,3 @@ def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> b
 def packed_floats(values: list[float]) -> bytearray:
     """The memory of an array of floats, in a third of the time that `np.array` takes."""
     return bytearray(struct.pack(f"{len(values)}d", *values))
-
-
-Run = tuple[Rollouts, int, int]
-
-
-def assemble(
-    runs: Sequence[Run],
-    *,
-    observation_space: AnySpace,
-    action_space: AnySpace,
-    indices: Any,
-    seeds: Sequence[int],
-    agent_versions: Any,
-    seed: int | None,
-    stats: Any = None,
-    joined: Mapping[str, Any] = MappingProxyType({}),
-    worker_numbers: Any = None,
-) -> TrajectoryBatch[Any, Any]:
-    """Make a batch of trajectories of many tickets.
-
-    Args:
-        runs: (rollouts, start, stop): trajectories start to stop of each, in the batch's order.
-        observation_space: The environment's.
-        action_space: The environment's.
-        indices: The index of each trajectory, N integers; the batch's own from now on, if it is an array.
-        seeds: The seed of each trajectory, N integers.
-        agent_versions: One integer for all trajectories, or N.
-        seed: The sampler's.
-        stats: Accounts of the call.
-        joined: Fields of the batch that are joined already, by name: the rollouts' own are not looked at. All that have
-            rows but infos, or none.
-        worker_numbers: Which worker ran each trajectory, N integers, as `indices`; None where that is not known.
-
-    Returns:
-        A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
-        them.
-
-    Raises:
-        DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
-    """
-    runs = [run for run in runs if run[2] > run[1]]
-    timesteps = [(rows.start, rows.stop) for rows in timesteps_of(runs)]
-    trajectories = [(start, stop) for _, start, stop in runs]
-
-    def of_spaces(name: str, spans: Sequence[tuple[int, int]], space: AnySpace) -> Tree:
-        if name in joined:
-            return cast(Tree, joined[name])
-        rows = [trees.take(getattr(part, name), slice(*span)) for (part, _, _), span in zip(runs, spans, strict=True)]
-        return _join(rows, space)
-
-    def numbers(name: str, spans: Sequence[tuple[int, int]], dtype: type[np.generic]) -> Any:
-        if name in joined:
-            return joined[name]
-        rows = [getattr(part, name)[slice(*span)] for (part, _, _), span in zip(runs, spans, strict=True)]
-        return np.concatenate([np.empty(0, dtype), *rows])
-
-    def infos(name: str, spans: Sequence[tuple[int, int]]) -> Any:
-        columns = [(getattr(part, name), *span) for (part, _, _), span in zip(runs, spans, strict=True)]
-        return trees.owned(cast(Tree, infos_of(merge(columns, name))))
-
-    n_trajectories = sum(stop - start for _, start, stop in runs)
-    return TrajectoryBatch(
-        observation_space=observation_space,
-        action_space=action_space,
-        observations=of_spaces("observations", timesteps, observation_space),
-        last_observations=of_spaces("last_observations", trajectories, observation_space),
-        actions=of_spaces("actions", timesteps, action_space),
-        rewards=numbers("rewards", timesteps, np.float64),
-        terminated=numbers("terminated", trajectories, np.bool_),
-        truncated=numbers("truncated", trajectories, np.bool_),
-        env_infos=infos("env_infos", timesteps),
-        agent_infos=infos("agent_infos", timesteps),
-        episode_infos=infos("episode_infos", trajectories),
-        lengths=numbers("lengths", trajectories, np.int64),
-        indices=np.asarray(indices, dtype=np.int64),
-        seeds=tuple(map(int, seeds)),
-        agent_versions=np.array(np.broadcast_to(np.asarray(agent_versions, dtype=np.int64), (n_trajectories,))),
-        seed=seed,
-        stats=stats,
-        worker_numbers=cast(
-            Any, worker_numbers if worker_numbers is None else np.asarray(worker_numbers, dtype=np.int64)
-        ),
-    )
-
-
-def timesteps_of(runs: Sequence[Run]) -> list[slice]:
-    """The timesteps of each run within its rollouts."""
-    bounds: dict[int, list[int]] = {}
-    slices = []
-    for part, start, stop in runs:
-        if start == 0 and stop == part.n_trajectories:  # no lists of numbers as long as a batch
-            slices.append(slice(0, int(part.lengths.sum())))
-            continue
-        if id(part) not in bounds:
-            bounds[id(part)] = [0, *np.cumsum(part.lengths).tolist()]
-        bound = bounds[id(part)]
-        slices.append(slice(bound[start], bound[stop]))
-    return slices
-
-
-def _join(parts: list[Tree], space: AnySpace) -> Tree:
-    return trees.owned(trees.concatenate(parts)) if parts else empty(space)

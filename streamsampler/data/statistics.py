@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from streamsampler.protocol.messages import Checked, Report
 
-__all__ = ["REMEMBERED", "TIMES", "Dropped", "FoundAnomaly", "Stats", "WorkerTimes"]
+__all__ = ["REMEMBERED", "TIMES", "DroppedTrajectory", "FoundAnomaly", "Stats", "WorkerTimes"]
 
 REMEMBERED = 1_000
 """How many dropped trajectories are told one by one."""
@@ -44,7 +44,7 @@ class WorkerTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedTrajectory:
     """A trajectory that was left out because its rollout raised.
 
     Attributes:
@@ -129,7 +129,7 @@ class Stats:
     checked_timesteps: int = 0
     failed_trajectories: int = 0
     dropped_trajectories: int = 0
-    dropped: list[Dropped] = field(default_factory=list)
+    dropped: list[DroppedTrajectory] = field(default_factory=list)
     anomalies: int = 0
     first_anomaly: FoundAnomaly | None = None
     restarts: int = 0

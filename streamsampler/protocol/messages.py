@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
     "NEVER_AGAIN",
@@ -13,6 +13,7 @@ __all__ = [
     "CheckOrder",
     "Checked",
     "Continue",
+    "Dropped",
     "Exit",
     "Failure",
     "Message",
@@ -171,6 +172,20 @@ class Exit:
 Message = Start | Continue | Stop | Exit
 
 
+class Dropped(NamedTuple):
+    """A trajectory of a ticket that raised and was left out.
+
+    Attributes:
+        position: Its position in the ticket.
+        phase: What the worker was doing.
+        error: The exception in one line.
+    """
+
+    position: int
+    phase: str
+    error: str
+
+
 @by_position
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -184,8 +199,7 @@ class Report:
         n_abandoned: Rollouts that were cut short, 0 or 1 per environment.
         abandoned_timesteps: Their timesteps.
         seconds: Where the worker's time went since its last answer, by statistic (see `statistics.TIMES`).
-        dropped: The ticket's trajectories that raised and were left out: position in the ticket, phase, and the
-            exception in one line; in order.
+        dropped: The ticket's trajectories that raised and were left out, in order.
         lost_timesteps: Timesteps besides those, which were run in vain because something raised.
         checked: What the worker found out about its environment since its last answer.
     """
@@ -197,7 +211,7 @@ class Report:
     n_abandoned: int = 0
     abandoned_timesteps: int = 0
     seconds: tuple[float, ...] = ()
-    dropped: tuple[tuple[int, str, str], ...] = ()
+    dropped: tuple[Dropped, ...] = ()
     lost_timesteps: int = 0
     checked: Checked | None = None
 

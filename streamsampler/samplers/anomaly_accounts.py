@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.statistics import FoundAnomaly, Stats
-from streamsampler.samplers.session import Delivery, Session
+from streamsampler.samplers.session import Session
 from streamsampler.samplers.supervisor import logger
-from streamsampler.scheduling.gathering import Run
+from streamsampler.scheduling.result import Segment
 
 __all__ = ["AnomalyAccounts"]
 
@@ -26,17 +26,12 @@ class AnomalyAccounts:
         self._session, self._stats, self._version = session, stats, version
         self._held: dict[int, Anomaly] = {}  # by trajectory index
 
-    def hold(self, runs: Iterable[Run[Delivery]]) -> None:
-        """Remember the anomalies of these runs."""
-        for run in runs:
-            rollouts = run.part.rollouts
-            if rollouts is None or not rollouts.anomalies:
-                continue
-            start, stop = run.part.span(run.start, run.stop)
-            kept = [index for index, length in zip(run.indices, run.lengths, strict=True) if length]
-            for anomaly in rollouts.anomalies:
+    def hold(self, segments: Iterable[Segment]) -> None:
+        """Remember the anomalies of these segments."""
+        for delivery, start, stop, indices in segments:
+            for anomaly in delivery.rollouts.anomalies:
                 if start <= anomaly.position < stop:
-                    self._held[kept[anomaly.position - start]] = anomaly
+                    self._held[indices[anomaly.position - start]] = anomaly
 
     def returned(self, indices: Sequence[int] | None = None) -> None:
         """Count the anomalies of trajectories that are returned, and warn of the sampler's first one.

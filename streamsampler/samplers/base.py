@@ -20,8 +20,9 @@ from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.streaming import Stream
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.blocks import Blocks
-from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, Order
+from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
+from streamsampler.scheduling.result import Order
 from streamsampler.serialization import Payload
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker

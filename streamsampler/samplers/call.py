@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
-from streamsampler.data.assembly import EarlyRows, infos_alone
+from streamsampler.data.assembly import Delivery, EarlyRows, assemble, infos_alone
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.recorder import Rollouts, assemble
-from streamsampler.data.statistics import REMEMBERED, Dropped, Stats
+from streamsampler.data.statistics import REMEMBERED, DroppedTrajectory, Stats
 from streamsampler.data.trees import leaves
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.errors import ClosedError, DataError
@@ -20,11 +20,12 @@ from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
 from streamsampler.samplers.call_accounts import add_returned, add_unseen
 from streamsampler.samplers.checking import take_verdict
 from streamsampler.samplers.decisions import Decisions
-from streamsampler.samplers.session import Delivery, Session, Spaces, indices_of, rollouts_of, workers_of
+from streamsampler.samplers.session import Session, Spaces
 from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback
 from streamsampler.samplers.supervisor import logger
-from streamsampler.scheduling.gathering import Endless, Gathering, GatherPlan, Run
-from streamsampler.scheduling.plans import expected_rows
+from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.plans import Endless, GatherPlan, expected_rows
+from streamsampler.scheduling.result import LeftOut, Segment
 from streamsampler.workers.logs import handle_records
 
 __all__ = ["Call"]
@@ -45,7 +46,7 @@ class Call:
         self._engine = session.engine
         self._dispatcher = session.dispatcher
         self.version = session.dispatcher.version + 1
-        self.gathering: Gathering[Delivery] = Gathering(
+        self.gathering = Gathering(
             plan,
             n_workers=self._engine.n_workers,
             order=session.order,
@@ -58,7 +59,7 @@ class Call:
         self.stats = stats
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
         self._hungry = set(range(self._engine.n_workers))
-        self._parts: dict[int, Delivery] = {}
+        self._deliveries: dict[int, Delivery] = {}
         self._stopped: set[int] = set()
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
@@ -177,11 +178,12 @@ class Call:
             n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
             self._session.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)
             if current:
-                self._take_in_rollouts(event, report, lengths, rollouts, n_bytes)
+                delivery = Delivery(worker, rollouts, event.release, n_bytes)
+                self._take_in_rollouts(event, report, lengths, delivery)
                 return
             event.release()
         elif current and report.dropped:
-            self._take_in_rollouts(event, report, [], None, 0)
+            self._take_in_rollouts(event, report, [], None)
             return
         elif current:
             # It failed in another ticket, and runs no more of this version before it is told afresh.
@@ -189,37 +191,32 @@ class Call:
         self.stats.stale_trajectories += report.n_trajectories
         self.stats.stale_timesteps += report.n_timesteps
 
-    def _take_in_rollouts(
-        self, event: Answered, report: Report, lengths: list[int], rollouts: Rollouts | None, n_bytes: int
-    ) -> None:
-        for position, _, _ in report.dropped:
-            lengths.insert(position, 0)
-        part = Delivery(event.worker, rollouts, event.release, len(lengths), report.dropped, n_bytes)
-        if self.gathering.add(event.worker, report.ticket.indices, lengths, part, self._session.clock()):
-            self._parts[id(part)] = part
-            self._copy_early()
-        else:
+    def _take_in_rollouts(self, event: Answered, report: Report, lengths: list[int], delivery: Delivery | None) -> None:
+        gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
+        if not gathering.add(event.worker, indices, lengths, delivery, now, report.dropped):
             event.release()
-            self.stats.surplus_trajectories += sum(map(bool, lengths))
+            self.stats.surplus_trajectories += len(lengths)
             self.stats.surplus_timesteps += sum(lengths)
+        elif delivery is not None:
+            self._deliveries[id(delivery)] = delivery
+            self._copy_early()
 
     def _copy_early(self, *, rest: bool = False) -> None:
         """Copy what is new in the result, if it is due or the `rest`, and give back the memory it came in."""
         if (early := self._early) is None:
             return
-        for run in self.gathering.runs(early.n_counted):
-            early.count(run.part.rollouts, run.part.bytes_of(len(run.lengths)))
-        if not (early.n_runs if rest else early.due):
+        for segment in self.gathering.segments(early.n_counted):
+            early.count(segment)
+        if not (early.n_taken if rest else early.due):
             return
-        runs = self.gathering.runs(early.n_runs)
-        expected = expected_rows(self.gathering.plan, self.gathering.pace.timesteps)
-        if not early.take(rollouts_of(runs), len(runs), expected):
+        segments = self.gathering.segments(early.n_taken)
+        if not early.take(segments, expected_rows(self.gathering.plan, self.gathering.pace.timesteps)):
             self._early = None
             return
-        for run in runs:
-            if run.part.rollouts is not None and run.stop == run.part.n_indices:
-                run.part.rollouts = infos_alone(run.part.rollouts)
-                self.release(run.part)
+        for segment in segments:
+            if segment.delivery.ends_with(segment):
+                segment.delivery.rollouts = infos_alone(segment.delivery.rollouts)
+                self.release(segment.delivery)
 
     def _take_in_failure(self, event: Answered, failure: Failure) -> None:
         session = self._session
@@ -284,26 +281,23 @@ class Call:
 
     # ------------------------------------------------------------------ the result
 
-    def batch(self, runs: list[Run[Delivery]], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
-        """Return the trajectories of `runs` in memory of their own; some of their fields may be joined already."""
-        observation_space, action_space = self._spaces_of(runs)
-        indices = indices_of(runs)
+    def batch(self, segments: list[Segment], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
+        """Return trajectories in memory of their own; some of their fields may be joined already."""
+        observation_space, action_space = self._spaces_of(segments)
         return assemble(
-            rollouts_of(runs),
+            segments,
             observation_space=observation_space,
             action_space=action_space,
-            indices=indices,
-            seeds=self._session.seeds_of(self.version, indices),
-            agent_versions=self.version,
+            seeds_of=partial(self._session.seeds_of, self.version),
+            agent_version=self.version,
             seed=self._session.seed,
             stats=self.stats,
             joined=joined or {},
-            worker_numbers=workers_of(runs),
         )
 
-    def _spaces_of(self, runs: list[Run[Delivery]]) -> Spaces:
+    def _spaces_of(self, segments: list[Segment]) -> Spaces:
         first: Spaces | None = None
-        for worker in sorted({run.part.worker for run in runs if run.part.rollouts is not None}):
+        for worker in sorted({segment.delivery.worker for segment in segments}):
             spaces = self._session.spaces[worker]
             assert spaces is not None
             if first is None:
@@ -320,10 +314,10 @@ class Call:
             self._spaces = first, copy.deepcopy(first)
         return self._spaces[1]
 
-    def release(self, part: Delivery) -> None:
-        """Give the memory of a part back; its arrays are void afterwards."""
-        if self._parts.pop(id(part), None) is not None:
-            part.release()
+    def release(self, delivery: Delivery) -> None:
+        """Give the memory of a delivery back; its arrays are void afterwards."""
+        if self._deliveries.pop(id(delivery), None) is not None:
+            delivery.release()
 
     def complete(self) -> TrajectoryBatch[Any, Any]:
         """Stop the workers, close the accounts and return the batch."""
@@ -336,26 +330,23 @@ class Call:
         Raises:
             DataError: The environments of its trajectories have different spaces.
         """
-        runs = self.gathering.runs()
+        segments = self.gathering.segments()
         if not self._accounted:  # an interrupt may have come after that
             self._accounted = True
-            self.account_for_dropped(runs)
+            self.account_for(segments, self.gathering.pop_left_out())
             self._anomalies.returned()
-            add_returned(self.stats, self.gathering, runs)
+            add_returned(self.stats, self.gathering)
         self._stop_clock()
         self._copy_early(rest=True)
-        return self.batch(runs, self._early.fields() if self._early is not None else {})
+        return self.batch(segments, self._early.fields() if self._early is not None else {})
 
-    def account_for_dropped(self, runs: list[Run[Delivery]]) -> None:
-        """Count what was left out of these runs, and remember what may be wrong with the others."""
-        self._anomalies.hold(runs)
-        for run in runs:
-            for position, phase, error in run.part.dropped:
-                if run.start <= position < run.stop:
-                    self.stats.dropped_trajectories += 1
-                    index = run.indices[position - run.start]
-                    self.stats.dropped.append(Dropped(self.version, index, run.part.worker, phase, error))
-        del self.stats.dropped[:-REMEMBERED]
+    def account_for(self, segments: list[Segment], left_out: list[LeftOut]) -> None:
+        """Count what was left out, and remember what may be wrong with the others."""
+        self._anomalies.hold(segments)
+        stats, version = self.stats, self.version
+        stats.dropped_trajectories += len(left_out)
+        stats.dropped += [DroppedTrajectory(version, index, worker, *it[1:]) for worker, index, it, _ in left_out]
+        del stats.dropped[:-REMEMBERED]
 
     def yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Take note that a stream's consumer gets to see these trajectories."""
@@ -375,12 +366,12 @@ class Call:
         """Stop the workers and give all memory back, however the call ended."""
         self._stop_clock()
         if self._session.cancelled:
-            self._parts.clear()  # the engine is closed, or is about to be, in another thread
+            self._deliveries.clear()  # the engine is closed, or is about to be, in another thread
             return
         self._stop_workers()
         self._decisions.end()
-        for part in list(self._parts.values()):
-            self.release(part)
+        for delivery in list(self._deliveries.values()):
+            self.release(delivery)
         self._session.unpublish_old()
 
     def _stop_clock(self) -> None:

@@ -6,13 +6,13 @@ from operator import attrgetter
 from typing import Any
 
 from streamsampler.data.statistics import Stats
-from streamsampler.errors import RolloutError, WorkerError
+from streamsampler.errors import WorkerError
 from streamsampler.samplers.failures import dropped_error
-from streamsampler.samplers.session import Delivery, Session
+from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import Setback
 from streamsampler.samplers.supervisor import logger
-from streamsampler.scheduling.gathering import Endless, Gathering
-from streamsampler.scheduling.result import Hopeless
+from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.plans import Endless
 
 __all__ = ["Decisions"]
 
@@ -34,9 +34,7 @@ class Decisions:
         version: The call's agent version.
     """
 
-    def __init__(
-        self, gathering: Gathering[Delivery], session: Session, snapshot: Any, stats: Stats, version: int
-    ) -> None:
+    def __init__(self, gathering: Gathering, session: Session, snapshot: Any, stats: Stats, version: int) -> None:
         self._gathering = gathering
         self._session = session
         self._snapshot = snapshot
@@ -74,7 +72,7 @@ class Decisions:
         if self._outside:
             self._decide_outside()
         gathering = self._gathering
-        if self._is_stream and gathering.result.unseen:
+        if self._is_stream and gathering.result.has_segments:
             return  # the consumer is first handed out what comes before
         while (held := gathering.due()) is not None:
             self._stats.failed_trajectories += 1
@@ -82,8 +80,8 @@ class Decisions:
                 gathering.result.settle(held)
                 raise error
             gathering.retry(held)
-        if gathering.result.hopeless is not None:
-            raise self._too_many_dropped(gathering.result.hopeless)
+        if (last := gathering.result.one_too_many) is not None:
+            raise dropped_error(last, self._version, gathering.result.n_dropped, gathering.n_trajectories)
 
     def _decide_outside(self) -> None:
         setbacks, self._outside = sorted(self._outside, key=attrgetter("worker")), []
@@ -100,10 +98,6 @@ class Decisions:
 
     def _error_of(self, setback: Setback) -> WorkerError | None:
         return self._session.supervisor.decide(setback)
-
-    def _too_many_dropped(self, last: Hopeless[Delivery]) -> RolloutError:
-        told = next((phase, error) for position, phase, error in last.part.dropped if position == last.position)
-        return dropped_error(last.n_dropped, last.n_kept, last.part.worker, self._version, last.index, told)
 
     def end(self) -> None:
         """Tell of the losses that were not needed: their workers are gone all the same."""

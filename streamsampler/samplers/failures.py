@@ -8,6 +8,7 @@ from typing import Any
 from streamsampler.errors import RemoteTraceback, RolloutError, WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol.messages import Failure
 from streamsampler.scheduling.restarts import Incident
+from streamsampler.scheduling.result import LeftOut
 
 __all__ = ["dropped_error", "failure_error", "loss_error", "told"]
 
@@ -44,20 +45,16 @@ def failure_error(
     return error
 
 
-def dropped_error(
-    n_dropped: int, n_kept: int, worker: int, version: int, index: int, told: tuple[str, str]
-) -> RolloutError:
+def dropped_error(last: LeftOut, version: int, n_dropped: int, n_kept: int) -> RolloutError:
     """Return the error that ends a call in which (nearly) everything fails, which would go on for ever.
 
     Args:
+        last: The last trajectory that was left out.
+        version: The call's agent version.
         n_dropped: How many trajectories of the call were left out.
         n_kept: How many were not.
-        worker: The worker that left out the last of them.
-        version: The call's agent version.
-        index: The index of the last of them.
-        told: What the worker said of it: the phase, and the exception in one line.
     """
-    phase, summary = told
+    worker, index, (_, phase, summary), _ = last
     return RolloutError(
         f'{n_dropped} trajectories failed and {n_kept} did not: that is more than on_failure="drop" is for; the '
         f"latest, trajectory {index} of agent version {version}, failed in worker {worker} while {phase}: {summary}",

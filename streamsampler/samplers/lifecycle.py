@@ -22,8 +22,9 @@ from streamsampler.samplers.payloads import makes_environment, pickled_updates
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.samplers.verdicts import Verdicts
-from streamsampler.scheduling.gathering import GatherPlan, Order
+from streamsampler.scheduling.plans import GatherPlan
 from streamsampler.scheduling.restarts import Policy
+from streamsampler.scheduling.result import Order
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.episodes import Episodes

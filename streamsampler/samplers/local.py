@@ -10,8 +10,8 @@ from streamsampler.engines.base import Engine
 from streamsampler.engines.local import LocalEngine
 from streamsampler.errors import CheckMode
 from streamsampler.samplers.base import Sampler
-from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
+from streamsampler.scheduling.result import Order
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerSetup

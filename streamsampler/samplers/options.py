@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.errors import CheckMode
-from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
+from streamsampler.scheduling.result import Order
 
 __all__ = ["ProcessSamplerOptions", "SamplerOptions"]
 

@@ -15,8 +15,8 @@ from streamsampler.engines.launch.start_methods import StartMethod, check_proces
 from streamsampler.errors import CheckMode
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ProcessSamplerOptions
-from streamsampler.scheduling.gathering import Order
 from streamsampler.scheduling.restarts import OnFailure, Quota
+from streamsampler.scheduling.result import Order
 from streamsampler.serialization import dumps
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker

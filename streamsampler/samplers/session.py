@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import gymnasium
-import numpy as np
-from numpy.typing import NDArray
 
 from streamsampler.data.memory import Pool
-from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine
 from streamsampler.protocol.messages import Answer
 from streamsampler.samplers.supervisor import Supervisor
@@ -21,72 +16,17 @@ from streamsampler.samplers.updates import Updates
 from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.dispatch import CAPACITY, Dispatcher
-from streamsampler.scheduling.gathering import Order, Run
 from streamsampler.scheduling.restarts import Policy
+from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Pace
 from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.logs import Levels, levels_here
 
-__all__ = ["Delivery", "Session", "Spaces", "indices_of", "rollouts_of", "workers_of"]
+__all__ = ["Session", "Spaces"]
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
-
-
-@dataclass(slots=True)
-class Delivery:
-    """What one report brought.
-
-    Attributes:
-        worker: The worker it came from.
-        rollouts: The trajectories; arrays in memory that belongs to the engine. None if all were left out.
-        release: Gives that memory back.
-        n_indices: How many trajectories the report tells of, those that were left out included.
-        dropped: Those that were left out: position, phase, and the exception in one line; in order.
-        n_bytes: How many bytes the observations have.
-    """
-
-    worker: int
-    rollouts: Rollouts | None
-    release: Callable[[], None]
-    n_indices: int
-    dropped: tuple[tuple[int, str, str], ...] = ()
-    n_bytes: int = 0
-
-    def bytes_of(self, n_indices: int) -> int:
-        """How many bytes so many trajectories of it take in a batch, about, without infos."""
-        if self.rollouts is None:
-            return 0
-        others = 26 * self.n_indices + 16 * self.rollouts.n_timesteps  # ends, actions and rewards
-        return (self.n_bytes + others) * n_indices // self.n_indices
-
-    def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Where in `rollouts` the trajectories from position `start` to `stop` of the ticket are."""
-        if not self.dropped:
-            return start, stop
-        positions = [position for position, _, _ in self.dropped]
-        return start - bisect_left(positions, start), stop - bisect_left(positions, stop)
-
-
-def rollouts_of(runs: Sequence[Run[Delivery]]) -> list[tuple[Rollouts, int, int]]:
-    """Return which trajectories of which rollouts these runs are, without runs of which nothing is left."""
-    spans = [(run.part.rollouts, *run.part.span(run.start, run.stop)) for run in runs]
-    return [(rollouts, start, stop) for rollouts, start, stop in spans if rollouts is not None and start < stop]
-
-
-def indices_of(runs: Sequence[Run[Delivery]]) -> NDArray[np.int64]:
-    """Return the indices of all trajectories of these runs, without those that were left out.
-
-    As an array: lists of a million Python integers would take more memory than a million short trajectories do.
-    """
-    kept = (index for run in runs for index, length in zip(run.indices, run.lengths, strict=True) if length)
-    return np.fromiter(kept, dtype=np.int64)
-
-
-def workers_of(runs: Sequence[Run[Delivery]]) -> NDArray[np.int64]:
-    """Return the worker number of each of these trajectories."""
-    return np.fromiter((run.part.worker for run in runs for length in run.lengths if length), dtype=np.int64)
 
 
 class Session:

@@ -16,9 +16,8 @@ from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.errors import DataError, SamplerError
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.session import Delivery
-from streamsampler.scheduling.gathering import Run
 from streamsampler.scheduling.quotas import Quota
+from streamsampler.scheduling.result import Segment
 
 __all__ = ["Stream"]
 
@@ -50,7 +49,8 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         self._end = end
         self._call: Call | None = None
         self._closed = False
-        self._ahead: list[Run[Delivery]] = []  # what arrived after the portions that were taken
+        self._ahead: list[Segment] = []  # what arrived after the portions that were taken
+        self._n_returned = 0
         self._assembled: Iterator[TrajectoryBatch[Any, Any]] = iter(())
 
     def __next__(self) -> TrajectoryBatch[ObservationsT, ActionsT]:
@@ -71,13 +71,12 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
     def _next_chunk(self) -> Iterable[TrajectoryBatch[Any, Any]]:
         with self._working() as call:
-            runs, self._ahead = self._ahead, []
-            while not any(run.n_kept for run in runs):
-                while not (popped := call.gathering.pop_runs()):
-                    call.pump()
-                runs += popped
-            trajectories = _each(call, runs)
-            _put_away(call, runs)
+            segments, self._ahead = self._ahead, []
+            while not segments:
+                call.pump()
+                segments = call.gathering.pop_segments()
+            trajectories = _each(call, segments)
+            self._put_away(call, segments)
         return trajectories
 
     def take(
@@ -102,14 +101,14 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             raise SamplerError("this stream is closed")
         try:
             with self._working() as call:
-                runs = self._cut(self._ahead, quota)
+                segments = self._cut(self._ahead, quota)
                 while not quota.met:
                     call.pump(interval)
                     if watch is not None:
                         watch(*call.so_far())
-                    runs += self._cut(call.gathering.pop_runs(), quota)
-                batch = call.batch(runs)
-                _put_away(call, runs)
+                    segments += self._cut(call.gathering.pop_segments(), quota)
+                batch = call.batch(segments)
+                self._put_away(call, segments)
                 call.yielded(batch)
         except BaseException:
             self.close()
@@ -124,17 +123,26 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             self._check(self._call)
             yield self._call
 
-    def _cut(self, runs: Sequence[Run[Delivery]], quota: Quota) -> list[Run[Delivery]]:
-        """Return what of `runs` meets the quota, and keep what is left of them."""
-        wanted: list[Run[Delivery]] = []
+    def _cut(self, segments: Sequence[Segment], quota: Quota) -> list[Segment]:
+        """Return what of `segments` meets the quota, and keep what is left of them."""
+        wanted: list[Segment] = []
         self._ahead = []
-        for run in runs:
-            n = quota.take(run.lengths)
-            if n:
-                wanted.append(_slice_of(run, 0, n))
-            if n < len(run.lengths):
-                self._ahead.append(_slice_of(run, n, len(run.lengths)))
+        for segment in segments:
+            delivery, start, stop, _ = segment
+            middle = start + quota.take(delivery.rollouts.lengths[start:stop].tolist())
+            if middle > start:
+                wanted.append(_slice_of(segment, start, middle))
+            if middle < stop:
+                self._ahead.append(_slice_of(segment, middle, stop))
         return wanted
+
+    def _put_away(self, call: Call, segments: list[Segment]) -> None:
+        """Account for what was left out, and release the memory of what was copied."""
+        self._n_returned += sum(segment.stop - segment.start for segment in segments)
+        call.account_for(segments, call.gathering.pop_left_out(self._n_returned))
+        for segment in segments:
+            if segment.delivery.ends_with(segment):
+                call.release(segment.delivery)
 
     def close(self) -> None:
         """End the stream and stop the workers; may be called twice."""
@@ -152,35 +160,28 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         self.close()
 
 
-def _each(call: Call, runs: Sequence[Run[Delivery]]) -> Iterable[TrajectoryBatch[Any, Any]]:
-    """Return the trajectories of `runs` that were not left out, in memory of their own."""
-    if _are_uniform(runs):
+def _each(call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, Any]]:
+    """Return the trajectories of `segments`, in memory of their own."""
+    if _are_uniform(segments):
         try:
-            return call.batch(list(runs))
+            return call.batch(segments)
         except DataError:
             pass  # two of them do not go together in a batch, which they need not
     return [
-        call.batch([_slice_of(run, position, position + 1)])
-        for run in runs
-        for position, length in enumerate(run.lengths)
-        if length
+        call.batch([_slice_of(segment, position, position + 1)])
+        for segment in segments
+        for position in range(segment.start, segment.stop)
     ]
 
 
-def _are_uniform(runs: Sequence[Run[Delivery]]) -> bool:
-    parts = [run.part.rollouts for run in runs if run.part.rollouts is not None]
+def _are_uniform(segments: Sequence[Segment]) -> bool:
+    rollouts = [segment.delivery.rollouts for segment in segments]
     return all(
-        are_uniform(getattr(part, name) for part in parts) for name in ("env_infos", "agent_infos", "episode_infos")
+        are_uniform(getattr(part, name) for part in rollouts) for name in ("env_infos", "agent_infos", "episode_infos")
     )
 
 
-def _put_away(call: Call, runs: list[Run[Delivery]]) -> None:
-    """Account for what was left out, and release the memory of what was copied."""
-    call.account_for_dropped(runs)
-    for run in runs:
-        if run.stop == run.part.n_indices:
-            call.release(run.part)
-
-
-def _slice_of(run: Run[Delivery], start: int, stop: int) -> Run[Delivery]:
-    return Run(run.part, run.indices[start:stop], run.start + start, run.start + stop, run.lengths[start:stop])
+def _slice_of(segment: Segment, start: int, stop: int) -> Segment:
+    """Return the trajectories of a segment from position `start` to `stop` of its delivery."""
+    first = start - segment.start
+    return Segment(segment.delivery, start, stop, segment.indices[first : first + stop - start])

@@ -34,20 +34,20 @@ that is slow contributes less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from streamsampler.errors import ProtocolError
+from streamsampler.protocol.messages import Dropped
 from streamsampler.scheduling.blocks import Blocks, IndexQueue
 from streamsampler.scheduling.early_stop import Cuts
 from streamsampler.scheduling.in_flight import Holdings
-from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan, endless
-from streamsampler.scheduling.result import Held, Order, Result, Run, too_many_dropped
+from streamsampler.scheduling.plans import Exactly, GatherPlan, endless
+from streamsampler.scheduling.result import Held, LeftOut, Order, Result, Segment, too_many_dropped
 from streamsampler.scheduling.throughput import TICKET_SECONDS, Pace, needed_for
 
-__all__ = ["Assignment", "AtLeast", "Endless", "Exactly", "ExactlyPerWorker", "GatherPlan", "Gathering", "Order", "Run"]
+__all__ = ["Assignment", "Gathering"]
 
-Part = TypeVar("Part")
 _FOREVER = 2**62
 
 NOTABLY_SLOWER = 1.5
@@ -75,7 +75,7 @@ class Assignment(NamedTuple):
     enough: int = 0
 
 
-class Gathering(Generic[Part]):
+class Gathering:
     """One call's progress through its plan.
 
     Args:
@@ -93,6 +93,8 @@ class Gathering(Generic[Part]):
         arrived_trajectories: Trajectories that arrived, without those that were left out.
         arrived_timesteps: Their timesteps.
         arrived_dropped: Trajectories that were left out.
+        repeated_trajectories: Trajectories that arrived a second time, because the rest of their block was needed.
+        repeated_timesteps: Their timesteps.
 
     Raises:
         UsageError: What is left out of one worker's indices cannot be made up for.
@@ -116,10 +118,10 @@ class Gathering(Generic[Part]):
             own = [endless(queue, n_queues) for queue in own]
         self._queues = [IndexQueue(queue, blocks) for queue in own]
         self._first = min(queue.own.start for queue in self._queues)
-        self.result: Result[Part] = Result(plan, order, self._first)
+        self.result = Result(plan, order, self._first)
         # Who takes turns with others' indices cannot tell how many timesteps of its own suffice.
         self._cuts = Cuts(None if own_queues or blocks == Blocks() else plan.timesteps)
-        self.repeated: list[tuple[Part, int, int]] = []
+        self.repeated_trajectories = self.repeated_timesteps = 0
         self._retried: set[range] = set()  # blocks that failed, and were run again with what is missing exactly
         self._holdings = Holdings(n_workers, self.pace)
         self._considered: set[int] = set()  # workers that were given something, or left because they are slow
@@ -231,7 +233,7 @@ class Gathering(Generic[Part]):
 
     def _copy(self, worker: int, now: float) -> range:
         # What the consumer of a stream has not taken yet makes nobody wait.
-        if not self._may_help or (self._is_endless and self.result.unseen):
+        if not self._may_help or (self._is_endless and self.result.has_segments):
             return range(0)
         indices = self._holdings.copy_for(worker, now)
         if indices is None or indices[0] > self.result.end:
@@ -292,24 +294,28 @@ class Gathering(Generic[Part]):
 
     # ------------------------------------------------------------------ taking in
 
-    def add(self, worker: int, indices: range, lengths: Sequence[int], part: Part, now: float = 0.0) -> bool:
+    def add(
+        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, now: float = 0.0,
+        dropped: Sequence[Dropped] = (),
+    ) -> bool:  # fmt: skip
         """Take in the trajectories of one ticket, or its first ones, if they have the timesteps that suffice.
 
         Args:
             worker: The worker that ran them.
             indices: The ticket's indices.
-            lengths: Their timesteps; 0 for those that were left out.
-            part: What they came in.
+            lengths: The timesteps of the trajectories that the report brought.
+            delivery: What it brought: `Segment.delivery`.
             now: The time in seconds.
+            dropped: Those of the ticket that were left out, in order.
 
         Returns:
-            Whether there are new ones; otherwise a copy of theirs came in before, and the part is not kept.
+            Whether there are new ones; otherwise a copy of theirs came in before, and they are not kept.
 
         Raises:
             ProtocolError: They are in already, or were never handed out, or are not as many as asked for.
         """
-        n, n_timesteps = len(lengths), sum(lengths)
-        if n != len(indices) and not (self._cuts.allowed and 0 < n < len(indices)):
+        n, n_timesteps = len(lengths) + len(dropped), sum(lengths)
+        if n != len(indices) and (dropped or not (self._cuts.allowed and 0 < n < len(indices))):
             raise ProtocolError(f"trajectories {indices} came with {n} lengths")
         if not self._holdings.settle(worker, indices, now):
             return False
@@ -317,17 +323,31 @@ class Gathering(Generic[Part]):
         if n <= there:
             raise ProtocolError(f"trajectories {indices} came with {n} lengths, and {there} of them were there before")
         self._cuts.forget(indices)
-        n_dropped = lengths[there:].count(0)
-        self.arrived_dropped += n_dropped
-        self.arrived_trajectories += n - there - n_dropped
+        self.arrived_dropped += len(dropped)
+        self.arrived_trajectories += len(lengths) - there
         self.arrived_timesteps += n_timesteps - timesteps_there
-        if there:
-            self.repeated.append((part, there, timesteps_there))
+        self.repeated_trajectories += there
+        self.repeated_timesteps += timesteps_there
         if n < len(indices):
             begun = self._queues[0].give_back_rest(indices, n)
             self._cuts.cut_short(indices[n - begun], begun, sum(lengths[n - begun :]))
-        self.result.add(part, indices[:n], lengths, there)
+        self._add_to_result(worker, indices[:n], lengths, delivery, there, dropped)
         return True
+
+    def _add_to_result(
+        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, there: int,
+        dropped: Sequence[Dropped],
+    ) -> None:  # fmt: skip
+        """Hand to the result what stands between the trajectories that were left out, and those."""
+        start = position = there
+        for left_out in dropped:
+            if n := left_out.position - position:
+                self.result.add(delivery, start, indices[position : position + n], lengths[start : start + n])
+                start += n
+            self.result.leave_out(worker, indices[left_out.position], left_out)
+            position = left_out.position + 1
+        if position < len(indices):
+            self.result.add(delivery, start, indices[position:], lengths[start:])
 
     def fail(
         self, worker: int, indices: range, trajectory: int | None, reason: Any, *, final: bool, done: int = 0,
@@ -396,15 +416,19 @@ class Gathering(Generic[Part]):
         """Whether the result is there."""
         return self.result.complete
 
-    def runs(self, first: int = 0) -> list[Run[Part]]:
-        """The result so far, in order, from its run number `first` on: a finished prefix, and in the end all of it."""
-        return self.result.runs(first)
+    def segments(self, first: int = 0) -> list[Segment]:
+        """The result so far, in order, from its segment number `first` on: a finished prefix, in the end all of it."""
+        return self.result.segments(first)
 
-    def pop_runs(self) -> list[Run[Part]]:
+    def pop_segments(self) -> list[Segment]:
         """Hand over the result so far and forget it: for consumers of an endless plan."""
-        return self.result.pop_runs()
+        return self.result.pop_segments()
 
-    def surplus(self) -> Iterator[tuple[Part, int, int]]:
-        """What has arrived and is not part of the result: parts with their trajectories and timesteps."""
-        yield from self.repeated
-        yield from self.result.waiting()
+    def pop_left_out(self, n_before: int | None = None) -> list[LeftOut]:
+        """Hand over, and forget, what was left out; see `Result.pop_left_out`."""
+        return self.result.pop_left_out(n_before)
+
+    def surplus(self) -> tuple[int, int]:
+        """Trajectories and timesteps that have arrived and are not part of the result."""
+        n_trajectories, n_timesteps = self.result.pending()
+        return n_trajectories + self.repeated_trajectories, n_timesteps + self.repeated_timesteps

@@ -14,17 +14,17 @@ In order of arrival it is every failure's turn at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, NamedTuple
 
+from streamsampler.protocol.messages import Dropped
 from streamsampler.scheduling.plans import GatherPlan
 
-__all__ = ["Held", "Hopeless", "Order", "Result", "Run", "too_many_dropped"]
+__all__ = ["Held", "LeftOut", "Order", "Result", "Segment", "too_many_dropped"]
 
 Order = Literal["index", "arrival"]
-Part = TypeVar("Part")
 
 _NEVER = 2**62
 _MANY_DROPPED = 100
@@ -36,28 +36,36 @@ def too_many_dropped(n_dropped: int, n_kept: int) -> bool:
     return n_dropped >= _MANY_DROPPED and n_dropped > _DROPPED_FOR_EACH * n_kept
 
 
-@dataclass(frozen=True, slots=True)
-class Run(Generic[Part]):
-    """Trajectories `start` to `stop - 1` of one part, which stand together in the result.
+class Segment(NamedTuple):
+    """Consecutive trajectories of one report, which stand together in the result.
 
     Attributes:
-        part: What they came in.
-        indices: Their indices.
-        start: Position of the first one in its ticket.
+        delivery: What the report brought, as it was handed in.
+        start: Position of the first one among the trajectories that the report brought.
         stop: One more than the position of the last one.
-        lengths: Their timesteps; 0 for those that were left out.
+        indices: Their indices.
     """
 
-    part: Part
-    indices: range
+    delivery: Any
     start: int
     stop: int
-    lengths: tuple[int, ...]
+    indices: range
 
-    @property
-    def n_kept(self) -> int:
-        """How many of them were not left out."""
-        return len(self.lengths) - self.lengths.count(0)
+
+class LeftOut(NamedTuple):
+    """A trajectory that the result passed by, because it raised.
+
+    Attributes:
+        worker: The worker that ran it.
+        trajectory: Its index.
+        dropped: What the worker reported of it.
+        n_before: How many trajectories of the result come before it.
+    """
+
+    worker: int
+    trajectory: int
+    dropped: Dropped
+    n_before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,34 +88,17 @@ class Held:
     done: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hopeless(Generic[Part]):
-    """The trajectory whose being left out was one too many.
-
-    Attributes:
-        part: What it came in.
-        position: Its position in its ticket.
-        index: Its index.
-        n_dropped: How many were left out, this one included.
-        n_kept: How many were not.
-    """
-
-    part: Part
-    position: int
-    index: int
-    n_dropped: int
-    n_kept: int
-
-
 @dataclass(slots=True)
-class _Arrived(Generic[Part]):
-    part: Part
+class _Arrived:
+    """Trajectories that arrived and are not in the result yet; `start` is the position of the first in its report."""
+
+    delivery: Any
+    start: int
     indices: range
     lengths: Sequence[int]
-    position: int  # of the first trajectory that is not in the result yet
 
 
-class Result(Generic[Part]):
+class Result:
     """The result of one call.
 
     Args:
@@ -116,47 +107,53 @@ class Result(Generic[Part]):
         first: The index that it begins with, in index order.
 
     Attributes:
-        n_trajectories: Trajectories in the result, without those that were left out.
+        n_trajectories: Trajectories in the result.
         n_timesteps: Their timesteps.
-        n_popped: Trajectories that were handed over, those that were left out included.
+        n_popped: Indices that were handed over or passed by when `pop_segments` was called last.
         end: Nothing from this index on is of use any more: it failed for good. A very large number if there is none.
-        hopeless: The trajectory with which too many were left out; None if that has not happened. Then nothing more is
-            taken into the result.
+        one_too_many: The trajectory with which too many were left out; None if that has not happened. Then nothing
+            more is taken into the result.
     """
 
     def __init__(self, plan: GatherPlan, order: Order, first: int) -> None:
         self._plan = plan
         self._in_order = order == "index"
         self._first = first
-        self._waiting: dict[int, _Arrived[Part]] = {}
+        self._pending: dict[int, _Arrived | LeftOut] = {}  # by their first index
         self._held: dict[int, Held] = {}
-        self._runs: list[Run[Part]] = []
+        self._segments: list[Segment] = []
+        self._left_out: list[LeftOut] = []
         self._passed = 0  # indices that are in the result, or left out of it
         self.n_trajectories = 0
         self.n_timesteps = 0
         self.n_popped = 0
         self.end = _NEVER
-        self.hopeless: Hopeless[Part] | None = None
+        self.one_too_many: LeftOut | None = None
 
     # ------------------------------------------------------------------ taking in
 
-    def add(self, part: Part, indices: range, lengths: Sequence[int], position: int) -> None:
+    def add(self, delivery: Any, start: int, indices: range, lengths: Sequence[int]) -> None:
         """Take in trajectories.
 
         Args:
-            part: What they came in.
+            delivery: What the report brought.
+            start: Position of the first one among the trajectories that the report brought.
             indices: Their indices.
-            lengths: Their timesteps; 0 for those that were left out.
-            position: The position of the first one that is new.
+            lengths: Their timesteps.
         """
-        entry = _Arrived(part, indices, lengths, position)
-        first = indices[position]
-        self._waiting[first] = entry
+        self._take_in(indices[0], _Arrived(delivery, start, indices, lengths))
+
+    def leave_out(self, worker: int, index: int, dropped: Dropped) -> None:
+        """Pass by a trajectory when its turn comes."""
+        self._take_in(index, LeftOut(worker, index, dropped, 0))
+
+    def _take_in(self, first: int, entry: _Arrived | LeftOut) -> None:
+        self._pending[first] = entry
         if self._in_order:
-            while self._open and (following := self._waiting.pop(self.next, None)) is not None:
+            while self._open and (following := self._pending.pop(self.next, None)) is not None:
                 self._accept(following)
         elif self._open:
-            self._accept(self._waiting.pop(first))
+            self._accept(self._pending.pop(first))
 
     def hold(self, held: Held) -> None:
         """Take in a failure."""
@@ -171,48 +168,36 @@ class Result(Generic[Part]):
     def _find_end(self) -> None:
         self.end = min((held.turn for held in self._held.values() if held.final), default=_NEVER)
 
-    def _accept(self, entry: _Arrived[Part]) -> None:
-        """Move as much of `entry` into the result as is in order and wanted; what is left waits on."""
+    def _accept(self, entry: _Arrived | LeftOut) -> None:
+        """Take as much of `entry` into the result as is in order and needed; the rest of it stays pending."""
+        if isinstance(entry, LeftOut):
+            self._passed += 1
+            self._left_out.append(entry._replace(n_before=self.n_trajectories))
+            all_dropped = self._plan.fixed and self.n_dropped == self._plan.limit
+            if all_dropped or too_many_dropped(self.n_dropped, self.n_trajectories):
+                self.one_too_many = self._left_out[-1]
+            return
         contiguous = entry.indices.step == 1 or not self._in_order
-        stop = len(entry.indices) if contiguous else entry.position + 1
-        lengths = tuple(entry.lengths[entry.position : stop])
-        lengths = lengths[: self._n_wanted(lengths)]
-        if 0 in lengths:
-            lengths = lengths[: self._n_bearable(entry, lengths)]
-        stop = entry.position + len(lengths)
-        self._runs.append(Run(entry.part, entry.indices[entry.position : stop], entry.position, stop, lengths))
-        self._passed += len(lengths)
-        self.n_trajectories += len(lengths) - lengths.count(0)
-        self.n_timesteps += sum(lengths)
-        entry.position = stop
-        if stop < len(entry.indices):
-            self._waiting[entry.indices[stop]] = entry
+        lengths = entry.lengths if contiguous else entry.lengths[:1]
+        n, n_timesteps = self._needed_of(lengths)
+        self._segments.append(Segment(entry.delivery, entry.start, entry.start + n, entry.indices[:n]))
+        self._passed += n
+        self.n_trajectories += n
+        self.n_timesteps += n_timesteps
+        if n < len(entry.indices):
+            rest = _Arrived(entry.delivery, entry.start + n, entry.indices[n:], entry.lengths[n:])
+            self._pending[rest.indices[0]] = rest
 
-    def _n_wanted(self, lengths: tuple[int, ...]) -> int:
-        """How many of the next trajectories, which have these lengths, the result needs."""
-        plan = self._plan
+    def _needed_of(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """How many of the next trajectories, which have these lengths, the result needs, and their timesteps."""
+        plan, n, n_timesteps = self._plan, len(lengths), sum(lengths)
         if plan.timesteps is not None:
             missing = plan.timesteps - self.n_timesteps
-            if sum(lengths) - lengths[-1] >= missing:
-                return 1 + sum(1 for total in accumulate(lengths[:-1]) if total < missing)
+            if n_timesteps - lengths[-1] >= missing:
+                n = 1 + sum(1 for total in accumulate(lengths[:-1]) if total < missing)
         elif plan.limit is not None:
-            missing = plan.limit - self.n_trajectories
-            if len(lengths) > missing:
-                return 1 + sum(1 for total in accumulate(map(bool, lengths[:-1])) if total < missing)
-        return len(lengths)
-
-    def _n_bearable(self, entry: _Arrived[Part], lengths: tuple[int, ...]) -> int:
-        """How many of them there are up to the one with which too many are left out, if there is such a one."""
-        n_kept, n_dropped = self.n_trajectories, self._passed - self.n_trajectories
-        for number, length in enumerate(lengths):
-            n_kept += bool(length)
-            n_dropped += not length
-            all_dropped = self._plan.fixed and n_dropped == self._plan.limit
-            if not length and (all_dropped or too_many_dropped(n_dropped, n_kept)):
-                position = entry.position + number
-                self.hopeless = Hopeless(entry.part, position, entry.indices[position], n_dropped, n_kept)
-                return number + 1
-        return len(lengths)
+            n = min(n, plan.limit - self.n_trajectories)
+        return n, n_timesteps if n == len(lengths) else sum(lengths[:n])
 
     # ------------------------------------------------------------------ looking at
 
@@ -231,7 +216,7 @@ class Result(Generic[Part]):
 
     @property
     def _open(self) -> bool:
-        return self.hopeless is None and not self.complete
+        return self.one_too_many is None and not self.complete
 
     @property
     def due(self) -> Held | None:
@@ -250,22 +235,36 @@ class Result(Generic[Part]):
         return list(self._held.values())
 
     @property
-    def unseen(self) -> bool:
-        """Whether there is anything that was not handed over by `pop_runs`."""
-        return bool(self._runs)
+    def n_dropped(self) -> int:
+        """How many trajectories were left out."""
+        return self._passed - self.n_trajectories
 
-    def runs(self, first: int = 0) -> list[Run[Part]]:
-        """The result so far, in order, from its run number `first` on: a finished prefix, and in the end all of it."""
-        return self._runs[first:]
+    @property
+    def has_segments(self) -> bool:
+        """Whether there is anything that `pop_segments` has not handed over."""
+        return bool(self._segments)
 
-    def pop_runs(self) -> list[Run[Part]]:
+    def segments(self, first: int = 0) -> list[Segment]:
+        """The result so far, in order, from its segment number `first` on: a finished prefix, in the end all of it."""
+        return self._segments[first:]
+
+    def pop_segments(self) -> list[Segment]:
         """Hand over the result so far and forget it: for consumers of an endless plan."""
-        runs, self._runs = self._runs, []
-        self.n_popped += sum(run.stop - run.start for run in runs)
-        return runs
+        segments, self._segments = self._segments, []
+        self.n_popped = self._passed
+        return segments
 
-    def waiting(self) -> Iterator[tuple[Part, int, int]]:
-        """What has arrived and is not part of the result: parts with their trajectories and timesteps."""
-        for entry in self._waiting.values():
-            lengths = entry.lengths[entry.position :]
-            yield entry.part, len(lengths) - lengths.count(0), sum(lengths)
+    def pop_left_out(self, n_before: int | None = None) -> list[LeftOut]:
+        """Hand over, and forget, what was left out.
+
+        Args:
+            n_before: Only what has fewer trajectories of the result before it; None for all.
+        """
+        left_out = [it for it in self._left_out if n_before is None or it.n_before < n_before]
+        del self._left_out[: len(left_out)]
+        return left_out
+
+    def pending(self) -> tuple[int, int]:
+        """Trajectories and timesteps that have arrived and are not in the result."""
+        lengths = [entry.lengths for entry in self._pending.values() if isinstance(entry, _Arrived)]
+        return sum(map(len, lengths)), sum(map(sum, lengths))

@@ -15,7 +15,7 @@ from streamsampler.data.buffers import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
 from streamsampler.errors import ActionError, CheckMode, DataError
-from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.episodes import Episodes
@@ -47,7 +47,7 @@ class Outcome:
     n_abandoned: int = 0
     abandoned_timesteps: int = 0
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    dropped: tuple[tuple[int, str, str], ...] = ()
+    dropped: tuple[Dropped, ...] = ()
 
 
 def _nothing() -> None:

@@ -14,7 +14,7 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.step_values import FLAGS
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError
-from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.board import phase_number
@@ -124,7 +124,7 @@ class DefaultWorker(Worker):
         indices: Sequence[int],
         abandoned_timesteps: int,
         seconds: _ThreeSeconds,
-        dropped: tuple[tuple[int, str, str], ...] = (),
+        dropped: tuple[Dropped, ...] = (),
     ) -> Outcome:
         n_trajectories, n_timesteps = recorder.n_trajectories, recorder.n_timesteps
         given_up = abandoned_timesteps >= 0
@@ -149,7 +149,7 @@ class DefaultWorker(Worker):
             self.spoiled = False
             seconds = self._timed_rebuild()
         seed_of = dict(zip(ticket.indices, seeds, strict=True))
-        left_out: dict[int, tuple[str, str]] = {}
+        left_out: dict[int, Dropped] = {}
         assert self._recorder is not None
         self._recorder.clear()
         todo = kept = list(ticket.indices)
@@ -160,8 +160,8 @@ class DefaultWorker(Worker):
                 seconds = _sum(seconds, more)
                 finishing = True
                 kept = [index for index in ticket.indices if index not in left_out]
-                dropped = tuple((ticket.indices.index(index), *left_out[index]) for index in sorted(left_out))
-                return self._outcome(recorder, kept, abandoned, seconds, dropped)
+                dropped = sorted(left_out.values())
+                return self._outcome(recorder, kept, abandoned, seconds, tuple(dropped))
             except BaseException as error:
                 if not self.drops(error):
                     raise
@@ -169,8 +169,7 @@ class DefaultWorker(Worker):
                     seconds = _sum(seconds, self._broken_off)
                 failed = self.trajectory
                 assert failed is not None
-                left_out[failed] = str(self.phase), summary_of(error)
-                left_out.update(self._others_of(error, kept))
+                left_out.update(self._left_out_by(error, ticket, failed, kept))
             self.trajectory = None
             recorder.abandon()
             if not self.row.may_run(ticket.version):
@@ -185,10 +184,15 @@ class DefaultWorker(Worker):
                 self._recorder = recorder
                 todo = todo[todo.index(failed) + 1 :]
 
-    def _others_of(self, error: BaseException, indices: Sequence[int]) -> dict[int, tuple[str, str]]:
-        """The other trajectories that an error says are to be left out, with phase and summary."""
-        others = getattr(error, "others_left_out", ())
-        return {indices[position]: (str(self.phase), summary) for position, summary in others}
+    def _left_out_by(
+        self, error: BaseException, ticket: Ticket, failed: int, kept: Sequence[int]
+    ) -> dict[int, Dropped]:
+        """The trajectories that are to be left out because of an error, by their indices."""
+        others = {kept[position]: summary for position, summary in getattr(error, "others_left_out", ())}
+        return {
+            index: Dropped(ticket.indices.index(index), str(self.phase), summary)
+            for index, summary in {failed: summary_of(error), **others}.items()
+        }
 
     def _timed_rebuild(self) -> _ThreeSeconds:
         """Make agent and environment anew; it is for a reset that it is done, and counted as one."""

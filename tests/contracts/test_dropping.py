@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.scheduling.gathering import AtLeast, Exactly, Gathering
+from streamsampler.protocol.messages import Dropped
+from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.plans import AtLeast, Exactly
 from streamsampler.seeding import TrajectorySeeds
 from tests.contracts.conftest import Maker
 from tests.scripted.agents import above_half
@@ -178,10 +180,11 @@ def test_a_worker_of_blocks_refuses() -> None:
 # ---------------------------------------------------------------------- pure
 
 
-def arrive(gathering: Gathering[int], worker: int, indices: range, lengths: list[int]) -> None:
+def arrive(gathering: Gathering, worker: int, indices: range, lengths: list[int]) -> None:
     if kept := [length for length in lengths if length]:  # of what was left out nothing is known
         gathering.pace.add(kept, 0.01, worker, 8)
-    gathering.add(worker, indices, lengths, worker)
+    dropped = [Dropped(position, "", "") for position, length in enumerate(lengths) if not length]
+    gathering.add(worker, indices, kept, worker, dropped=dropped)
 
 
 @given(
@@ -195,7 +198,7 @@ def test_any_course_of_events_gives_the_same_prefix(
     lengths: list[int], n_workers: int, plan: AtLeast | Exactly, own_queues: bool, events: random.Random
 ) -> None:
     lengths = lengths + [2] * 400
-    gathering: Gathering[int] = Gathering(plan, n_workers=n_workers, own_queues=own_queues, dropping=True)
+    gathering = Gathering(plan, n_workers=n_workers, own_queues=own_queues, dropping=True)
     held: dict[int, range] = {}
     while not gathering.complete:
         for worker in range(n_workers):
@@ -207,7 +210,7 @@ def test_any_course_of_events_gives_the_same_prefix(
             gathering.give_back(worker, indices)
         else:
             arrive(gathering, worker, indices, [lengths[index] for index in indices])
-    found = [index for run in gathering.runs() for index in run.indices if lengths[index]]
+    found = [index for segment in gathering.segments() for index in segment.indices]
     expected, total = [], 0
     for index, length in enumerate(lengths):
         if (total >= plan.timesteps) if plan.timesteps is not None else (len(expected) == plan.limit):

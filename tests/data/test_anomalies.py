@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
+from streamsampler.data.assembly import Delivery
 from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
 from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
-from streamsampler.samplers.session import Delivery
-from streamsampler.scheduling.gathering import Run
+from streamsampler.scheduling.result import Segment
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
 PARTS = S.Dict(a=BOX, b=S.Tuple([S.Discrete(3, start=1), S.Box(0, 9, (2, 2), np.uint8), S.MultiBinary(2)]))
@@ -244,12 +244,12 @@ def test_the_error_is_that_of_the_first_wrong_trajectory_that_is_needed(kinds, o
             assert sampler.stats.anomalies == 0
 
 
-def test_of_a_part_only_what_is_returned_counts():
+def test_of_a_delivery_only_what_is_returned_counts():
     found = tuple(Anomaly(position, 10**position, 3, "odd") for position in range(5))
-    part = Delivery(0, SimpleNamespace(anomalies=found), lambda: None, 5)  # type: ignore[arg-type]
+    delivery = Delivery(0, SimpleNamespace(anomalies=found), lambda: None)  # type: ignore[arg-type]
     stats = Stats.of(1)
     accounts = AnomalyAccounts(SimpleNamespace(told_of_anomalies=True), stats, 7)  # type: ignore[arg-type]
-    accounts.hold([Run(part, range(11, 14), 1, 4, (2, 2, 2))])
+    accounts.hold([Segment(delivery, 1, 4, range(11, 14))])
     accounts.returned([12, 13, 14])
     assert (stats.anomalies, stats.first_anomaly) == (1100, FoundAnomaly(7, 12, 3, "odd"))
     accounts.returned()

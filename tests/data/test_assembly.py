@@ -1,6 +1,4 @@
 import tracemalloc
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.data import trees
-from streamsampler.data.assembly import EarlyRows, infos_alone
+from streamsampler.data.assembly import Delivery, EarlyRows, indices_of, infos_alone
 from streamsampler.data.recorder import RolloutRecorder
-from streamsampler.samplers.session import indices_of, workers_of
-from streamsampler.scheduling.gathering import Run
+from streamsampler.scheduling.result import Segment
 
 LARGE = S.Box(0, 255, (5000,), np.uint8)
 SMALL = S.Box(0, 255, (5,), np.uint8)
@@ -21,6 +18,10 @@ MIXED = S.Dict(camera=LARGE, joints=S.Tuple([SMALL, S.Text(3)]))
 
 def allocate(shape, dtype):
     return np.empty(shape, dtype)
+
+
+def segment(rollouts, start, stop, n_bytes=0):
+    return Segment(Delivery(0, rollouts, lambda: None, n_bytes), start, stop, range(start, stop))
 
 
 def rollouts_of(space, lengths, first=0):
@@ -39,9 +40,9 @@ def rollouts_of(space, lengths, first=0):
 NAMES = ("observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths")
 
 
-def joined(runs):
+def joined(segments):
     """What the fields of a batch of whole rollouts are."""
-    return {name: trees.concatenate([getattr(run[0], name) for run in runs]) for name in NAMES}
+    return {name: trees.concatenate([getattr(it.delivery.rollouts, name) for it in segments]) for name in NAMES}
 
 
 @given(
@@ -52,13 +53,13 @@ def joined(runs):
 )
 def test_copied_early_is_what_joining_gives(parts, group, expected, space):
     early = EarlyRows(allocate)
-    runs = [(rollouts_of(space, lengths, 10 * n), 0, len(lengths)) for n, lengths in enumerate(parts)]
-    for start in range(0, len(runs), group):
-        assert early.take(runs[start : start + group], len(runs[start : start + group]), expected)
-        assert early.n_runs == min(start + group, len(runs))
+    segments = [segment(rollouts_of(space, lengths, 10 * n), 0, len(lengths)) for n, lengths in enumerate(parts)]
+    for start in range(0, len(segments), group):
+        assert early.take(segments[start : start + group], expected)
+        assert early.n_taken == min(start + group, len(segments))
     fields = early.fields()
     assert fields.keys() == set(NAMES)
-    for name, field in joined(runs).items():
+    for name, field in joined(segments).items():
         assert trees.same(fields[name], field), name
         for (_, ours), (_, theirs) in zip(trees.leaves(fields[name]), trees.leaves(field), strict=True):
             assert ours.shape == theirs.shape
@@ -68,10 +69,10 @@ def test_copied_early_is_what_joining_gives(parts, group, expected, space):
 
 
 @pytest.mark.parametrize("space", [LARGE, SMALL])
-def test_a_part_of_a_run_is_copied_in_part(space):
+def test_a_part_of_a_delivery_is_copied_in_part(space):
     rollouts = rollouts_of(space, [2, 3, 4])
     early = EarlyRows(allocate)
-    assert early.take([(rollouts, 1, 2)], 1, (1, 1))
+    assert early.take([segment(rollouts, 1, 2)], (1, 1))
     fields = early.fields()
     assert np.array_equal(fields["observations"], rollouts.observations[2:5])
     assert fields["lengths"].tolist() == [3]
@@ -79,28 +80,26 @@ def test_a_part_of_a_run_is_copied_in_part(space):
 
 def test_large_rows_are_due_at_once_and_small_ones_by_the_megabyte():
     early = EarlyRows(allocate)
-    early.count(rollouts_of(LARGE, [2]), 1)
+    early.count(segment(rollouts_of(LARGE, [2]), 0, 1))
     assert early.due
     early = EarlyRows(allocate)
-    early.count(rollouts_of(SMALL, [2]), 3_000_000)
+    early.count(segment(rollouts_of(SMALL, [2]), 0, 1, 3_000_000))
     assert not early.due
-    early.count(None, 0)
-    assert not early.due
-    early.count(rollouts_of(SMALL, [2]), 3_000_000)
+    early.count(segment(rollouts_of(SMALL, [2]), 0, 1, 3_000_000))
     assert early.due
-    assert early.n_counted == 3
+    assert early.n_counted == 2
     assert early.fields() == {}
 
 
 def test_what_an_interrupt_cut_short_is_written_again():
-    early, runs = EarlyRows(allocate), [(rollouts_of(SMALL, [2, 3], n), 0, 2) for n in range(3)]
-    assert early.take(runs[:1], 1, (1, 1))
+    early, segments = EarlyRows(allocate), [segment(rollouts_of(SMALL, [2, 3], n), 0, 2) for n in range(3)]
+    assert early.take(segments[:1], (1, 1))
     with pytest.raises(KeyboardInterrupt):
-        early.take([runs[1], (Interrupting(runs[2][0]), 0, 2)], 2, (1, 1))  # type: ignore[list-item]
-    assert early.n_runs == 1
-    assert early.take(runs[1:], 2, (1, 1))
+        early.take([segments[1], segment(Interrupting(segments[2].delivery.rollouts), 0, 2)], (1, 1))
+    assert early.n_taken == 1
+    assert early.take(segments[1:], (1, 1))
     fields = early.fields()
-    assert all(trees.same(fields[name], field) for name, field in joined(runs).items())
+    assert all(trees.same(fields[name], field) for name, field in joined(segments).items())
 
 
 class Interrupting:
@@ -117,16 +116,16 @@ class Interrupting:
 
 def test_rows_with_objects_are_left_for_the_end():
     early = EarlyRows(allocate)
-    early.count(rollouts_of(S.Sequence(S.Discrete(3)), [2]), 10**9)
+    early.count(segment(rollouts_of(S.Sequence(S.Discrete(3)), [2]), 0, 1, 10**9))
     assert not early.due
 
 
 def test_rows_of_two_forms_are_left_for_the_error_at_the_end():
     early = EarlyRows(allocate)
-    assert early.take([(rollouts_of(LARGE, [2]), 0, 1)], 1, (10, 5))
-    assert not early.take([(rollouts_of(S.Box(0, 255, (6000,), np.uint8), [2]), 0, 1)], 1, (10, 5))
+    assert early.take([segment(rollouts_of(LARGE, [2]), 0, 1)], (10, 5))
+    assert not early.take([segment(rollouts_of(S.Box(0, 255, (6000,), np.uint8), [2]), 0, 1)], (10, 5))
     assert early.fields() == {}
-    early.count(None, 10**9)
+    early.count(segment(rollouts_of(LARGE, [2]), 0, 1, 10**9))
     assert not early.due
 
 
@@ -138,7 +137,7 @@ def test_objects_among_large_rows_share_nothing_with_what_they_came_in():
     for leaf in objects:
         leaf[0] = np.arange(4.0)
     early = EarlyRows(allocate)
-    assert early.take([(rollouts, 0, 1)], 1, (3, 1))
+    assert early.take([segment(rollouts, 0, 1)], (3, 1))
     ours = [leaf for _, leaf in trees.leaves(early.fields()["observations"]) if leaf.dtype == object]
     for copied, leaf in zip(ours, objects, strict=True):
         assert np.array_equal(copied[0], leaf[0])
@@ -180,24 +179,20 @@ def test_what_is_left_of_rollouts_shares_nothing_with_them():
 def test_the_expected_number_is_a_guess(space, expected):
     rollouts = rollouts_of(space, [3, 4])
     early = EarlyRows(allocate)
-    assert early.take([(rollouts, 0, 1)], 1, expected)
-    assert early.take([(rollouts, 1, 2)], 1, expected)
+    assert early.take([segment(rollouts, 0, 1)], expected)
+    assert early.take([segment(rollouts, 1, 2)], expected)
     assert np.array_equal(early.fields()["observations"], rollouts.observations)
 
 
 def test_indices_of_many_trajectories_take_no_more_memory_than_their_array():
     """A million short trajectories took three times as much in lists of Python integers."""
-    n_runs, n = 100, 1_000
-    runs: list[Any] = [
-        Run(SimpleNamespace(worker=w % 3), range(w * n, w * n + n), 0, n, (0,) + (1,) * (n - 1)) for w in range(n_runs)
-    ]
+    n_segments, n = 100, 1_000
+    segments = [segment(None, w * n, w * n + n) for w in range(n_segments)]
     tracemalloc.start()
     try:
-        indices, workers = indices_of(runs), workers_of(runs)
+        indices = indices_of(segments)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    kept = [index for index in range(n_runs * n) if index % n]
-    assert indices.tolist() == kept
-    assert workers.tolist() == [index // n % 3 for index in kept]
-    assert peak < 2 * (indices.nbytes + workers.nbytes)
+    assert indices.tolist() == list(range(n_segments * n))
+    assert peak < 2 * indices.nbytes

@@ -166,6 +166,7 @@ def test_parts_have_the_final_infos_of_the_whole(batch):
 
 
 def test_worker_numbers_go_along_and_are_no_data(batch, tmp_path):
+    batch = dataclasses.replace(batch, worker_numbers=None)
     assert batch.worker_numbers.tolist() == [-1, -1, -1]
     known = dataclasses.replace(batch, worker_numbers=np.array([2, 0, 1]))
     assert known == batch

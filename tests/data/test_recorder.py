@@ -7,8 +7,10 @@ from gymnasium import spaces as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.data.recorder import RolloutRecorder, assemble
+from streamsampler.data.assembly import Delivery, assemble
+from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.errors import ActionError, DataError, ObservationError
+from streamsampler.scheduling.result import Segment
 from tests.data.test_spaces import nested_spaces
 
 OBSERVATIONS = S.Box(-100, 100, (2,), np.float32)
@@ -44,14 +46,15 @@ def tickets(lengths, cuts, observation_space=OBSERVATIONS, action_space=ACTIONS)
 
 
 def batch_of(runs, observation_space=OBSERVATIONS, action_space=ACTIONS):
-    n = sum(stop - start for _, start, stop in runs)
+    segments, n = [], 0
+    for rollouts, start, stop in runs:
+        segments.append(Segment(Delivery(0, rollouts, lambda: None), start, stop, range(n, n := n + stop - start)))
     return assemble(
-        runs,
+        segments,
         observation_space=observation_space,
         action_space=action_space,
-        indices=range(n),
-        seeds=[2**100 + i for i in range(n)],
-        agent_versions=1,
+        seeds_of=lambda indices: [2**100 + i for i in indices.tolist()],
+        agent_version=1,
         seed=7,
     )
 

@@ -243,6 +243,8 @@ class World:
             observations=NOTHING_LARGE,
             actions=NOTHING_LARGE,
             lengths=np.array(lengths),
+            n_trajectories=len(lengths),
+            anomalies=(),
             n_timesteps=sum(lengths),
             made_under=worker.told[0][1],
         )
@@ -332,10 +334,10 @@ class World:
     def check_result(self):
         version, gathering = self.call.version, self.call.gathering
         indices, lengths = [], []
-        for run in gathering.runs():
-            assert run.part.rollouts.made_under == version, "no stale data"
-            indices += list(run.indices)
-            lengths += list(run.lengths)
+        for delivery, start, stop, segment in gathering.segments():
+            assert delivery.rollouts.made_under == version, "no stale data"
+            indices += list(segment)
+            lengths += delivery.rollouts.lengths[start:stop].tolist()
         assert indices == list(range(len(indices)))
         assert outcome_of(gathering.plan, version, self.doomed) == ("complete", len(indices))
         assert lengths == [length_of(version, index) for index in indices]
@@ -392,7 +394,7 @@ class World:
                     (gathering._cuts.open, sorted(gathering._cuts._short.items())),
                     sorted(gathering._cuts._enough.items(), key=str),
                     sorted(gathering._cuts._expected.items(), key=str),
-                    sorted(gathering.result._waiting),
+                    sorted(gathering.result._pending),
                     [(held.indices, held.turn, held.final, held.done) for held in gathering.result.held()],
                     sorted(gathering._retried, key=str),
                     gathering.n_trajectories,

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from streamsampler.scheduling.blocks import Blocks
-from streamsampler.scheduling.gathering import AtLeast, Exactly, ExactlyPerWorker
+from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker
 from tests.protocol.model import N_WORKERS, ONE_LOSS, RAISE_AT_ONCE, explore
 
 

@@ -43,7 +43,7 @@ class Outcome:
         self.seconds += call.now
         self.timesteps += call.gathering.n_timesteps
         self.busy += call.busy + sum(max(0.0, call.now - began) for began in under_way)
-        self.useful += sum(call.seconds(run.part, run.indices) for run in call.gathering.runs())
+        self.useful += sum(call.seconds(segment.delivery, segment.indices) for segment in call.gathering.segments())
         self.copies += call.copies
 
     @property

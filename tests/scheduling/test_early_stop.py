@@ -6,7 +6,8 @@ import pytest
 
 from streamsampler.errors import ProtocolError, UsageError
 from streamsampler.scheduling.blocks import Blocks
-from streamsampler.scheduling.gathering import AtLeast, Exactly, ExactlyPerWorker, Gathering
+from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker
 from streamsampler.scheduling.throughput import Pace
 from tests.scheduling.simulation import take
 
@@ -18,7 +19,7 @@ def known(length, n=100, seconds=1.0, spread=0):
 
 
 def indices_of(gathering):
-    return [index for run in gathering.runs() for index in run.indices]
+    return [index for segment in gathering.segments() for index in segment.indices]
 
 
 def test_blocks_grow():
@@ -52,7 +53,7 @@ def test_a_worker_alone_is_told_what_is_missing():
     gathering.add(0, range(8), [20, 5, 30], "part")
     assert gathering.complete
     assert indices_of(gathering) == [0, 1, 2]
-    assert list(gathering.surplus()) == []
+    assert gathering.surplus() == (0, 0)
 
 
 def test_the_second_worker_is_told_what_the_first_one_leaves():
@@ -82,10 +83,10 @@ def test_a_block_that_was_cut_too_short_is_run_again():
     gathering.add(0, again, [10, 10, 10, 14, 10, 10, 10, 6], "again")
     assert gathering.complete
     assert indices_of(gathering) == list(range(16))
-    assert [(run.part, run.start, run.stop) for run in gathering.runs()] == [
+    assert [segment[:3] for segment in gathering.segments()] == [
         ("first", 0, 8), ("short", 0, 4), ("again", 4, 8),
     ]  # fmt: skip
-    assert list(gathering.surplus()) == [("again", 4, 44)], "run twice, returned once"
+    assert gathering.surplus() == (4, 44), "run twice, returned once"
 
 
 def test_a_ticket_of_several_blocks_is_run_again_from_the_block_that_was_cut():

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.blocks import Blocks
-from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, ExactlyPerWorker, Gathering
+from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker
 from streamsampler.scheduling.throughput import Pace
 from tests.scheduling.simulation import take
 
@@ -28,10 +29,9 @@ def sequential(plan):
 
 def indices_of(gathering):
     indices = []
-    for run in gathering.runs():
-        assert list(run.lengths) == [length_of(index) for index in run.indices]
-        assert list(run.indices) == list(run.part[run.start : run.stop]), "the part's own trajectories"
-        indices += run.indices
+    for delivery, start, stop, own in gathering.segments():
+        assert list(own) == list(delivery[start:stop]), "the delivery's own trajectories"
+        indices += own
     return indices
 
 
@@ -135,8 +135,7 @@ def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, bl
 def test_what_was_not_needed_is_accounted_for(data, plan, blocks):
     brought = []
     gathering = gather(data, plan, blocks=blocks, brought=brought)
-    surplus = sum(n for _, n, _ in gathering.surplus())
-    assert sum(brought) == gathering.n_trajectories + surplus
+    assert sum(brought) == gathering.n_trajectories + gathering.surplus()[0]
 
 
 @given(data=st.data())
@@ -235,9 +234,8 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     assert 0 < bound <= 8
     for index in taken:
         gathering.add(0, range(index, index + 1), [1], None)
-    runs = gathering.pop_runs()
-    assert [index for run in runs for index in run.indices] == taken
-    assert gathering.pop_runs() == []
+    assert [index for segment in gathering.pop_segments() for index in segment.indices] == taken
+    assert gathering.pop_segments() == []
     assert take(gathering, 0) is not None
 
 
@@ -256,7 +254,7 @@ def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_queues
             gathering.give_back(worker, indices)
         else:
             gathering.add(worker, indices, [length_of(index) for index in indices], indices)
-        popped += [index for run in gathering.pop_runs() for index in run.indices]
+        popped += [index for segment in gathering.pop_segments() for index in segment.indices]
     assert popped == list(range(first, first + len(popped)))
 
 
@@ -296,7 +294,7 @@ def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_nobody_
     while not gathering.complete:
         indices = take(gathering, 0)
         gathering.add(0, indices, [3] * len(indices), indices)
-    found = [index for run in gathering.runs() for index in run.indices]
+    found = [index for segment in gathering.segments() for index in segment.indices]
     assert found == list(range(0, 20, 2))
     assert slow == range(1, 2) or set(slow).isdisjoint(found)
 
@@ -342,7 +340,9 @@ def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, pl
     outstanding, losses, now, decided = [], 5, 0.0, None
     while not gathering.complete:
         if (held := gathering.due()) is not None:
-            assert held.turn == sum(run.stop - run.start for run in gathering.runs()), "all before it are in"
+            assert held.turn == sum(segment.stop - segment.start for segment in gathering.segments()), (
+                "all before it are in"
+            )
             if held.final:
                 decided = held.reason
                 break

@@ -3,8 +3,9 @@
 import pytest
 
 from streamsampler.errors import ProtocolError
-from streamsampler.scheduling.gathering import AtLeast, Endless, Exactly, Gathering
+from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.in_flight import Holdings
+from streamsampler.scheduling.plans import AtLeast, Endless, Exactly
 from streamsampler.scheduling.throughput import TICKET_SECONDS, Pace
 from tests.scheduling.simulation import take
 
@@ -141,7 +142,7 @@ def test_what_a_streams_consumer_has_not_taken_makes_nobody_wait():
     gathering.add(1, first, [10], None)
     slow = take(gathering, 0)
     assert run_all(1) is None, "the consumer has something to take"
-    assert len(gathering.pop_runs()) == 1
+    assert len(gathering.pop_segments()) == 1
     assert run_all(1) == slow, "now it waits for what the slow worker holds"
 
 
@@ -152,5 +153,5 @@ def test_late_copies_are_not_part_of_the_accounts():
     assert gathering.complete
     assert gathering.add(0, range(1), [10], "second", 4.0) is False
     assert gathering.arrived_trajectories == 1
-    assert list(gathering.surplus()) == []
-    assert [run.part for run in gathering.runs()] == ["first"]
+    assert gathering.surplus() == (0, 0)
+    assert [segment.delivery for segment in gathering.segments()] == ["first"]

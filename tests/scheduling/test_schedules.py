@@ -7,7 +7,7 @@ import pytest
 
 from streamsampler.scheduling import gathering
 from streamsampler.scheduling import in_flight as holdings
-from streamsampler.scheduling.gathering import AtLeast, Exactly
+from streamsampler.scheduling.plans import AtLeast, Exactly
 from tests.scheduling.simulation import Outcome, Simulation
 
 STEP = 80e-6
@@ -127,7 +127,7 @@ def test_a_worker_that_was_slow_once_is_tried_again():
     simulation.pace.add([20], 10.0, 3)
     shares = []
     for _ in range(40):
-        runs = simulation.call(Exactly(40), Outcome()).runs()
-        shares.append(sum(len(run.indices) for run in runs if run.part == 3))
+        segments = simulation.call(Exactly(40), Outcome()).segments()
+        shares.append(sum(len(segment.indices) for segment in segments if segment.delivery == 3))
     assert shares[0] == 0
     assert sum(shares[-5:]) >= 40
