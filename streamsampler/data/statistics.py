@@ -13,7 +13,7 @@ REMEMBERED = 1_000
 """How many dropped trajectories are told one by one."""
 
 TIMES = ("reset", "agent", "step", "sending", "idle", "checking")
-"""What a worker's time is divided into: the order of `protocol.Report.seconds`."""
+"""What a worker's time is divided into: the order of `messages.Report.seconds`."""
 
 
 @dataclass

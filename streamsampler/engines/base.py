@@ -86,7 +86,7 @@ class Logged:
 
     Attributes:
         worker: Its number.
-        records: The records, for `worker_logs.handle_records`.
+        records: The records, for `workers.logs.handle_records`.
     """
 
     worker: int

@@ -136,9 +136,9 @@ class Start:
         agent: A new agent, as the engine carries payloads; None keeps the agent.
         parameters: New parameters for it; None keeps them.
         env: A new environment; None keeps the environment.
-        levels: The levels of the sampler's loggers (`worker_logs.Levels`); None for those that it told last.
+        levels: The levels of the sampler's loggers (`workers.logs.Levels`); None for those that it told last.
         check: What to check before the first ticket; None for nothing.
-        episodes: What the call says of its trajectories (`episodes.Episodes`), as the engine carries payloads.
+        episodes: What the call says of its trajectories (`workers.episodes.Episodes`), as the engine carries payloads.
     """
 
     version: int

@@ -99,7 +99,7 @@ class Session:
         return (self._episodes or Episodes()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 
     def told_at_start(self, worker: int) -> dict[str, Any]:
-        """Return what a worker is told with its first ticket of a call, and take it for told; see `protocol.Start`."""
+        """Return what a worker is told with its first ticket of a call, and take it for told; see `messages.Start`."""
         told: dict[str, Any] = dict(self.updates.lacking(worker).items())
         if self._episodes_handle is not None:
             told["episodes"] = self._episodes_handle

@@ -1,7 +1,7 @@
 """Which agent, parameters and environment are in force, and which of them each worker still lacks: pure.
 
 Only the latest of each kind is kept. That is enough, because a new agent makes earlier parameters void, parameters are
-complete, and an environment update does not depend on those before it (see `environments.EnvUpdate`). So a worker that
+complete, and an environment update does not depend on those before it (see `updates.EnvUpdate`). So a worker that
 was busy during three updates, or was started after them, is brought up to date by one message of bounded size.
 """
 

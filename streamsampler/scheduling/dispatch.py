@@ -56,7 +56,7 @@ class Dispatcher:
         return {worker: owed[0] for worker, owed in enumerate(self._owed) if owed}
 
     def hand(self, worker: int, indices: range, block: int = 1, enough: int = 0) -> Start | Continue:
-        """Give `worker` a ticket; see `protocol.Ticket`.
+        """Give `worker` a ticket; see `messages.Ticket`.
 
         Returns:
             The message that carries it; a `Start` is without updates, which the caller adds.

@@ -62,7 +62,7 @@ at most and wastes 14 and 7 %."""
 
 
 class Assignment(NamedTuple):
-    """What a worker runs next; see `protocol.Ticket`.
+    """What a worker runs next; see `messages.Ticket`.
 
     Attributes:
         indices: The trajectory indices.
@@ -361,7 +361,7 @@ class Gathering:
             trajectory: Which of them failed; None if nobody knows.
             reason: What happened, for whoever decides about it.
             final: Whether it is not to be run again.
-            done: Timesteps of the finished prefix of its block; see `protocol.Failure`.
+            done: Timesteps of the finished prefix of its block; see `messages.Failure`.
             now: The time in seconds.
         """
         # A loss is none where somebody else runs the same; a failure is one, and whoever runs the same does in vain.

@@ -89,7 +89,7 @@ class Policy:
         """Whether an exception is to be made good.
 
         Args:
-            kinds: The names of its class and of that class's bases (see `protocol.Failure`): the class itself need not
+            kinds: The names of its class and of that class's bases (see `messages.Failure`): the class itself need not
                 exist in this process.
         """
         return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)

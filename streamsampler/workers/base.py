@@ -38,7 +38,7 @@ class Outcome:
         n_abandoned: Rollouts that were cut short.
         abandoned_timesteps: Their timesteps.
         seconds: Time spent in reset, agent and step.
-        dropped: The trajectories that raised and were left out; see `protocol.Report`.
+        dropped: The trajectories that raised and were left out; see `messages.Report`.
     """
 
     rollouts: Rollouts | None
@@ -102,7 +102,7 @@ class Worker(ABC):
         row: The context's row of the shared board.
         phase: What it is doing, for error messages.
         trajectory: Index of the trajectory in hand, or None.
-        done_timesteps: When it raises: see `protocol.Failure.done`. 0 where each trajectory is a block of its own.
+        done_timesteps: When it raises: see `messages.Failure.done`. 0 where each trajectory is a block of its own.
         ran_timesteps: Timesteps of the ticket in hand that environments were asked for, those included that are in no
             outcome because something raised; for the accounts. The worker loop sets it to 0 before each ticket.
         spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
@@ -146,7 +146,7 @@ class Worker(ABC):
 
     @abstractmethod
     def update_agent(self, agent_update: Any) -> None:
-        """Replace the agent, or hand it new parameters (see `agent_updates.apply_agent_update`).
+        """Replace the agent, or hand it new parameters (see `agents.updates.apply_agent_update`).
 
         A new agent is told the environment's spaces (see `agents.tell_spaces`): the environment is there before it.
         """

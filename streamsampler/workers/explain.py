@@ -15,7 +15,7 @@ _SUMMARY_LENGTH = 2_000
 
 
 def class_names(error: BaseException) -> tuple[str, ...]:
-    """Return the names of an exception's class and of its bases; see `protocol.messages.Failure`."""
+    """Return the names of an exception's class and of its bases; see `messages.Failure`."""
     return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
 
 

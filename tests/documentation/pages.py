@@ -74,9 +74,13 @@ def places(folder, pages):
         found[module] = (path, "")
         for anchor in re.findall(r' id="([A-Za-z_][\w.]*)"', text):
             found[f"{module}.{anchor}"] = (path, anchor)
-    # Names can be written as they are imported: from the package itself, or with their module's name.
-    short = {name.removeprefix("streamsampler."): place for name, place in found.items()}
-    return {**short, **found}
+    # Names are written as they are imported, or with the last parts of their module's name.
+    short = {}
+    for name, place in found.items():
+        parts = name.split(".")
+        first = 1 if len(parts) == 2 else 2
+        short |= {".".join(parts[n:]): place for n in range(1, len(parts) - first + 1)}
+    return {**short, **{name.removeprefix("streamsampler."): place for name, place in found.items()}, **found}
 
 
 def link_names(path, text, found):

@@ -252,7 +252,7 @@ class AgentPool:
         return not self._agents
 
     def update(self, agent_update: Any, n_slots: int, spaces: tuple[Space[Any], Space[Any]] | None) -> None:
-        """Replace the agent, or hand it new parameters; see `agent_updates.apply_agent_update`.
+        """Replace the agent, or hand it new parameters; see `agents.updates.apply_agent_update`.
 
         Args:
             agent_update: The update.
