@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 __all__ = [
@@ -75,7 +76,27 @@ class UnknownAgentError(UsageError):
 
 
 class DataError(SamplerError, ValueError):
-    """Data that does not fit its space or its batch."""
+    """Data that does not fit its space or its batch.
+
+    Attributes:
+        row: Which row of a batch or of what a recorder holds is wrong, -1 for what a reset returned; None where that is
+            not known.
+        position: Position in its ticket of the trajectory that is wrong; None where that is not known.
+        timestep: The timestep of that trajectory, where the message does not name it; None otherwise.
+        others: Position and summary of other trajectories of the ticket that are wrong, if those are known as well.
+        located: Whether the message names the environment and the timestep.
+    """
+
+    others: Sequence[tuple[int, str]] = ()
+    located = False
+
+    def __init__(
+        self, *args: Any, row: int | None = None, position: int | None = None, timestep: int | None = None
+    ) -> None:
+        super().__init__(*args)
+        self.row = row
+        self.position = position
+        self.timestep = timestep
 
 
 class ObservationError(DataError):

@@ -189,7 +189,7 @@ class _OtherDtypes:
             All rows, where all are of one other dtype; then none was replaced.
 
         Raises:
-            DataError: A number would become another one; its attribute `row` is the number of the first such row.
+            DataError: A number would become another one; `row` is the number of the first such row.
         """
         bounds = bisect_left(self.numbers, start), bisect_left(self.numbers, start + len(rows))
         positions = [number - start for number in self.numbers[slice(*bounds)]]
@@ -200,7 +200,7 @@ class _OtherDtypes:
             try:
                 made = leaf.cast_rows(np.ndarray((len(of_one), *leaf.shape), dtypes[first], joined))
             except DataError as error:
-                error.row = start + of_one[error.row]  # type: ignore[attr-defined]
+                error.row = start + of_one[error.row or 0]
                 raise
             if len(of_one) == len(rows):
                 return made
@@ -219,11 +219,11 @@ def _runs(values: list[Any]) -> Iterator[tuple[int, int]]:
 
 
 def _convert_row(leaf: Leaf, row: int, value: Any) -> Array:
-    """Convert what was recorded as row number `row`; an error has that number as its attribute `row`."""
+    """Convert what was recorded as row number `row`; an error has that number as `row`."""
     try:
         return leaf.convert(value)
     except DataError as error:
-        error.row = row  # type: ignore[attr-defined]
+        error.row = row
         raise
 
 

@@ -78,7 +78,7 @@ class Leaf:
         try:
             made: Array = self.cast_rows(row[np.newaxis])[0]
         except DataError as error:
-            del error.row  # type: ignore[attr-defined]
+            error.row = None  # the caller has one row only
             raise
         return made
 
@@ -92,7 +92,7 @@ class Leaf:
             The same of the leaf's dtype, in memory of its own.
 
         Raises:
-            DataError: A number would become another one; its attribute `row` is the position of the first such row.
+            DataError: A number would become another one; `row` is the position of the first such row.
         """
         with np.errstate(all="ignore"):
             rows = values.astype(self.dtype)
@@ -104,12 +104,11 @@ class Leaf:
         lost = changed(values, self.dtype)
         if lost.any():
             first = np.unravel_index(int(lost.argmax()), lost.shape)
-            error = self._error(
+            raise self._error(
                 f"{self._path} holds {values[first].item()!r} as {values.dtype}, which would become "
-                f"{rows[first].item()!r} in its space's dtype, {self.dtype}"
+                f"{rows[first].item()!r} in its space's dtype, {self.dtype}",
+                row=int(first[0]),
             )
-            error.row = int(first[0])  # type: ignore[attr-defined]
-            raise error
         return rows
 
 

@@ -293,7 +293,7 @@ def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | 
             where both are one trajectory's, for the others need not come into one batch.
 
     Raises:
-        DataError: Two names clash. With `owners`, its attribute `position` is the number of the trajectory.
+        DataError: Two names clash. With `owners`, `position` is the number of the trajectory.
     """
     named: dict[KeyPath, list[InfoColumn]] = {}
     for key, column in columns.items():
@@ -303,16 +303,17 @@ def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | 
         mask = (*name[:-1], f"_{name[-1]}")
         if mask not in named:
             continue
-        error = DataError(
-            f"{name_of(path, name)} and {name_of(path, mask)} are both keys of an info, "
-            f"and {mask[-1]!r} is the name of the mask of {name[-1]!r}: rename one of them"
-        )
+        position = None
         if owners is not None:
             both = _owners_of(named[name], owners) & _owners_of(named[mask], owners)
             if not both:
                 continue
-            error.position = min(both)  # type: ignore[attr-defined]
-        raise error
+            position = min(both)
+        raise DataError(
+            f"{name_of(path, name)} and {name_of(path, mask)} are both keys of an info, "
+            f"and {mask[-1]!r} is the name of the mask of {name[-1]!r}: rename one of them",
+            position=position,
+        )
 
 
 def _owners_of(columns: Iterable[InfoColumn], owners: Owners) -> set[int]:

@@ -73,7 +73,7 @@ class InfoRecorder:
         """Record the info of a step; steps rise from call to call.
 
         Raises:
-            DataError: A key that is no string, or an info that is no dict; its attribute `row` is the step.
+            DataError: A key that is no string, or an info that is no dict; `row` is the step.
         """
         keys = self._keys
         if keys:
@@ -89,7 +89,7 @@ class InfoRecorder:
         try:
             items = info.items()
         except AttributeError:
-            raise _refused(step, f"{self._path}: an info must be a dict, got {short(info)}") from None
+            raise DataError(f"{self._path}: an info must be a dict, got {short(info)}", row=step) from None
         plain = self._plain
         alike = len(info) > 1  # a row of one value would touch two lists as well
         for key, value in items:
@@ -118,8 +118,8 @@ class InfoRecorder:
 
     def _record_slowly(self, step: int, path: KeyPath, value: Any) -> None:
         if not isinstance(path[-1], str):
-            raise _refused(
-                step, f"{name_of(self._path, path)}: the keys of infos are strings, and this is {path[-1]!r}"
+            raise DataError(
+                f"{name_of(self._path, path)}: the keys of infos are strings, and this is {path[-1]!r}", row=step
             )
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             for key, child in value.items():
@@ -178,12 +178,6 @@ def info_value(value: Any) -> Any:
         except (AttributeError, TypeError, RuntimeError):
             pass  # no tensor, or of such a dtype as bfloat16
     return snapshot(value)
-
-
-def _refused(step: int, message: str) -> DataError:
-    error = DataError(message)
-    error.row = step  # type: ignore[attr-defined]
-    return error
 
 
 # --- The user's form

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ class RolloutRecorder:
             try:
                 self._episode_infos.record(self.n_trajectories, reset_info)
             except DataError as error:
-                error.row = None  # type: ignore[attr-defined]
+                error.row = -1
                 raise
         return self.n_timesteps
 
@@ -149,7 +150,7 @@ class RolloutRecorder:
         try:
             return flag_of("terminated", terminated), flag_of("truncated", truncated)
         except DataError as error:
-            error.row = len(self._rewards) - 1  # type: ignore[attr-defined]
+            error.row = len(self._rewards) - 1
             raise
 
     def end(self, last_observation: Any, terminated: bool, truncated: bool) -> None:
@@ -210,10 +211,9 @@ class RolloutRecorder:
         """The trajectories that ended since the last `clear`; their arrays are views of the recorder's memory.
 
         Raises:
-            ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
-                ticket, and `timestep` the timestep where the message does not say it.
-            ObservationError: An observation that its space's dtype cannot hold, with the same attributes.
-            DataError: A trajectory with infos with a key `_x` beside a key `x`, with the attribute `position`.
+            ActionError: An action outside its space.
+            ObservationError: An observation that its space's dtype cannot hold.
+            DataError: A trajectory with infos with a key `_x` and a key `x`. All of these errors have a `position`.
         """
         n_timesteps, n_trajectories = self.n_timesteps, self.n_trajectories
         observations, actions, last_observations = self._views()
@@ -245,12 +245,11 @@ class RolloutRecorder:
             try:
                 views.append(recorder.view(0, self.n_trajectories if is_last else self.n_timesteps))
             except DataError as error:
-                row = getattr(error, "row", 0)
-                place = (row, self._lengths[row]) if is_last else self._position(row)
-                error.position, error.timestep = place  # type: ignore[attr-defined]
+                row = error.row or 0
+                error.position, error.timestep = (row, self._lengths[row]) if is_last else self._position(row)
                 errors.append(error)
         if errors:
-            raise min(errors, key=lambda error: (error.position, error.timestep))  # type: ignore[attr-defined]
+            raise min(errors, key=attrgetter("position", "timestep"))
         return views[0], views[1], views[2]
 
     def _position(self, row: int) -> tuple[int, int]:
@@ -268,9 +267,7 @@ class RolloutRecorder:
         advice = ""
         if isinstance(self._action_space, gym_spaces.Box):
             advice = "; clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction"
-        error = ActionError(f"{message}, at timestep {timestep} of its trajectory{advice}")
-        error.position = position  # type: ignore[attr-defined]
-        raise error
+        raise ActionError(f"{message}, at timestep {timestep} of its trajectory{advice}", position=position)
 
 
 def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> bool:

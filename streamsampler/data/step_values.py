@@ -63,7 +63,7 @@ def number_of(reward: Any) -> float:
     try:
         check_rewards(number[np.newaxis])
     except DataError as error:
-        del error.row  # type: ignore[attr-defined]
+        error.row = None
         raise
     with np.errstate(over="ignore"):
         return float(number)
@@ -73,18 +73,17 @@ def check_rewards(rewards: np.ndarray[Any, Any]) -> None:
     """Check that no reward of an array of numbers, (n,), becomes another number as float64.
 
     Raises:
-        DataError: One does; says both. Its attribute `row` is its position.
+        DataError: One does; says both. `row` is its position.
     """
     lost = changed(rewards, _FLOAT64)
     if lost.any():
         position = int(lost.argmax())
         with np.errstate(over="ignore"):
-            error = DataError(
+            raise DataError(
                 f"the reward is {rewards[position].item()!r} as {rewards.dtype}, which would become "
-                f"{float(rewards[position])!r} as float64"
+                f"{float(rewards[position])!r} as float64",
+                row=position,
             )
-        error.row = position  # type: ignore[attr-defined]
-        raise error
 
 
 def reward_recorder(rewards: list[float]) -> Callable[[Any], None]:

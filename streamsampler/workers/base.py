@@ -55,8 +55,7 @@ def _nothing() -> None:
 
 
 def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:
-    error = DataError(anomaly.what)
-    error.position = anomaly.position  # type: ignore[attr-defined]
+    error = DataError(anomaly.what, position=anomaly.position)
     tell_where(error, env, anomaly.timestep)
     return error
 
@@ -206,9 +205,9 @@ class Worker(ABC):
             rollouts = finish()
             return rollouts if self.context.check is None else self._looked_through(rollouts, env)
         except DataError as error:
-            if (position := getattr(error, "position", None)) is not None:
-                self.trajectory = indices[position]
-            tell_where(error, env, getattr(error, "timestep", None))
+            if error.position is not None:
+                self.trajectory = indices[error.position]
+            tell_where(error, env, error.timestep)
             if isinstance(error, ActionError):
                 self.phase = Phase.ACTION
             raise
@@ -217,8 +216,8 @@ class Worker(ABC):
         """Add the trajectories that may be wrong.
 
         Raises:
-            DataError: There is one, and `check` is "error"; where trajectories are left out, its attribute
-                `others_left_out` has position and summary of the others.
+            DataError: There is one, and `check` is "error"; where trajectories are left out, `others` has
+                the others.
         """
         space = self.spaces[0]
         if self._finder is None or self._finder.space is not space:
@@ -231,7 +230,8 @@ class Worker(ABC):
             errors = [_anomaly_error(anomaly, env) for anomaly in anomalies]
             if self.context.drop_unless is not None:
                 # All at once, since all others are run again.
-                errors[0].others_left_out = [(it.position, summary_of(it)) for it in errors[1:]]  # type: ignore[attr-defined]
+                found = zip(anomalies[1:], errors[1:], strict=True)
+                errors[0].others = [(anomaly.position, summary_of(error)) for anomaly, error in found]
             raise errors[0]
         name = name_of_env(env)
         return replace(

@@ -188,7 +188,9 @@ class DefaultWorker(Worker):
         self, error: BaseException, ticket: Ticket, failed: int, kept: Sequence[int]
     ) -> dict[int, Dropped]:
         """The trajectories that are to be left out because of an error, by their indices."""
-        others = {kept[position]: summary for position, summary in getattr(error, "others_left_out", ())}
+        others = {
+            kept[position]: summary for position, summary in (error.others if isinstance(error, DataError) else ())
+        }
         return {
             index: Dropped(ticket.indices.index(index), str(self.phase), summary)
             for index, summary in {failed: summary_of(error), **others}.items()
@@ -345,10 +347,10 @@ class DefaultWorker(Worker):
     def _explain(self, error: BaseException, phase: Phase, action: Any) -> None:
         """Raise a better error where the reason is known; otherwise return."""
         recorder = self._recorder
-        ours = isinstance(error, ActionError) or (isinstance(error, DataError) and phase is Phase.RECORDING)
-        if ours and recorder is not None:
-            row = getattr(error, "row", len(recorder.float_rewards))
-            tell_where(error, self._env, None if row is None else row - recorder.n_timesteps)
+        data_error = error if isinstance(error, ActionError) or phase is Phase.RECORDING else None
+        if isinstance(data_error, DataError) and recorder is not None:
+            row = len(recorder.float_rewards) if data_error.row is None else data_error.row
+            tell_where(data_error, self._env, None if row < 0 else row - recorder.n_timesteps)
         if phase is Phase.ACTION and isinstance(error, TypeError | ValueError) and raised_in(error, self._run):
             raise UsageError("get_action must return (action, agent_info), with agent_info a dict") from error
         better = step_error(error, action, self.spaces[1], self._run) if phase is Phase.STEP else None

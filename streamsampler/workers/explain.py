@@ -7,9 +7,18 @@ from typing import Any
 
 from gymnasium import Space
 
-from streamsampler.errors import ActionError, UsageError
+from streamsampler.errors import ActionError, DataError, UsageError
 
-__all__ = ["begin_of", "class_names", "name_of_env", "raised_in", "step_error", "summary_of", "tell_where"]
+__all__ = [
+    "begin_of",
+    "class_names",
+    "name_of_env",
+    "raised_in",
+    "row_at_fault",
+    "step_error",
+    "summary_of",
+    "tell_where",
+]
 
 _SUMMARY_LENGTH = 2_000
 
@@ -34,7 +43,7 @@ def name_of_env(env: Any) -> str:
     return str(spec.id) if spec is not None else type(env).__qualname__
 
 
-def tell_where(error: BaseException, env: Any, timestep: int | None) -> None:
+def tell_where(error: DataError, env: Any, timestep: int | None) -> None:
     """Add environment and timestep to the message of an error about recorded data, unless it has them.
 
     Args:
@@ -42,12 +51,17 @@ def tell_where(error: BaseException, env: Any, timestep: int | None) -> None:
         env: The environment, single or vectorised; None where it is not known.
         timestep: The timestep of its trajectory; None where there is none, or the message has it.
     """
-    if hasattr(error, "located"):
+    if error.located:
         return
-    error.located = True  # type: ignore[attr-defined]
+    error.located = True
     which = "" if env is None else f"{name_of_env(env)}: "
     when = "" if timestep is None else f", at timestep {timestep} of its trajectory"
     error.args = (f"{which}{error}{when}", *error.args[1:])
+
+
+def row_at_fault(error: BaseException, default: int) -> int:
+    """Return the row of a batch that an error is about, or `default` where it does not say."""
+    return default if not isinstance(error, DataError) or error.row is None else error.row
 
 
 def begin_of(result: Any) -> tuple[Any, Any]:

@@ -176,7 +176,7 @@ def test_a_number_that_would_become_another_is_an_error_that_says_both(shape, dt
 
     with pytest.raises(ObservationError, match=rf"observation\['speed'\] holds {words}") as caught:
         record_both()
-    assert getattr(caught.value, "row", 1) == 1
+    assert caught.value.row in (None, 1)
     with pytest.raises(ObservationError, match=words):
         make_recorder(S.Box(-np.inf, np.inf, (1,), dtype), "observation").record([value])
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from streamsampler.errors import DataError
 from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker
+from streamsampler.workers.explain import row_at_fault
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.recorder import BatchRecorder
 
@@ -120,6 +122,6 @@ class BlockCursor:
 def explain_batch(error: BaseException, worker: Worker, running: list[int]) -> None:
     """Take the first trajectory of a batch, or the one at fault, for the one in hand, and name them all in a note."""
     worker.phase = Phase.ACTION
-    worker.trajectory = running[getattr(error, "row", 0)]
-    if not hasattr(error, "row"):
+    worker.trajectory = running[row_at_fault(error, 0)]
+    if not isinstance(error, DataError) or error.row is None:
         error.add_note(f"get_actions had the observations of trajectories {', '.join(map(str, running))}")

@@ -14,7 +14,7 @@ from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, raised_in, tell_where
+from streamsampler.workers.explain import begin_of, raised_in, row_at_fault, tell_where
 from streamsampler.workers.vec.agents import BatchedAgent, Rows
 from streamsampler.workers.vec.block import Block, BlockCursor, Seconds, explain_batch
 from streamsampler.workers.vec.infos import info_of
@@ -217,12 +217,12 @@ class _Run:
             return self._reader.checked(observations, self._n_slots)
         except DataError as error:
             is_array = all(isinstance(leaf, np.ndarray) for _, leaf in leaves(observations))
-            if getattr(error, "row", None) is None or not is_array:
+            if error.row is None or not is_array:
                 raise
         try:
             rows = self._reader.checked(take(observations, wanted), len(wanted))
         except DataError as error:
-            error.row = int(wanted[getattr(error, "row", 0)])  # type: ignore[attr-defined]
+            error.row = int(wanted[error.row or 0])
             raise
         whole = map_tree(lambda leaf: np.zeros((self._n_slots, *leaf.shape[1:]), leaf.dtype), rows)
         return filled(whole, rows, wanted)
@@ -232,7 +232,7 @@ class _Run:
         try:
             check_rewards(found)
         except DataError as error:
-            error.row = int(live[getattr(error, "row", 0)])  # type: ignore[attr-defined]
+            error.row = int(live[error.row or 0])
             raise
         numbers: list[float] = found.astype(np.float64).tolist()
         return numbers
@@ -247,7 +247,7 @@ class _Run:
         try:
             self._cursor.end(int(self._positions[slot]), length, last, terminated, truncated)
         except DataError as error:
-            error.row = slot  # type: ignore[attr-defined]
+            error.row = slot
             raise
         # A slot that is to be reset keeps its position, so that it is not silent, until `_begin` gives it another one.
         self._resetting[slot] = self._cursor.left > int(self._resetting.sum())
@@ -274,7 +274,7 @@ class _Run:
         elif worker.phase is Phase.ACTION and running:
             explain_batch(error, worker, running)
         elif running:
-            slot = getattr(error, "row", int(live[0]))
+            slot = row_at_fault(error, int(live[0]))
             if slot in live:
                 worker.trajectory = running[int(np.flatnonzero(live == slot)[0])]
                 # What a step returned is recorded as the next timestep's observation.

@@ -135,7 +135,8 @@ class BatchRecorder:
         try:
             actions = self.actions.in_order(n_rows, order)
         except DataError as error:
-            raise _placed(error, *_place(lengths, getattr(error, "row", 0))) from None
+            error.position, error.timestep = _place(lengths, error.row or 0)
+            raise
         self._check_actions(actions, lengths)
         flags = np.array([end[1:] for end in self._ends], dtype=np.bool_).reshape(-1, 2)[ends]
         return Rollouts(
@@ -159,8 +160,9 @@ class BatchRecorder:
         try:
             return in_order(self._last_observations.view, len(self._ends), ends)
         except DataError as error:
-            position = getattr(error, "row", 0)
-            raise _placed(error, position, int(lengths[position])) from None
+            error.position = error.row or 0
+            error.timestep = int(lengths[error.position])
+            raise
 
     def _check_actions(self, actions: Tree, lengths: NDArray[np.int64]) -> None:
         outside = check_actions(self._action_space, actions)
@@ -171,9 +173,7 @@ class BatchRecorder:
         advice = ""
         if isinstance(self._action_space, gym_spaces.Box):
             advice = "; clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction"
-        error = ActionError(f"{message}, at timestep {step} of its trajectory{advice}")
-        error.position = position  # type: ignore[attr-defined]
-        raise error
+        raise ActionError(f"{message}, at timestep {step} of its trajectory{advice}", position=position)
 
 
 def _place(lengths: NDArray[np.int64], row: int) -> tuple[int, int]:
@@ -181,11 +181,6 @@ def _place(lengths: NDArray[np.int64], row: int) -> tuple[int, int]:
     ends = np.cumsum(lengths)
     position = int(np.searchsorted(ends, row, side="right"))
     return position, row - int(ends[position] - lengths[position])
-
-
-def _placed(error: DataError, position: int, timestep: int) -> DataError:
-    error.position, error.timestep = position, timestep  # type: ignore[attr-defined]
-    return error
 
 
 def _finished(

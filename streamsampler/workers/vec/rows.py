@@ -108,7 +108,7 @@ def in_order(view: Callable[[int, int], Tree], n_rows: int, order: NDArray[np.in
             try:
                 rows.append(view(row, row + 1))
             except DataError as error:
-                error.row = position  # type: ignore[attr-defined]
+                error.row = position
                 raise
         return concatenate(rows)
 
@@ -231,6 +231,6 @@ def _one_by_one(recorder: Recorder, values: list[Any]) -> Tree:
         try:
             recorder.record(value)
         except DataError as error:
-            error.row = row  # type: ignore[attr-defined]
+            error.row = row
             raise
     return map_tree(_own, recorder.view(0, len(values)))

@@ -14,7 +14,7 @@ from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, step_error, tell_where
+from streamsampler.workers.explain import begin_of, row_at_fault, step_error, tell_where
 from streamsampler.workers.vec.agents import BatchedAgent, Rows
 from streamsampler.workers.vec.block import Block, BlockCursor, Seconds, explain_batch
 from streamsampler.workers.vec.recorder import BatchRecorder
@@ -232,10 +232,10 @@ class _Run:
             row = self._agent.row
             worker.trajectory = running[row]
         elif self._row < 0 and (worker.phase is Phase.ACTION or isinstance(error, ActionError)):
-            row = getattr(error, "row", 0)
+            row = row_at_fault(error, 0)
             explain_batch(error, worker, running)
         elif self._row < 0:
-            row = max(0, getattr(error, "row", first) - first)
+            row = max(0, row_at_fault(error, first) - first)
             worker.trajectory = running[row]
         else:
             row = self._row

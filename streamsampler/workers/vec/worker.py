@@ -241,7 +241,7 @@ class VecWorker(Worker):
                     partial(recorder.finish, None if first is None else position), ticket.indices, self._envs[0]
                 )
             except DataError as error:
-                first, position, phase = error, getattr(error, "position", 0), self.phase
+                first, position, phase = error, error.position or 0, self.phase
                 if position:
                     continue
                 self.done_timesteps = 0
