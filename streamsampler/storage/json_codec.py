@@ -1,4 +1,4 @@
-"""Python values as JSON, exactly: what comes back is the same, type for type and bit for bit.
+"""Encode Python values as JSON, exactly: decoded values have the same types and the same bits.
 
 None, booleans, integers, finite floats, strings and lists are themselves; everything else is an object whose key `$`
 names its kind.
@@ -7,7 +7,6 @@ names its kind.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import struct
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import GraphInstance
 
-from streamsampler.data.trees import object_array
 from streamsampler.errors import StorageError
 
 __all__ = ["decode", "encode"]
@@ -24,92 +22,79 @@ __all__ = ["decode", "encode"]
 _AS_THEY_ARE = frozenset((type(None), bool, int, str))
 
 
-def encode(value: Any, path: str) -> Any:
-    """Make JSON of a value.
+def _refuse(value: Any, path: str) -> Any:
+    raise StorageError(
+        f"{path} holds a {type(value).__module__}.{type(value).__qualname__}: only numbers, strings, "
+        f"arrays of them, and lists, tuples and dicts can be written to a file"
+    )
+
+
+def encode(value: Any, path: str, other: Callable[[Any, str], Any] = _refuse) -> Any:
+    """Encode a value as JSON.
 
     Args:
-        value: Numbers, strings, bytes, None, NumPy scalars and arrays, Gymnasium's graphs, and lists, tuples, sets and
-            dicts of such.
-        path: What it is called in errors.
+        value: Numbers, strings, bytes, None, NumPy scalars and arrays of them, Gymnasium's graphs, and lists, tuples
+            and dicts of such.
+        path: The value's name in errors.
+        other: Encodes values of other types, by default by raising.
 
     Raises:
-        StorageError: It holds something else.
+        StorageError: The value holds an object of another type.
     """
-    if type(value) in _AS_THEY_ARE:
+    kind = type(value)
+    if kind in _AS_THEY_ARE or (kind is float and math.isfinite(value)):
         return value
-    encoder = _ENCODERS.get(type(value), _encode_generic if isinstance(value, np.generic) else None)
-    if encoder is None:
-        raise StorageError(
-            f"{path} holds a {type(value).__module__}.{type(value).__qualname__}: only numbers, strings, "
-            f"arrays, and lists, tuples, sets and dicts of them can be written to a file"
-        )
-    return encoder(value, path)
+    if kind is float:
+        return {"$": "float", "bits": struct.pack(">d", value).hex()}
+    if kind is bytes:
+        return {"$": "bytes", "base64": _base64(value)}
+    if kind is list or kind is tuple:
+        items = [encode(item, f"{path}[{position}]", other) for position, item in enumerate(value)]
+        return items if kind is list else {"$": "tuple", "items": items}
+    if kind is dict:
+        pairs = [[encode(key, path, other), encode(item, f"{path}[{key!r}]", other)] for key, item in value.items()]
+        return {"$": "dict", "items": pairs}
+    if kind is GraphInstance:
+        parts = [encode(part, f"{path}.{name}", other) for name, part in value._asdict().items()]
+        return {"$": "graph", "parts": parts}
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind not in "OV":
+        return {
+            "$": "array" if kind is np.ndarray else "scalar",
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "base64": _base64(value.tobytes()),
+        }
+    return other(value, path)
 
 
-def decode(value: Any) -> Any:
-    """The value that `encode` made this of."""
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def decode(value: Any, other: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return the value that `encode` encoded.
+
+    Args:
+        value: The JSON.
+        other: Decodes objects of other kinds; None where there are none.
+
+    Raises:
+        Exception: The JSON is none that `encode` returns.
+    """
     if type(value) is list:
-        return [decode(item) for item in value]
-    return _DECODERS[value["$"]](value) if type(value) is dict else value
-
-
-def _encode_float(value: float, _path: str) -> Any:
-    return value if math.isfinite(value) else {"$": "float", "bits": struct.pack(">d", value).hex()}
-
-
-def _encode_complex(value: complex, path: str) -> Any:
-    return {"$": "complex", "parts": [_encode_float(value.real, path), _encode_float(value.imag, path)]}
-
-
-def _encode_bytes(value: bytes, _path: str) -> Any:
-    return {"$": "bytes", "base64": base64.b64encode(value).decode("ascii")}
-
-
-def _encode_items(value: Any, path: str) -> list[Any]:
-    return [encode(item, f"{path}[{position}]") for position, item in enumerate(value)]
-
-
-def _encode_unordered(value: Any, path: str) -> list[Any]:
-    # Strings hash differently in each process, and equal batches are to make equal files.
-    return sorted(_encode_items(value, path), key=json.dumps)
-
-
-def _encode_dict(value: dict[Any, Any], path: str) -> Any:
-    return {
-        "$": "dict",
-        "items": [[encode(key, path), encode(item, f"{path}[{key!r}]")] for key, item in value.items()],
-    }
-
-
-def _encode_array(value: Any, path: str) -> Any:
-    if value.dtype == object:
-        return {"$": "objects", "shape": list(value.shape), "items": _encode_items(value.ravel().tolist(), path)}
-    if value.dtype.kind == "V":
-        raise StorageError(f"{path} holds an array of {value.dtype}, which cannot be written to a file")
-    data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
-    return {"$": "array", "dtype": value.dtype.str, "shape": list(value.shape), "base64": data}
-
-
-def _encode_generic(value: Any, path: str) -> Any:
-    return _encode_array(np.asarray(value), path) | {"$": "scalar"}
-
-
-def _encode_graph(value: Any, path: str) -> Any:
-    return {"$": "graph", "parts": [encode(part, f"{path}.{name}") for name, part in value._asdict().items()]}
-
-
-_ENCODERS: dict[type, Callable[[Any, str], Any]] = {
-    float: _encode_float,
-    complex: _encode_complex,
-    bytes: _encode_bytes,
-    list: _encode_items,
-    tuple: lambda value, path: {"$": "tuple", "items": _encode_items(value, path)},
-    set: lambda value, path: {"$": "set", "items": _encode_unordered(value, path)},
-    frozenset: lambda value, path: {"$": "frozenset", "items": _encode_unordered(value, path)},
-    dict: _encode_dict,
-    np.ndarray: _encode_array,
-    GraphInstance: _encode_graph,
-}
+        return [decode(item, other) for item in value]
+    if type(value) is not dict:
+        return value
+    kind = value["$"]
+    if kind in _DECODERS:
+        return _DECODERS[kind](value)
+    if kind == "dict":
+        return {decode(key, other): decode(item, other) for key, item in value["items"]}
+    if kind == "tuple":
+        return tuple(decode(value["items"], other))
+    if other is None:
+        raise ValueError(f"there is no kind {kind!r:.80} of values")
+    return other(value)
 
 
 def _decode_array(value: dict[str, Any]) -> Any:
@@ -119,14 +104,8 @@ def _decode_array(value: dict[str, Any]) -> Any:
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "float": lambda value: struct.unpack(">d", bytes.fromhex(value["bits"]))[0],
-    "complex": lambda value: complex(*map(decode, value["parts"])),
     "bytes": lambda value: base64.b64decode(value["base64"]),
-    "tuple": lambda value: tuple(decode(value["items"])),
-    "set": lambda value: set(decode(value["items"])),
-    "frozenset": lambda value: frozenset(decode(value["items"])),
-    "dict": lambda value: {decode(key): decode(item) for key, item in value["items"]},
     "array": _decode_array,
-    "objects": lambda value: object_array(decode(value["items"])).reshape(value["shape"]),
     "scalar": lambda value: _decode_array(value)[()],
     "graph": lambda value: GraphInstance(*map(decode, value["parts"])),
 }

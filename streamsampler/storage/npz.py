@@ -51,10 +51,9 @@ null, booleans, integers (of any size), finite floats, strings and lists are the
 whose key `$` names its kind:
 
 - `{"$": "float", "bits": hex}`: NaN or an infinity; the 8 bytes of the double, big-endian, in hexadecimal digits.
-- `{"$": "complex", "parts": [real, imaginary]}`. `{"$": "bytes", "base64": text}`.
-- `{"$": "tuple" | "set" | "frozenset", "items": [value]}`. `{"$": "dict", "items": [[key, value]]}`.
+- `{"$": "bytes", "base64": text}`. `{"$": "tuple", "items": [value]}`. `{"$": "dict", "items": [[key, value]]}`.
 - `{"$": "array", "dtype": descr, "shape": [int], "base64": text}`: in C order; `descr` is NumPy's, such as `"<f4"`.
-  `{"$": "scalar", ...}` is the same with an empty shape. `{"$": "objects", "shape": [int], "items": [value]}`.
+  `{"$": "scalar", ...}` is the same with an empty shape.
 - `{"$": "graph", "parts": [nodes, edges, edge links]}`: a value of a Graph space.
 
 Spaces

@@ -3,8 +3,6 @@ import dataclasses
 import json
 import os
 import struct
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -59,10 +57,7 @@ VALUES = st.recursive(
     | st.floats()
     | st.text()
     | st.binary()
-    | st.complex_numbers()
-    | st.sampled_from(
-        [np.float32(0.1), np.zeros((0, 2)), np.array(["a", "bc"]), np.array([[1, "x", None]], object), np.int8(3)]
-    ),
+    | st.sampled_from([np.float32(0.1), np.zeros((0, 2)), np.array(["a", "bc"]), np.int8(3), np.complex64(1j)]),
     lambda children: (
         st.lists(children)
         | st.lists(children).map(tuple)
@@ -77,9 +72,10 @@ def test_objects_come_back_exactly(value):
     assert trees.same(decode(json.loads(json.dumps(encode(value, "x")))), value)
 
 
-def test_sets_come_back():
-    assert decode(encode({1, "a"}, "x")) == {1, "a"}
-    assert decode(encode(frozenset([1]), "x")) == frozenset([1])
+@pytest.mark.parametrize("value", [{1, "a"}, frozenset([1]), 1j, np.array([1, None], object), np.zeros(2, "V3")])
+def test_what_no_environment_records_is_refused(value):
+    with pytest.raises(StorageError, match=r"^x\[0\] holds a .*: only numbers, strings, arrays of them"):
+        encode([value], "x")
 
 
 @given(space=nested_spaces())
@@ -208,14 +204,6 @@ def test_equal_batches_make_equal_files(batch, tmp_path, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 2e9)
     other = dataclasses.replace(batch, rewards=np.repeat(batch.rewards, 2)[::2])  # not contiguous
     assert save(other, tmp_path / "other.npz").read_bytes() == one
-
-
-def test_sets_are_written_in_one_order_in_every_process():
-    """Strings hash differently in each process, unless told otherwise."""
-    script = "from streamsampler.storage.json_codec import encode; print(encode({*'abcdefgh'}, 'x')['items'])"
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout == "['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']\n"
 
 
 def plain_value(value):
