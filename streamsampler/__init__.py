@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from streamsampler.samplers.local import LocalSampler
     from streamsampler.samplers.per_worker import PerWorker
     from streamsampler.samplers.processes import MultiprocessingSampler
+    from streamsampler.samplers.sharded import sample_to_folder
     from streamsampler.storage.folder import TrajectoryFolder, load
     from streamsampler.workers.base import Worker
     from streamsampler.workers.default import DefaultWorker
@@ -108,6 +109,7 @@ __all__ = [
     "errors",
     "load",
     "run_worker",
+    "sample_to_folder",
 ]
 
 # The module of each name. Names are imported when they are used (PEP 562): a worker process needs less than half of the
@@ -145,6 +147,7 @@ _HOMES = {
     "LocalSampler": "samplers.local",
     "MultiprocessingSampler": "samplers.processes",
     "Sampler": "samplers.base",
+    "sample_to_folder": "samplers.sharded",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
     "run_worker": "workers.loop",

@@ -115,6 +115,7 @@ def test_the_public_face():
         "__version__",
         "load",
         "run_worker",
+        "sample_to_folder",
     }
     assert set(streamsampler.__all__) <= set(dir(streamsampler))
     for name in set(streamsampler.__all__) - {"__version__"}:

@@ -6,16 +6,15 @@ import contextlib
 import importlib
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 from gymnasium.envs import registration
 
-from streamsampler.cli.streams import tell
 from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, StorageError, UsageError
 
-__all__ = ["Failure", "UsageFailure", "traceback_of", "translated", "without_own_frames"]
+__all__ = ["as_options", "failure", "traceback_of", "translated", "without_own_frames"]
 
 # Not the user's: this package, and what it calls to get at the user's code.
 _OWN_FRAMES = (
@@ -28,6 +27,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+')
 
 # What is said of a sampler's arguments, and of its later calls, which a command does not have.
 _OPTIONS = {
+    "resume=True": "--resume",
     "; the next call starts a new one in its place": "",
     "max_restarts is ": "--max-restarts is ",
     "max_lifetime_restarts is ": "ten times --max-restarts is ",
@@ -36,43 +36,15 @@ _OPTIONS = {
 }
 
 
-class Failure(click.ClickException):
-    """Ends the command with exit code 1.
+def failure(message: str, details: str = "", notes: Iterable[str] = ()) -> click.ClickException:
+    """Return what ends the command with exit code 1.
 
     Args:
         message: What went wrong.
         details: A traceback of the user's code, if there is one.
+        notes: What to do now, below the details.
     """
-
-    def __init__(self, message: str, *, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
-
-    def show(self, file: object = None) -> None:
-        """Print the message, the details, and the notes that were added on the way."""
-        del file
-        notes = "\n".join(getattr(self, "__notes__", ()))
-        tell("\n\n".join(part for part in (f"Error: {self.message}", self.details, notes) if part))
-
-
-class UsageFailure(click.UsageError):
-    """Ends the command with exit code 2, like any usage error.
-
-    Args:
-        message: What cannot work.
-        details: A traceback of the user's code, if there is one.
-    """
-
-    def __init__(self, message: str, *, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
-
-    def show(self, file: object = None) -> None:
-        """Print all of it on standard error."""
-        del file
-        super().show()
-        if self.details:
-            tell(f"\n{self.details}")
+    return click.ClickException("\n\n".join(part for part in (message, details, "\n".join(notes)) if part))
 
 
 @contextlib.contextmanager
@@ -80,29 +52,30 @@ def translated() -> Iterator[None]:
     """Turn the library's errors into the command's.
 
     Raises:
-        UsageFailure: For a `UsageError`.
-        Failure: For what else the library foresees.
+        click.UsageError: For a `UsageError`.
+        click.ClickException: For what else the library foresees.
     """
     try:
         yield
     except UsageError as error:
-        raise UsageFailure(str(error), details=traceback_of(error.__cause__)) from None
+        details = traceback_of(error.__cause__)
+        raise click.UsageError("\n\n".join(part for part in (as_options(str(error)), details) if part)) from None
     except ProtocolError:
-        raise  # a bug in this package: its traceback is wanted
-    except SamplerError as error:
-        # A damaged file is no code of the user's: where reading it failed tells nothing.
-        details = "" if isinstance(error, StorageError) else traceback_of(error.__cause__)
-        failure = Failure(_as_options(str(error)), details=details)
-        for note in getattr(error, "__notes__", ()):
-            failure.add_note(note)
-        raise failure from None
-    except MemoryError as error:
-        raise Failure(f"there is not enough memory{f': {error}' if str(error) else ''}") from None
-    except OSError as error:
-        raise Failure(f"the operating system refused: {error}") from None
+        raise  # a bug in this package: its traceback is needed
+    except (SamplerError, OSError, MemoryError) as error:
+        message = str(error)
+        if isinstance(error, MemoryError):
+            message = f"there is not enough memory{message and f': {message}'}"
+        elif not isinstance(error, SamplerError):
+            about = None if error.filename is None else f"{error.filename} could not be read or written"
+            message = f"{about or 'the operating system refused'}: {error.strerror or error}"
+        # A damaged file is no code of the user's: where reading it failed says nothing.
+        by_user = isinstance(error, SamplerError) and not isinstance(error, StorageError)
+        details = traceback_of(error.__cause__) if by_user else ""
+        raise failure(as_options(message), details, getattr(error, "__notes__", ())) from None
 
 
-def _as_options(message: str) -> str:
+def as_options(message: str) -> str:
     """Return what the library says, in the words of the command line."""
     for words, option in _OPTIONS.items():
         message = message.replace(words, option)

@@ -19,8 +19,8 @@ from streamsampler.cli.tally import Tally
 from streamsampler.data.words import count
 from streamsampler.errors import DamagedShardError, StorageError
 from streamsampler.storage import npz as storage
-from streamsampler.storage.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_name
-from streamsampler.storage.shard_files import read_shard, unlisted_shard, verify_shard
+from streamsampler.storage.manifest import Manifest, Shard, read_manifest, shard_name
+from streamsampler.storage.shard_files import ShardFiles
 from streamsampler.storage.space_codec import decode_space
 
 __all__ = ["inspect"]
@@ -43,7 +43,7 @@ def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
         The exit code: 1 if a shard is damaged.
 
     Raises:
-        Failure: The file, or the folder's manifest, is damaged, or is none.
+        click.ClickException: The file, or the folder's manifest, is damaged, or is none.
     """
     with translated():
         contents = _of_folder(path, quick=quick) if path.is_dir() else _of_file(path, quick=quick)
@@ -97,8 +97,7 @@ class _Contents:
             or lengths.sum() != len(rewards)
         ):
             raise StorageError(f"{self.path} is damaged: its lengths and its rewards do not fit together")
-        returns = np.add.reduceat(rewards, np.cumsum(lengths) - lengths) if len(lengths) else np.zeros(0)
-        self.tally += Tally.of(lengths, returns)
+        self.tally += Tally.of(lengths, rewards)
         self.terminated += int(arrays["terminated"].sum())
         self.truncated += int(arrays["truncated"].sum())
         for name in ("indices", "agent_versions"):
@@ -190,8 +189,8 @@ class _Contents:
 
 def _of_file(path: Path, *, quick: bool) -> _Contents:
     if not quick:
-        storage.verify(path)
-    arrays, header = storage.read_some(path, _ARRAYS)
+        storage.load(path)
+    arrays, header = storage.read(path, *_ARRAYS)
     contents = _Contents(path, header, n_bytes=path.stat().st_size)
     with _damage_told(path, StorageError):
         _check_header(header)
@@ -201,49 +200,28 @@ def _of_file(path: Path, *, quick: bool) -> _Contents:
 
 
 def _of_folder(path: Path, *, quick: bool) -> _Contents:
-    try:
-        manifest = read_manifest(path)
-    except FileNotFoundError:
-        raise StorageError(f"{path} is no folder of trajectories: it has no {MANIFEST}") from None
+    manifest = read_manifest(path)
     names = ("seed", "provenance", "package_version")
     contents = _Contents(path, {name: getattr(manifest, name) for name in names} | {"format_version": 1}, manifest)
-    shards = list(manifest.shards)
-    for number in _numbers(path, manifest):
-        name = shard_name(number)
-        contents.n_shards += 1
-        try:
-            shard = shards[number] if number < len(shards) else unlisted_shard(path, manifest, shards)
-            _add_shard(contents, path, number, shard, manifest, quick=quick)
-        except DamagedShardError as error:
-            contents.damaged[name] = str(error)
-            if number >= len(shards):
-                break  # what follows it cannot be placed
-        else:
-            shards[number:] = [shard, *shards[number + 1 :]]
+    files = ShardFiles(path, manifest)
+
+    def add(number: int, shard: Shard) -> None:
+        if not quick:
+            files.load(number, shard)
+        _add_shard(contents, files.path(number), files.read(number, shard, *_ARRAYS))
+
+    shards, damaged = files.survey(add)
+    contents.n_shards = len(shards) + (len(shards) in damaged)
+    contents.damaged = {shard_name(number): str(error) for number, error in damaged.items()}
     return contents
 
 
-def _numbers(path: Path, manifest: Manifest) -> Iterator[int]:
-    """The numbers of the shards that the manifest lists, and of those that were written since."""
-    yield from range(len(manifest.shards))
-    number = len(manifest.shards)
-    while not manifest.complete and (path / shard_name(number)).exists():
-        yield number
-        number += 1
-
-
-def _add_shard(
-    contents: _Contents, folder: Path, number: int, shard: Shard, manifest: Manifest, *, quick: bool
-) -> None:
-    path = folder / shard_name(number)
-    if not quick:
-        verify_shard(folder, number, shard, manifest)
-    arrays = read_shard(folder, number, shard, manifest, *_ARRAYS)
+def _add_shard(contents: _Contents, path: Path, arrays: Mapping[str, Any]) -> None:
     with _damage_told(path, DamagedShardError):
         contents.add(arrays)
         contents.n_bytes += path.stat().st_size
         if "spaces" not in contents.header:
-            header, contents.header = contents.header, storage.read_header(path)
+            header, contents.header = contents.header, storage.read(path)[1]
             try:
                 _check_header(contents.header)
                 contents.text()

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 
 from streamsampler.cli.agent_names import load_agent
-from streamsampler.cli.errors import Failure
+from streamsampler.cli.errors import failure
 from streamsampler.errors import UnknownAgentError, UsageError
 
 __all__ = ["is_model_file", "load_any_agent"]
@@ -35,7 +35,7 @@ def load_any_agent(name: str, vec_normalize: str | None, spaces: Spaces) -> Any:
 
     Raises:
         UsageError: There is no such agent, or it is for other spaces.
-        Failure: It cannot be loaded.
+        click.ClickException: It cannot be loaded.
     """
     if not is_model_file(name):
         return load_agent(name, *spaces)
@@ -64,9 +64,9 @@ def _load_model(path: Path, vec_normalize: str | None) -> Any:
     except UsageError:
         raise
     except ImportError as error:
-        raise Failure(f"--agent {path}: {error}") from None
+        raise failure(f"--agent {path}: {error}") from None
     except Exception as error:
-        raise Failure(f"--agent {path} cannot be loaded: {type(error).__name__}: {error}") from None
+        raise failure(f"--agent {path} cannot be loaded: {type(error).__name__}: {error}") from None
 
 
 def _spaces_of(agent: Any) -> tuple[Any, Any]:

@@ -9,14 +9,12 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.errors import Failure
-from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.cli.errors import as_options
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.storage.atomic import temporary_beside
 from streamsampler.storage.shards import check_folder
-from streamsampler.version import __version__
 
-__all__ = ["out_file", "storable", "write"]
+__all__ = ["out_file", "storable"]
 
 _OTHER_FORMATS = frozenset((
     ".arrow", ".avro", ".csv", ".db", ".feather", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpg", ".json",
@@ -59,9 +57,9 @@ def _folder(path: Path, *, resume: bool) -> Path:
     try:
         check_folder(path, resume=resume)
     except UsageError as error:
-        raise click.BadParameter(str(error)) from None
+        raise click.BadParameter(as_options(str(error))) from None
     except (StorageError, OSError) as error:
-        raise Failure(str(error)) from None
+        raise click.ClickException(str(error)) from None
     _try(path / "x" if path.exists() else path)
     return path
 
@@ -74,20 +72,6 @@ def _try(target: Path) -> None:
         trial.unlink()
     except OSError as error:
         raise click.BadParameter(f"{str(target)!r} cannot be written: {error.strerror or error}") from None
-
-
-def write(batch: TrajectoryBatch[Any, Any], path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write a batch, with where it came from.
-
-    Raises:
-        Failure: It cannot be written.
-    """
-    try:
-        batch.save(path, provenance={"library": f"streamsampler {__version__}", **provenance})
-    except OSError as error:
-        raise Failure(f"{path} could not be written: {error.strerror or error}") from None
-    except StorageError as error:
-        raise Failure(f"{path} could not be written: {error}") from None
 
 
 def storable(arguments: Mapping[str, Any]) -> dict[str, Any]:

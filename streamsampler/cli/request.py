@@ -22,7 +22,6 @@ from streamsampler.samplers.local import LocalSampler
 from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.scheduling.result import Order
-from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.vec.worker import VecWorker
@@ -107,15 +106,11 @@ class Request:
 
     @property
     def command_to_resume(self) -> str:
-        """What goes on with a folder of shards, as one types it."""
-        return self._command_with("--repair" if self.repair else "--resume")
+        """The command that continues a folder of shards."""
+        return self.command_with("--repair" if self.repair else "--resume")
 
-    @property
-    def command_to_repair(self) -> str:
-        """What samples damaged shards again, as one types it."""
-        return self._command_with("--repair")
-
-    def _command_with(self, option: str) -> str:
+    def command_with(self, option: str) -> str:
+        """Return what the user typed, with `--resume` or `--repair`."""
         name, *arguments = [argument for argument in self.command if argument not in ("--resume", "--repair")]
         return f"{name} {shlex.join([option, *arguments] if '--' in arguments else [*arguments, option])}"
 
@@ -160,33 +155,24 @@ class Request:
             SamplerError: As the sampler says.
             UsageError: An option needs worker processes, and there are to be none.
         """
-        worker_class: type[Worker] = DefaultWorker if self.vec is None else VecWorker
-        worker_args = None if self.vec is None else {"n_envs": self.vec}
+        options: dict[str, Any] = {
+            "seed": seed,
+            "max_episode_length": self.max_episode_length,
+            "worker_class": DefaultWorker if self.vec is None else VecWorker,
+            "worker_args": None if self.vec is None else {"n_envs": self.vec},
+            "order": self.order,
+            "on_failure": self.on_failure,
+            "worker_threads": self.worker_threads,
+        }
         if self._in_this_process:
             self._check_no_process_options()
-            return LocalSampler(
-                agent,
-                env,
-                seed=seed,
-                max_episode_length=self.max_episode_length,
-                worker_class=worker_class,
-                worker_args=worker_args,
-                order=self.order,
-                on_failure=self.on_failure,
-                worker_threads=self.worker_threads,
-            )
+            return LocalSampler(agent, env, **options)
         return MultiprocessingSampler(
             agent,
             env,
+            **options,
             n_workers=self.n_workers,
-            seed=seed,
-            max_episode_length=self.max_episode_length,
-            worker_class=worker_class,
-            worker_args=worker_args,
-            order=self.order,
             start_method=self.start_method,
-            on_failure=self.on_failure,
-            worker_threads=self.worker_threads,
             step_timeout=self.step_timeout,
             max_restarts=self.max_restarts,
             max_lifetime_restarts=_in_all(self.max_restarts),
@@ -234,6 +220,19 @@ class Outcome:
     written: Path | None
     shards: int | None = None
     earlier_timesteps: int = 0
+
+    @classmethod
+    def of(cls, sampler: Sampler, kept: Tally, seconds: float, *, interrupted: bool, written: Path | None) -> Outcome:
+        """Return the outcome of a sampler's call."""
+        return cls(
+            kept=kept,
+            interrupted=interrupted,
+            seconds=seconds,
+            n_workers=sampler.n_workers,
+            seed=sampler.seed,
+            stats=sampler.stats,
+            written=written,
+        )
 
 
 def _in_all(quota: Quota) -> Quota:

@@ -1,58 +1,72 @@
-"""One run: from what was asked for to what came of it. Prints nothing."""
+"""Run a request: sample, write, and return what came of it. Prints nothing but progress."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import gymnasium
 
 from streamsampler.cli.current_directory import append_current_directory, warn_of_hidden
-from streamsampler.cli.errors import Failure, traceback_of
+from streamsampler.cli.errors import failure, traceback_of
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.models import load_any_agent
-from streamsampler.cli.output import write
 from streamsampler.cli.request import Outcome, Request
-from streamsampler.cli.sharding import write_shards
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.environments.updates import EnvUpdate, as_env_update
-from streamsampler.errors import SamplerError, UnknownEnvironmentError
+from streamsampler.errors import DamagedShardError, SamplerError, UnknownEnvironmentError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.samplers.progress_output import Output
+from streamsampler.samplers.sharded import sample_to_folder
+from streamsampler.storage.manifest import read_manifest
 from streamsampler.storage.space_codec import check_writable
+from streamsampler.version import __version__
 
 __all__ = ["run"]
 
 
 class _Follower:
-    """Shows a call's progress, and sees to it that Ctrl-C no longer tears what is complete.
+    """Shows a call's progress, and keeps Ctrl-C from cutting short what is complete.
 
-    The last snapshot waits for `finish`, so that the numbers at the end are the summary's.
+    The last snapshot is shown by `finish`, so that the numbers at the end are the summary's.
+
+    Attributes:
+        interval: Seconds between two snapshots.
+        earlier_timesteps: How many timesteps were there when the call began; None before.
     """
 
     def __init__(self, bar: Output, interrupts: Interrupts) -> None:
         self.interval = bar.interval
+        self.earlier_timesteps: int | None = None
         self._bar = bar
         self._interrupts = interrupts
+        self._begun = perf_counter()
         self._last: Snapshot | None = None
 
     def __call__(self, snapshot: Snapshot) -> None:
+        if self.earlier_timesteps is None:
+            self.earlier_timesteps = snapshot.earlier_timesteps
+            self._begun = perf_counter()
         if snapshot.complete:
             self._interrupts.shield()
             self._last = snapshot
         else:
             self._bar(snapshot)
 
-    def finish(self, batch: TrajectoryBatch[Any, Any], seconds: float) -> None:
-        """Show that all is there, and how long it took."""
+    @property
+    def seconds(self) -> float:
+        """The seconds since the call began; 0 if there was nothing to do."""
+        return 0.0 if self.earlier_timesteps is None else perf_counter() - self._begun
+
+    def finish(self, kept: Tally, seconds: float) -> None:
+        """Show that the call is complete, and how long it took."""
         if self._last is not None:
-            n_timesteps, n_trajectories = batch.n_timesteps, batch.n_trajectories
-            self._bar(replace(self._last, seconds=seconds, timesteps=n_timesteps, trajectories=n_trajectories))
+            self._bar(replace(self._last, seconds=seconds, timesteps=kept.timesteps, trajectories=kept.trajectories))
 
 
 def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
@@ -61,11 +75,12 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
     Args:
         request: What was asked for.
         interrupts: Entered; its first signal ends the sampling, and what is finished is kept.
-        bar: Shows how far it is.
+        bar: Shows the progress.
 
     Raises:
         SamplerError: As the samplers say.
-        Failure: The environment cannot be made, or the file cannot be written.
+        click.ClickException: The environment cannot be made.
+        OSError: The file or folder cannot be written.
         Interrupted: A signal came before anything was sampled, or a second one came later.
     """
     try:
@@ -77,16 +92,23 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
         for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
             check_writable(space, name)
     agent = load_any_agent(request.agent, request.vec_normalize, spaces)
-    if request.shard_size is not None:
-        return write_shards(request, agent, env, interrupts, bar)
-    seed = secrets.randbits(53) if request.seed is None else request.seed  # as long as JSON readers take it exactly
+    seed = _seed(request)
     sampler = request.sampler(agent, env, seed)
-    try:
-        with sampler:
-            return _sample(request, sampler, interrupts, bar)
-    except (SamplerError, Failure) as error:
-        error.add_note(f"The seed was {seed}; --seed {seed} samples the same again.")
-        raise
+    with sampler:
+        outcome = (_to_file if request.shard_size is None else _to_folder)(
+            request, sampler, _Follower(bar, interrupts), bar
+        )
+        _close(sampler, outcome)
+    return outcome
+
+
+def _seed(request: Request) -> int:
+    if request.seed is not None:
+        return request.seed
+    if (request.resume or request.repair) and request.out is not None and request.out.is_dir():
+        with contextlib.suppress(FileNotFoundError):
+            return read_manifest(request.out).seed
+    return secrets.randbits(53)  # JSON readers take an integer of this length exactly
 
 
 def _env_update(request: Request) -> EnvUpdate:
@@ -111,48 +133,83 @@ def _spaces(env_id: str, update: EnvUpdate) -> tuple[gymnasium.Space[Any], gymna
         # Gymnasium's own errors say what to do; where they were raised says nothing more.
         details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
         message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
-        raise Failure(message, details=details) from None
+        raise failure(message, details) from None
 
 
-def _sample(request: Request, sampler: Sampler, interrupts: Interrupts, bar: Output) -> Outcome:
+def _to_file(request: Request, sampler: Sampler, follower: _Follower, bar: Output) -> Outcome:
     interrupted = False
-    begun = perf_counter()
     batch: TrajectoryBatch[Any, Any] | None
     try:
+        try:
+            with bar:
+                batch = request.amount.obtain(sampler, follower)
+                seconds = follower.seconds
+                kept = Tally.of_batch(batch)
+                follower.finish(kept, seconds)
+        except Interrupted:
+            interrupted = True
+            batch = sampler.salvage()
+            seconds = follower.seconds
+            kept = Tally.of_batch(batch)
+        written = None if batch is None else request.out
+        if batch is not None and written is not None:
+            wanted = {request.amount.unit: request.amount.total(sampler.n_workers)}
+            described = {"library": f"streamsampler {__version__}", **request.described()}
+            batch.save(written, provenance={**described, "wanted": wanted, "interrupted": interrupted})
+    except (SamplerError, OSError) as error:
+        error.add_note(f"The seed was {sampler.seed}; --seed {sampler.seed} samples the same again.")
+        raise
+    return Outcome.of(sampler, kept, seconds, interrupted=interrupted, written=written)
+
+
+def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Output) -> Outcome:
+    assert request.out is not None
+    assert request.shard_size is not None
+    amount = request.amount.total(sampler.n_workers)
+    by_timesteps = request.amount.unit == "timesteps"
+    interrupted = False
+    try:
         with bar:
-            follower = _Follower(bar, interrupts)
-            batch = request.amount.obtain(sampler, follower)
-            seconds = perf_counter() - begun
-            follower.finish(batch, seconds)
+            sample_to_folder(
+                sampler,
+                request.out,
+                num_samples=amount if by_timesteps else None,
+                n_trajectories=None if by_timesteps else amount,
+                shard_size=request.shard_size,
+                resume=request.resume,
+                repair=request.repair,
+                provenance=request.described(),
+                progress=follower,
+            )
+            seconds = follower.seconds
+            kept, n_shards = Tally.of_folder(request.out)
+            follower.finish(kept, seconds)
     except Interrupted:
+        if follower.earlier_timesteps is None:
+            raise
         interrupted = True
-        batch = sampler.salvage()
-        seconds = perf_counter() - begun
-    written = None
-    if batch is not None and request.out is not None:
-        wanted = {request.amount.unit: request.amount.total(sampler.n_workers)}
-        write(batch, request.out, {**request.described(), "wanted": wanted, "interrupted": interrupted})
-        written = request.out
-    _close(sampler, interrupted, written)
-    return Outcome(
-        kept=Tally.of_batch(batch),
-        interrupted=interrupted,
-        seconds=seconds,
-        n_workers=sampler.n_workers,
-        seed=sampler.seed,
-        stats=sampler.stats,
-        written=written,
-    )
+        seconds = follower.seconds
+        kept, n_shards = Tally.of_folder(request.out)
+    except DamagedShardError as error:
+        error.add_note(f"To sample damaged and missing shards again: {request.command_with('--repair')}")
+        raise
+    except (SamplerError, OSError) as error:
+        if follower.earlier_timesteps is not None:
+            error.add_note(f"What is complete is in {request.out}. To go on: {request.command_to_resume}")
+        raise
+    earlier = kept.timesteps if follower.earlier_timesteps is None else follower.earlier_timesteps
+    outcome = Outcome.of(sampler, kept, seconds, interrupted=interrupted, written=request.out)
+    return replace(outcome, shards=n_shards, earlier_timesteps=earlier)
 
 
-def _close(sampler: Sampler, interrupted: bool, written: Path | None) -> None:
+def _close(sampler: Sampler, outcome: Outcome) -> None:
     try:
         sampler.close()
     except Interrupted:
         return  # a second signal: no environment is waited for any more, and what was written stays
     except SamplerError as error:
-        if interrupted:
+        if outcome.interrupted:
             return  # what a worker that was cut short says of its environment is beside the point
-        if written is not None:
-            error.add_note(f"All that was wanted had been written to {written} before.")
+        if outcome.written is not None:
+            error.add_note(f"All that was wanted had been written to {outcome.written} before.")
         raise

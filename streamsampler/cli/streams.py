@@ -7,14 +7,13 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 __all__ = ["print_result", "stdout_reserved", "tell", "write_errors_told"]
 
-_NAMES = {"stdout": "standard output", "stderr": "standard error"}
 _given_up: set[str] = set()
 
 
@@ -68,31 +67,7 @@ def print_result(text: str, kept: object = None) -> None:
             raise
         _give_up("stdout")
         where = "" if kept is None else f". What was sampled is in {kept}"
-        raise click.ClickException(_message("stdout", error) + where) from None
-
-
-class _Watched:
-    """A standard stream that keeps the last error of writing to it."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.error: OSError | None = None
-
-    def write(self, text: Any) -> Any:
-        return self._watch(self._stream.write, text)
-
-    def flush(self) -> None:
-        self._watch(self._stream.flush)
-
-    def _watch(self, method: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return method(*args)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        raise click.ClickException(_message(error) + where) from None
 
 
 @contextlib.contextmanager
@@ -103,37 +78,28 @@ def write_errors_told() -> Iterator[None]:
         SystemExit: With 1 in the place of 0.
     """
     _given_up.clear()
-    watched = {name: _Watched(stream) for name in _NAMES if (stream := getattr(sys, name)) is not None}
-    for name, stream in watched.items():
-        setattr(sys, name, stream)
     try:
         try:
             yield
         finally:
-            for stream in watched.values():
-                stream.flush()  # here and not when the interpreter ends, which would print a traceback
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()  # here and not when the interpreter ends, which would print a traceback
     except SystemExit as end:
         if not end.code and "stderr" in _given_up:
             raise SystemExit(1) from None
         raise
-    except OSError:
-        errors = {name: stream.error for name, stream in watched.items() if stream.error is not None}
-        if not errors:
-            raise  # it is about something else
-        _end_without(errors)
+    except OSError as error:
+        if error.filename is not None:
+            raise  # it is about a file
+        _give_up("stdout")
+        if error.errno != errno.EPIPE:
+            tell(f"Error: {_message(error)}")  # on standard error, unless that is what cannot be written
+        raise SystemExit(1) from None
 
 
-def _end_without(errors: dict[str, OSError]) -> NoReturn:
-    for name in errors:
-        _give_up(name)
-    error = errors.get("stdout")
-    if error is not None and error.errno != errno.EPIPE:
-        tell(f"Error: {_message('stdout', error)}")
-    raise SystemExit(1)
-
-
-def _message(name: str, error: OSError) -> str:
-    return f"{_NAMES[name]} could not be written: {error.strerror or error}"
+def _message(error: OSError) -> str:
+    return f"standard output could not be written: {error.strerror or error}"
 
 
 def _give_up(name: str) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.storage.manifest import Shard, read_manifest
+from streamsampler.storage.shard_files import ShardFiles
 
 __all__ = ["Spread", "Tally"]
 
@@ -91,14 +94,32 @@ class Tally:
     timesteps: int = 0
 
     @classmethod
-    def of(cls, lengths: np.ndarray[Any, Any], returns: Values) -> Tally:
-        """Return the tally of trajectories with these lengths and returns."""
+    def of(cls, lengths: np.ndarray[Any, Any], rewards: np.ndarray[Any, Any]) -> Tally:
+        """Return the tally of trajectories with these lengths, and these rewards of all their timesteps."""
+        returns = np.add.reduceat(rewards, np.cumsum(lengths) - lengths) if len(lengths) else np.zeros(0)
         return cls(Spread.of(returns), Spread.of(lengths), int(lengths.sum()))
 
     @classmethod
     def of_batch(cls, batch: TrajectoryBatch[Any, Any] | None) -> Tally:
         """Return the tally of a batch; None is an empty one."""
-        return cls() if batch is None else cls.of(batch.lengths, batch.returns)
+        return cls() if batch is None else cls.of(batch.lengths, batch.rewards)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> tuple[Tally, int]:
+        """Return the tally of a folder's shards that are not damaged, and how many shards there are.
+
+        Raises:
+            StorageError: It is no folder of shards.
+        """
+        files = ShardFiles(folder, read_manifest(folder))
+        tallies = [cls()]
+
+        def add(number: int, shard: Shard) -> None:
+            arrays = files.read(number, shard, "rewards")
+            tallies[0] += cls.of(arrays["lengths"], arrays["rewards"])
+
+        shards, _ = files.survey(add)
+        return tallies[0], len(shards)
 
     @property
     def trajectories(self) -> int:

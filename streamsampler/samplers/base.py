@@ -13,7 +13,7 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import CheckMode, UsageError, check_mode, positive, refuse_two_numbers
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.options import SamplerOptions
-from streamsampler.samplers.payloads import pickled, put_agents
+from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
@@ -187,7 +187,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
         updates: Updates[Payload] = Updates(n_workers)
         put_agents(updates, agents, n_workers)
-        updates.put("env", pickled(envs, n_workers, "envs", "the environment", as_env))
+        put(updates, "env", pickled_environments(envs, n_workers, "envs", "the environment", as_env))
         self._begin_life(updates, version=0)
 
     # ------------------------------------------------------------------ obtaining
@@ -350,6 +350,31 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         return salvaged
 
     # ------------------------------------------------------------------ accounts
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
+
+        That are the environment's name and some arguments, the agent version where it is not the first, and the number
+        of workers where they differ. Agents and code are not described. For `batch.save(…, provenance=…)`.
+        """
+        self._check_usable()
+        updates = self._session.updates
+        environments = list(dict.fromkeys(updates.about("env")))
+        version = self.agent_version + 1
+        return {
+            "environment": environments[0] if len(environments) == 1 else environments,
+            "max_episode_length": self._setup.factory.max_episode_length,
+            "order": self._order,
+            "on_failure": self._policy.on_failure,
+            "worker_threads": self._setup.threads,
+            **({"agent_version": version} if version > 1 else {}),
+            **({"n_workers": self.n_workers} if updates.differ else {}),
+        }
+
+    @property
+    def blocks(self) -> Blocks:
+        """Which trajectories the workers run together; see `Worker.blocks`."""
+        return self._setup.blocks
 
     @property
     def total_env_steps(self) -> int:

@@ -8,13 +8,13 @@ from typing import Any
 
 from streamsampler.agents.base import as_agent, is_agent
 from streamsampler.agents.updates import AgentTraits, UpdateKind, resolved_update, traits_of
-from streamsampler.environments.updates import SetTaskUpdate, as_env_update
+from streamsampler.environments.updates import EnvUpdate, SetTaskUpdate, as_env_update, describe
 from streamsampler.errors import UsageError
 from streamsampler.samplers.per_worker import check_length, items_by_worker
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.serialization import Payload, dumps
 
-__all__ = ["makes_environment", "pickled", "pickled_updates", "put_agents"]
+__all__ = ["makes_environment", "pickled_environments", "pickled_updates", "put", "put_agents"]
 
 _KINDS: tuple[UpdateKind, UpdateKind] = ("agent", "parameters")
 
@@ -33,12 +33,16 @@ def put_agents(updates: Updates[Payload], agents: Any, n_workers: int) -> None:
     """
     each = items_by_worker(agents)
     if each is None:
-        payload = _pickled_agent(agents, "the agent")
-        updates.put("agent", payload, payload.about)
+        put(updates, "agent", _pickled_agent(agents, "the agent"))
         return
     check_length("agents", each, n_workers)
-    payloads = [_pickled_agent(agent, f"the agent of worker {worker}") for worker, agent in enumerate(each)]
-    updates.put("agent", payloads, [payload.about for payload in payloads])
+    put(updates, "agent", [_pickled_agent(agent, f"the agent of worker {worker}") for worker, agent in enumerate(each)])
+
+
+def put(updates: Updates[Payload], kind: Kind, payloads: Any) -> None:
+    """Put a payload in force, or a list with one for each worker, with what each is about."""
+    about = [payload.about for payload in payloads] if isinstance(payloads, list) else payloads.about
+    updates.put(kind, payloads, about)
 
 
 def pickled_updates(agent_update: Any, env_update: Any, traits: Sequence[AgentTraits]) -> dict[Kind, Any]:
@@ -63,7 +67,9 @@ def pickled_updates(agent_update: Any, env_update: Any, traits: Sequence[AgentTr
         updates |= _agent_updates(agent_update, traits)
     if env_update is not None:
         what = "the environment update"
-        updates["env"] = pickled(env_update, len(traits), "env_update", what, as_env_update, none_is_none=True)
+        updates["env"] = pickled_environments(
+            env_update, len(traits), "env_update", what, as_env_update, none_is_none=True
+        )
     return updates
 
 
@@ -126,17 +132,17 @@ def makes_environment(env_update: Any) -> bool:
     return update is not None and not isinstance(update, SetTaskUpdate)
 
 
-def pickled(
-    given: Any, n_workers: int, name: str, what: str, check: Callable[[Any], Any], *, none_is_none: bool = False
+def pickled_environments(
+    given: Any, n_workers: int, name: str, what: str, check: Callable[[Any], EnvUpdate], *, none_is_none: bool = False
 ) -> Any:
-    """Return `given` pickled: one payload, or a list with one for each worker.
+    """Return environments pickled: one payload, or a list with one for each worker. Each is about its name.
 
     Args:
         given: What the user passed; a list and a `PerWorker` have one item for each worker.
         n_workers: How many workers there are.
         name: The argument's name, for errors.
         what: What to call it, for errors.
-        check: Turns an item into what is pickled, or raises.
+        check: Makes an update of an item, or raises.
         none_is_none: Whether None for a worker stays None.
 
     Raises:
@@ -145,12 +151,16 @@ def pickled(
     """
     each = items_by_worker(given)
     if each is None:
-        return dumps(check(given), what)
+        return _pickled_environment(check(given), what)
     check_length(name, each, n_workers)
     return [
-        None if item is None and none_is_none else dumps(check(item), f"{what} of worker {worker}")
+        None if item is None and none_is_none else _pickled_environment(check(item), f"{what} of worker {worker}")
         for worker, item in enumerate(each)
     ]
+
+
+def _pickled_environment(update: EnvUpdate, what: str) -> Payload:
+    return replace(dumps(update, what), about=describe(update))
 
 
 def _pickled_agent(given: Any, what: str) -> Payload:

@@ -121,8 +121,11 @@ class Display:
         if self._show is None:
             return
         self._shown = self._clock()
-        # A worker's progress is zero between its report and its next ticket: the bar never goes back.
-        self._most = max(self._most, timesteps)
+        # A worker's progress is zero between its report and its next ticket: the bar goes back only at the end, when
+        # what is surplus is known.
+        if not complete:
+            timesteps = max(self._most, min(timesteps, self._target) if self._unit == "timesteps" else timesteps)
+        self._most = timesteps
         seconds = self._shown - self._begun
         self._show(Snapshot(self._most, trajectories, self._target, self._unit, seconds, complete, *self._earlier))
 

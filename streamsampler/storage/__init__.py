@@ -7,9 +7,9 @@ other languages.
 Folders of shards
 -----------------
 
-`streamsampler sample … --shard-size N --out FOLDER` writes files of at least N timesteps each, as they are complete.
-Memory holds about two of them, however many timesteps are asked for. `streamsampler.TrajectoryFolder` reads the folder
-lazily; each shard is also a file that `streamsampler.load` reads.
+`streamsampler.sample_to_folder` writes files of at least `shard_size` timesteps each, as they are complete; so does
+`streamsampler sample … --shard-size N --out FOLDER`. Memory holds about two of them, however many timesteps are asked
+for. `streamsampler.TrajectoryFolder` reads the folder lazily; `streamsampler.load` also reads each shard by itself.
 
 ```python
 folder = streamsampler.TrajectoryFolder("big")  # or load("big")
@@ -19,14 +19,14 @@ for shard in folder.shards:  # one TrajectoryBatch in memory at a time
 folder[12_345], folder[1_000:2_000]  # reads only the shards they are in; folder.to_batch() reads all
 ```
 
-Whatever ends the run (Ctrl-C, a full disk, an error, SIGKILL), the same command with `--resume` continues with the
-first missing shard, on any number of workers. The finished folder is the same, byte for byte, as that of an
-uninterrupted run. Where a shard is damaged, missing or of another run, `--resume` says which, and `--repair` samples it
-again.
+Whatever ends the run (Ctrl-C, a full disk, an error, SIGKILL), the same call with `resume=True` or command with
+`--resume` continues with the first missing shard, on any number of workers. The finished folder is the same, byte for
+byte, as that of an uninterrupted run. Where a shard is damaged, missing or of another run, resuming says which, and
+`repair=True` or `--repair` samples it again.
 
-`manifest.json` in the folder holds what decides about the data (environment, agent, seed, amounts, version) and which
-trajectories each shard has. `--resume` reads the seed from it where none is given, and refuses what differs. It cannot
-see code: an environment or an agent that you changed in between. `--order arrival` cannot be repeated, and is refused.
-With `--on-failure drop` the manifest also counts the indices that a shard leaves out. The folder is locked while it is
-written.
+`manifest.json` in the folder holds what decides about the data (environment, seed, amounts, version; of the command
+also the agent) and which trajectories each shard has. What differs is refused; `--resume` reads the seed from it where
+none is given. It cannot see code: an environment or an agent that you changed in between. `--order arrival` cannot be
+repeated, and is refused. With `--on-failure drop` the manifest also counts the indices that a shard leaves out. The
+folder is locked while it is written.
 """

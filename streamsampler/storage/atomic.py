@@ -33,7 +33,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
         write: Writes the contents.
 
     Raises:
-        OSError: It cannot be written. Then, and whatever else is raised, nothing is left of it.
+        OSError: The file cannot be written; names the file. Then, and whatever else is raised, nothing is left of it.
     """
     temporary = temporary_beside(target)
     try:
@@ -43,9 +43,11 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = str(target)
         raise
     sync_directory(target.parent)
 

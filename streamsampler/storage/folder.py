@@ -12,10 +12,10 @@ import numpy as np
 from streamsampler.data.batch import Index, TrajectoryBatch
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.words import count
-from streamsampler.errors import DataError, StorageError
+from streamsampler.errors import DataError
 from streamsampler.storage import npz as storage
-from streamsampler.storage.manifest import MANIFEST, Manifest, Shard, read_manifest
-from streamsampler.storage.shard_files import all_shards, load_shard
+from streamsampler.storage.manifest import Shard, read_manifest
+from streamsampler.storage.shard_files import ShardFiles
 
 __all__ = ["TrajectoryFolder", "load"]
 
@@ -63,14 +63,12 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        try:
-            manifest = read_manifest(self.path)
-        except FileNotFoundError:
-            if not self.path.is_dir():
-                raise
-            raise StorageError(f"{self.path} is no folder of trajectories: it has no {MANIFEST}") from None
-        entries = all_shards(self.path, manifest)
-        self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(self.path, manifest, entries)
+        manifest = read_manifest(self.path)
+        files = ShardFiles(self.path, manifest)
+        entries, damaged = files.survey(lambda _number, _shard: None)
+        if damaged:
+            raise damaged.popitem()[1]
+        self.shards: Sequence[TrajectoryBatch[ObservationsT, ActionsT]] = _Shards(files, entries)
         self.complete = manifest.complete
         self.seed = manifest.seed
         self.provenance: Mapping[str, Any] = manifest.provenance
@@ -140,9 +138,8 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
     """The shards of a folder, loaded one at a time."""
 
-    def __init__(self, folder: Path, manifest: Manifest, entries: Sequence[Shard]) -> None:
-        self._folder = folder
-        self._manifest = manifest
+    def __init__(self, files: ShardFiles, entries: Sequence[Shard]) -> None:
+        self._files = files
         self._entries = entries
         self._last: tuple[int, TrajectoryBatch[Any, Any]] | None = None
 
@@ -161,8 +158,8 @@ class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
         number = range(len(self))[index]
         last = self._last
         if last is None or last[0] != number:
-            self._last = last = None  # let go of it before there is another one
-            self._last = last = number, load_shard(self._folder, number, self._entries[number], self._manifest)
+            self._last = last = None  # gives its memory back before the next one needs it
+            self._last = last = number, self._files.load(number, self._entries[number])
         return last[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,15 +1,16 @@
-"""The lock on a folder that is being written: it ends with its process, and leaves no file."""
+"""The lock on a folder that is being written. The lock ends with its process, and leaves no file."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import weakref
 from pathlib import Path
 
 from streamsampler.errors import StorageError
 
-__all__ = ["check_locks", "lock_folder", "unlock_folder"]
+__all__ = ["FolderLock", "check_locks"]
 
 _NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -26,33 +27,55 @@ def check_locks() -> None:
         raise StorageError("writing a folder of shards needs Linux or macOS, for the lock on the folder") from None
 
 
-def lock_folder(path: Path) -> int:
-    """Open a folder and lock it for this process; return the descriptor.
+class FolderLock:
+    """Locks a folder for this process. File systems without locks keep no other process out.
 
-    File systems without locks have none: there nobody is kept out.
+    Args:
+        path: The folder.
 
     Raises:
         StorageError: Another process holds the lock.
     """
-    import fcntl
 
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StorageError(f"{path} is being written by another process") from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
+    def __init__(self, path: Path) -> None:
+        import fcntl
+
+        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.drop()
+            raise StorageError(f"{path} is being written by another process") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                self.drop()
+                raise
+        _locks.add(self)
+
+    def close(self) -> None:
+        """Unlock the folder; may be called twice."""
+        import fcntl
+
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # there was no lock
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.drop()
+
+    def drop(self) -> None:
+        """Close this process's descriptor; the folder stays locked while another process has a copy of it."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             os.close(descriptor)
-            raise
-    return descriptor
 
 
-def unlock_folder(descriptor: int) -> None:
-    """Unlock a folder, and close its descriptor."""
-    import fcntl
+_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
-    with contextlib.suppress(OSError):  # there was no lock
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+
+def _drop_all() -> None:
+    for lock in _locks:
+        lock.drop()
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked worker would share the lock, and may live a moment longer than this process.
+    os.register_at_fork(after_in_child=_drop_all)

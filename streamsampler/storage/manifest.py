@@ -84,11 +84,6 @@ class Manifest:
         return sum(shard.trajectories for shard in self.shards)
 
     @property
-    def next_trajectory(self) -> int:
-        """The index behind those of all shards."""
-        return self.shards[-1].stop if self.shards else 0
-
-    @property
     def drops(self) -> bool:
         """Whether trajectories may have been left out."""
         return self.provenance.get("on_failure") == "drop"
@@ -145,11 +140,17 @@ def read_manifest(folder: Path) -> Manifest:
     """Read a folder's manifest.
 
     Raises:
-        StorageError: It is none, is damaged, or is of a newer format.
-        FileNotFoundError: There is none.
+        StorageError: The folder has no manifest, or it is damaged or of a newer format.
+        FileNotFoundError: There is no such folder.
     """
     path = folder / MANIFEST
-    facts = read_facts(path, path.read_bytes(), "manifest of trajectories", _FORMAT, _VERSION)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if not folder.is_dir():
+            raise
+        raise StorageError(f"{folder} is no folder of trajectories: it has no {MANIFEST}") from None
+    facts = read_facts(path, data, "manifest of trajectories", _FORMAT, _VERSION)
     try:
         return _checked(facts)
     except (LookupError, AttributeError, TypeError, ValueError) as reason:

@@ -115,7 +115,7 @@ from streamsampler.storage.npz_reader import Npz, opened_npz
 from streamsampler.storage.space_codec import decode_space, encode_space
 from streamsampler.version import __version__
 
-__all__ = ["load", "load_with_header", "read_arrays", "read_header", "read_some", "save", "verify"]
+__all__ = ["load", "load_with_header", "read", "save"]
 
 _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
@@ -139,7 +139,7 @@ def save(
     Args:
         batch: What to write.
         path: Where to. Like NumPy, appends `.npz` to a name that does not end with it.
-        provenance: What `read_header` is to give back under `provenance`: anything that JSON can hold.
+        provenance: What the header is to have under `provenance`: anything that JSON can hold.
         compress: Compress the arrays; much slower.
 
     Returns:
@@ -238,7 +238,7 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
 
 
 def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any, Any], dict[str, Any]]:
-    """Read a batch that `save` wrote, and the header of its file; see `load` and `read_header`."""
+    """Read a batch that `save` wrote, and the header of its file; see `load` and `read`."""
     path = _existing(Path(path))
     entries, header = _read(path)
     try:
@@ -259,43 +259,21 @@ def _seed(value: Any) -> int | None:
     return value
 
 
-def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The header of a file, with `format_version`, `package_version`, `seed`, `seeds` and `provenance`.
+def read(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Read some of a file's arrays, and its header.
 
-    Raises:
-        StorageError: As `load`.
-        FileNotFoundError: There is no such file.
-    """
-    return _read(_existing(Path(path)), ())[1]
+    Args:
+        path: As `load` takes it.
+        names: Names of arrays of `TrajectoryBatch`, such as `rewards`. The others are not read.
 
-
-def read_arrays(path: str | os.PathLike[str], *names: str) -> dict[str, Array]:
-    """Some of a file's arrays, by the names of `TrajectoryBatch`, such as `rewards`; the others are not read.
+    Returns:
+        The arrays by name; and the header, with `format_version`, `package_version`, `seed`, `seeds` and `provenance`.
 
     Raises:
         StorageError: As `load`, and where there is no such array.
         FileNotFoundError: There is no such file.
     """
-    return read_some(path, names)[0]
-
-
-def read_some(path: str | os.PathLike[str], names: Sequence[str]) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Some of a file's arrays, and its header; see `read_arrays` and `read_header`."""
     return _read(_existing(Path(path)), names)
-
-
-def verify(path: str | os.PathLike[str]) -> None:
-    """Read all of a file and keep nothing: compare its checksums.
-
-    Raises:
-        StorageError: As `load`.
-        FileNotFoundError: There is no such file.
-    """
-    path = _existing(Path(path))
-    with opened_npz(path) as archive:
-        _header(path, archive)
-        for name in archive.names:
-            archive.check(name)
 
 
 def _existing(path: Path) -> Path:

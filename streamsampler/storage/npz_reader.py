@@ -94,17 +94,6 @@ class Npz:
             array: Array = np.lib.format.read_array(member, allow_pickle=False)
             return array
 
-    def check(self, name: str) -> None:
-        """Read an array without keeping it.
-
-        Raises:
-            Exception: It is damaged.
-        """
-        self._check_size(self._members[name])
-        with self._archive.open(self._members[name]) as member:
-            while member.read(1 << 20):  # compares the checksum at the end
-                pass
-
     def _check_size(self, info: zipfile.ZipInfo) -> None:
         """Compare what the file, its directory and the array's own header say of an array's size."""
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

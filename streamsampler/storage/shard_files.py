@@ -1,4 +1,4 @@
-"""The files of a folder of shards: whether each is what the manifest says of it."""
+"""Read the shards of a folder, and check that each is what the manifest says of it."""
 
 from __future__ import annotations
 
@@ -15,75 +15,102 @@ from streamsampler.storage import npz as storage
 from streamsampler.storage.json_facts import LARGEST
 from streamsampler.storage.manifest import MANIFEST, Manifest, Shard, shard_name
 
-__all__ = ["all_shards", "check_shard", "load_shard", "read_shard", "unlisted_shard", "verify_shard"]
+__all__ = ["ShardFiles", "check_shard"]
 
 T = TypeVar("T")
 
 
-def all_shards(folder: Path, manifest: Manifest) -> list[Shard]:
-    """What the manifest lists, and the shards that follow them, which were written since.
+class ShardFiles:
+    """The shards of a folder. What reads a shard raises `DamagedShardError` if it is missing, damaged or another one.
 
-    Raises:
-        DamagedShardError: One of the latter is damaged or does not fit; names it.
+    Args:
+        folder: The folder.
+        manifest: Its manifest.
     """
-    shards = list(manifest.shards)
-    while not manifest.complete and (folder / shard_name(len(shards))).exists():
-        shards.append(unlisted_shard(folder, manifest, shards))
-    return shards
 
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._manifest = manifest
 
-def unlisted_shard(folder: Path, manifest: Manifest, before: list[Shard]) -> Shard:
-    """Return what the shard that follows `before`, and that the manifest does not list, says of itself.
+    def survey(self, look: Callable[[int, Shard], object]) -> tuple[list[Shard], dict[int, DamagedShardError]]:
+        """Look at the shards that the manifest lists, and at those that were written since.
 
-    Raises:
-        DamagedShardError: It is damaged or does not fit; names it.
-    """
-    path = folder / shard_name(len(before))
-    following = before[-1].stop if before else 0
-    arrays = _arrays(path, manifest, "indices", "lengths")
-    indices, lengths = arrays["indices"], arrays["lengths"]
-    n_dropped = int(indices[-1]) + 1 - following - len(indices) if manifest.drops and len(indices) else 0
-    shard = Shard(following, len(lengths), int(lengths.sum()), n_dropped)
-    check_shard(path, shard, indices, lengths)
-    return shard
+        Args:
+            look: Called with the number of each shard and what is known of it; may raise `DamagedShardError`.
 
+        Returns:
+            The shards, and what is wrong with some of them, by number. A damaged shard that the manifest does not list
+            is not among the shards, nor are those after it: what they hold is unknown.
+        """
+        shards, damaged = list(self._manifest.shards), {}
+        number = 0
+        while number < len(shards) or (not self._manifest.complete and self.path(number).exists()):
+            try:
+                if number < len(shards):
+                    look(number, shards[number])
+                else:
+                    shard = self._unlisted(shards)
+                    look(number, shard)
+                    shards.append(shard)
+            except DamagedShardError as error:
+                damaged[number] = error
+                if number == len(shards):
+                    break
+            number += 1
+        return shards, damaged
 
-def read_shard(folder: Path, number: int, shard: Shard, manifest: Manifest, *names: str) -> dict[str, Array]:
-    """Return some arrays of a shard, after a look at its indices, its lengths, and the run that it is from.
+    def path(self, number: int) -> Path:
+        """Return the file of a shard."""
+        return self._folder / shard_name(number)
 
-    Raises:
-        DamagedShardError: It is missing, damaged, or another one; names it.
-    """
-    path = folder / shard_name(number)
-    arrays = _arrays(path, manifest, "indices", "lengths", *names)
-    check_shard(path, shard, arrays["indices"], arrays["lengths"])
-    return arrays
+    def read(self, number: int, shard: Shard, *names: str) -> dict[str, Array]:
+        """Return some arrays of a shard, its indices and its lengths."""
+        arrays = self._arrays(number, "indices", "lengths", *names)
+        check_shard(self.path(number), shard, arrays["indices"], arrays["lengths"])
+        return arrays
 
+    def load(self, number: int, shard: Shard) -> TrajectoryBatch:
+        """Return a shard."""
+        path = self.path(number)
+        batch, header = _whole(path, lambda: storage.load_with_header(path))
+        self._check_origin(path, header)
+        check_shard(path, shard, batch.indices, batch.lengths)
+        return batch
 
-def load_shard(folder: Path, number: int, shard: Shard, manifest: Manifest) -> TrajectoryBatch:
-    """Return a shard; see `read_shard`."""
-    path = folder / shard_name(number)
-    batch, header = _whole(path, lambda: storage.load_with_header(path))
-    _check_origin(path, header, manifest)
-    check_shard(path, shard, batch.indices, batch.lengths)
-    return batch
+    def _unlisted(self, before: list[Shard]) -> Shard:
+        """Return what the shard that follows `before` says of itself."""
+        following = before[-1].stop if before else 0
+        arrays = self._arrays(len(before), "indices", "lengths")
+        indices, lengths = arrays["indices"], arrays["lengths"]
+        may_drop = self._manifest.drops and len(indices)
+        shard = Shard(
+            following,
+            len(lengths),
+            int(lengths.sum()),
+            int(indices[-1]) + 1 - following - len(indices) if may_drop else 0,
+        )
+        check_shard(self.path(len(before)), shard, indices, lengths)
+        return shard
 
+    def _arrays(self, number: int, *names: str) -> dict[str, Array]:
+        path = self.path(number)
+        arrays, header = _whole(path, lambda: storage.read(path, *names))
+        self._check_origin(path, header)
+        return arrays
 
-def verify_shard(folder: Path, number: int, shard: Shard, manifest: Manifest) -> None:
-    """Read all of a shard, and keep nothing; see `read_shard`."""
-    path = folder / shard_name(number)
-    _whole(path, lambda: storage.verify(path))
-    read_shard(folder, number, shard, manifest)
-
-
-def _arrays(path: Path, manifest: Manifest, *names: str) -> dict[str, Array]:
-    arrays, header = _whole(path, lambda: storage.read_some(path, names))
-    _check_origin(path, header, manifest)
-    return arrays
+    def _check_origin(self, path: Path, header: dict[str, Any]) -> None:
+        """Compare what a shard and the manifest say of the run."""
+        for name in ("seed", "package_version", "provenance"):
+            here, listed = header.get(name), getattr(self._manifest, name)
+            if here != listed:
+                raise DamagedShardError(
+                    f"{path} is of another run: its {name} is {here!r:.200}, and the folder's {MANIFEST} says "
+                    f"{listed!r:.200}"
+                )
 
 
 def _whole(path: Path, read: Callable[[], T]) -> T:
-    """Return what `read` returns; a file that is damaged or not there is a damaged shard."""
+    """Return what `read` returns; a file that is damaged or missing is a damaged shard."""
     try:
         return read()
     except FileNotFoundError:
@@ -92,19 +119,8 @@ def _whole(path: Path, read: Callable[[], T]) -> T:
         raise DamagedShardError(str(error)) from error.__cause__
 
 
-def _check_origin(path: Path, header: dict[str, Any], manifest: Manifest) -> None:
-    """Compare what a shard and the manifest say of the run."""
-    there = {name: header.get(name) for name in ("seed", "package_version", "provenance")}
-    for name, value in there.items():
-        if value != getattr(manifest, name):
-            raise DamagedShardError(
-                f"{path} is of another run: its {name} is {value!r:.200}, and the folder's {MANIFEST} says "
-                f"{getattr(manifest, name)!r:.200}"
-            )
-
-
 def check_shard(path: Path, shard: Shard, indices: Array, lengths: Array) -> None:
-    """Compare a file's contents with what is known of it.
+    """Compare a file's contents with what is known of the shard.
 
     Raises:
         DamagedShardError: They differ.

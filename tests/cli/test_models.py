@@ -53,7 +53,7 @@ def test_a_model_is_an_agent(folder: Path, tmp_path: Path, name: str) -> None:
     result = invoke("CartPole-v1", "--agent", folder / f"{name}.zip", *TIMESTEPS, "--out", tmp_path / "a")
     assert result.exit_code == 0, result.stderr
     assert load(tmp_path / "a") == sampled(SB3Agent.load(folder / f"{name}.zip", name))
-    assert len(storage.read_header(tmp_path / "a.npz")["provenance"]["agent_sha256"]) == 64
+    assert len(storage.read(tmp_path / "a.npz")[1]["provenance"]["agent_sha256"]) == 64
 
 
 def test_a_model_for_other_spaces_is_refused_first(folder: Path) -> None:

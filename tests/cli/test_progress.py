@@ -6,9 +6,9 @@ import io
 import logging
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -17,6 +17,7 @@ from streamsampler.cli import run as sampling
 from streamsampler.cli.commands import cli
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.notices import notices_shown
+from streamsampler.cli.tally import Tally
 from streamsampler.samplers import progress_output
 from streamsampler.samplers.progress import Bar, Snapshot, clock, describe
 from tests.cli.harness import Terminal
@@ -168,7 +169,7 @@ def test_the_end_of_a_call_is_shown_with_the_numbers_of_the_summary() -> None:
     follower(Snapshot(5, 1, 10, "timesteps", 0.5))
     follower(Snapshot(14, 3, 10, "timesteps", 1.0, complete=True))
     assert [snapshot.complete for snapshot in shown] == [False]
-    follower.finish(cast("Any", SimpleNamespace(n_timesteps=12, n_trajectories=2)), 2.5)
+    follower.finish(Tally.of(np.array([5, 7]), np.zeros(12)), 2.5)
     assert shown[1:] == [Snapshot(12, 2, 10, "timesteps", 2.5, complete=True)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import streamsampler
-from streamsampler.storage.npz import read_header
+from streamsampler.storage.npz import read
 from tests.cli.harness import SCRIPTED as MODULE
 from tests.cli.harness import finish, run, start
 
@@ -84,7 +84,7 @@ def test_the_file_tells_where_it_comes_from(home: Path) -> None:
     arguments = ("--env-kwarg", "fail_at=(1, 2)", "--agent", "scripted:always_two", "--num-samples", 9)
     assert run(*SCRIPTED, *arguments, "--out", "o.npz", cwd=home).returncode == 0
 
-    provenance = read_header(home / "o.npz")["provenance"]
+    provenance = read(home / "o.npz")[1]["provenance"]
     assert provenance == {
         "library": f"streamsampler {streamsampler.__version__}",
         "environment": "scripted:Scripted-v0",
@@ -181,7 +181,7 @@ def test_environments_side_by_side_are_those_of_the_library(home: Path) -> None:
         options = arguments if workers else arguments[:-2]
         result = run(*options, "--workers", workers, "--out", out, cwd=home)
         assert result.returncode == 0, result.stderr
-        assert read_header(home / f"{out}.npz")["provenance"]["vec"] == 3
+        assert read(home / f"{out}.npz")[1]["provenance"]["vec"] == 3
     batch = streamsampler.load(home / "out0.npz")
     assert batch == streamsampler.load(home / "out2.npz")
     agent = streamsampler.RandomAgent(batch.action_space)

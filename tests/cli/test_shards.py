@@ -94,7 +94,7 @@ def test_a_folder_holds_what_a_file_holds(whole: Path, tmp_path: Path) -> None:
         int(shard.indices[0]) for shard in folder.shards
     ]
     assert manifest["trajectories"] == len(folder)
-    assert storage.read_header(whole / "shard-000002.npz")["provenance"]["environment"] == "CartPole-v1"
+    assert storage.read(whole / "shard-000002.npz")[1]["provenance"]["environment"] == "CartPole-v1"
 
 
 def test_trajectories_for_each_worker(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_full_disk_leaves_what_can_be_gone_on_with(
     monkeypatch.setattr(storage, "_write", write)
     result = invoke(*arguments, "--json")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "out could not be written: No space left on device" in result.stderr
+    assert "shard-000003.npz could not be read or written: No space left on device" in result.stderr
     assert "--resume" in result.stderr
     assert len(streamsampler.TrajectoryFolder(tmp_path / "out").shards) == 3
     assert invoke(*arguments, "--resume").exit_code == 0
@@ -406,7 +406,7 @@ def test_what_is_damaged_is_named_and_sampled_again(whole: Path, tmp_path: Path)
     names = spoilt(whole, tmp_path / "out")
     result = invoke(*CARTPOLE, "--out", tmp_path / "out", "--resume")
     assert result.exit_code == 1
-    assert f"{names[-1]} is missing" in result.stderr
+    assert f"{names[0]} is no trajectory batch" in result.stderr
     assert re.search("To sample damaged and missing shards again: .* --repair\n", result.stderr)
     result = invoke(*CARTPOLE, "--out", tmp_path / "out", "--repair", "--workers", 2, "--json")
     assert result.exit_code == 0, result.stderr

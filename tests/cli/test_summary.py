@@ -80,8 +80,8 @@ def test_a_spread_with_something_odd_is_odd(odd: float, first: bool) -> None:
 
 
 def test_tallies_add_up() -> None:
-    one, other = Tally.of(np.array([2, 3]), [1.0, 2.0]), Tally.of(np.array([5]), [9.0])
-    assert ((one + other).trajectories, (one + other).timesteps) == (3, 10)
+    one, other = Tally.of(np.array([2, 1]), np.array([1.0, 0.0, 2.0])), Tally.of(np.array([1]), np.array([9.0]))
+    assert ((one + other).trajectories, (one + other).timesteps) == (3, 4)
     assert (Tally() + one).returns.mean == 1.5
 
 

@@ -154,12 +154,12 @@ def test_an_environment_that_cannot_be_made_is_a_failure() -> None:
 
 def test_a_full_disk_is_a_failure_that_tells_how_to_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device", "out.npz")
 
     monkeypatch.setattr(TrajectoryBatch, "save", save)
     result = sample("--num-samples", 5, "--workers", 1, "--seed", 3, "--out", tmp_path / "out.npz", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "out.npz could not be written: No space left on device" in result.stderr
+    assert "out.npz could not be read or written: No space left on device" in result.stderr
     assert "--seed 3" in result.stderr
 
 

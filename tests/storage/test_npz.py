@@ -17,7 +17,7 @@ from streamsampler.errors import StorageError
 from streamsampler.storage import npz as storage
 from streamsampler.storage.json_codec import decode, encode
 from streamsampler.storage.manifest import Manifest, Shard, _as_json
-from streamsampler.storage.npz import load, read_arrays, read_header, save
+from streamsampler.storage.npz import load, read, save
 from streamsampler.storage.space_codec import decode_space, encode_space
 from tests.data.test_batch import batches
 from tests.data.test_recorder import batch_of, tickets
@@ -43,7 +43,7 @@ def test_methods_and_names(batch, tmp_path):
     assert path == tmp_path / "run.1.npz"
     assert os.listdir(tmp_path) == ["run.1.npz"]
     assert TrajectoryBatch.load(tmp_path / "run.1") == TrajectoryBatch.load(str(path)) == batch
-    header = read_header(path)
+    header = read(path)[1]
     assert header["provenance"] == {"env": "X"}
     assert header["seeds"] == list(batch.seeds)
     with np.load(path, allow_pickle=False) as archive:
@@ -192,11 +192,11 @@ def test_keys_that_would_share_a_name(tmp_path):
 
 def test_single_arrays_are_read_without_the_others(batch, tmp_path):
     path = save(batch, tmp_path / "batch.npz")
-    arrays = read_arrays(path, "lengths", "rewards")
+    arrays, _ = read(path, "lengths", "rewards")
     assert sorted(arrays) == ["lengths", "rewards"]
     np.testing.assert_array_equal(arrays["rewards"], batch.rewards)
     with pytest.raises(StorageError, match="nothing"):
-        read_arrays(path, "nothing")
+        read(path, "nothing")
 
 
 def test_equal_batches_make_equal_files(batch, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from streamsampler import RandomAgent, TrajectoryBatch
 from streamsampler.data import trees
 from streamsampler.data.opaque import OpaqueSpace, Unwritten
 from streamsampler.errors import StorageError, UsageError
-from streamsampler.storage.npz import load, read_header, save
+from streamsampler.storage.npz import load, read, save
 from streamsampler.storage.space_codec import check_writable, decode_space, encode_space
 from tests.data.test_recorder import batch_of, tickets
 
@@ -93,7 +93,7 @@ def test_values_come_back_and_what_the_space_was_is_told(batch, tmp_path):
     assert load(path) == loaded
     assert pickle.loads(pickle.dumps(loaded)) == copy.deepcopy(loaded) == loaded
     assert TrajectoryBatch.concatenate(loaded[0], loaded[1:]) == loaded
-    again = save(loaded, tmp_path / "again.npz", provenance=read_header(path)["provenance"])
+    again = save(loaded, tmp_path / "again.npz", provenance=read(path)[1]["provenance"])
     assert again.read_bytes() == path.read_bytes()
 
 

@@ -1,0 +1,207 @@
+"""Sample into a folder of files: more than fits into memory, and resumable after whatever ended it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.generics import ActionsT, ObservationsT
+from streamsampler.errors import UsageError, positive
+from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.progress import Display, ProgressArgument
+from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.streaming import Stream
+from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.quotas import Target
+from streamsampler.storage.folder import TrajectoryFolder
+from streamsampler.storage.manifest import Manifest
+from streamsampler.storage.shards import ShardWriter
+
+__all__ = ["sample_to_folder"]
+
+_log = logging.getLogger("streamsampler")
+
+
+def sample_to_folder(
+    sampler: Sampler[ObservationsT, ActionsT],
+    folder: str | os.PathLike[str],
+    *,
+    num_samples: int | None = None,
+    n_trajectories: int | None = None,
+    shard_size: int,
+    resume: bool = False,
+    repair: bool = False,
+    provenance: Mapping[str, Any] | None = None,
+    progress: ProgressArgument = False,
+) -> TrajectoryFolder[ObservationsT, ActionsT]:
+    """Sample trajectories into a folder of files, each written when it is complete.
+
+    The folder holds what `obtain_samples(num_samples)` or `obtain_trajectories(n_trajectories)` would return. Memory
+    holds two files' worth of it.
+
+    Whatever ends the call (Ctrl-C, SIGKILL, a full disk, an error), the same call with `resume=True` continues with the
+    first missing file, also with another number of workers. The finished folder is the same, byte for byte, as that of
+    an uninterrupted call. The sampler must have the same seed, arguments, agent and environment, and must have made as
+    many calls before: give each process a new sampler with an explicit `seed`. What differs in the seed, the arguments
+    or the environment's name is refused; code that changed, and the agent, cannot be compared, unless `provenance`
+    names them. Example:
+
+        with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
+            folder = sample_to_folder(sampler, "big", num_samples=1_000_000, shard_size=100_000, resume=True)
+        for shard in folder.shards:  # one TrajectoryBatch in memory at a time
+            print(shard.returns.mean())
+
+    Args:
+        sampler: The sampler: of `order="index"`, and with workers that run each trajectory by itself. This is one call
+            on the sampler, as `stream` is.
+        folder: The folder. It is made where there is none; its parent directory must exist.
+        num_samples: At least this number of timesteps, of whole trajectories; or:
+        n_trajectories: Exactly this number of trajectories. Give one of the two.
+        shard_size: Timesteps that each file has at least.
+        resume: Whether to continue with what the folder holds. A new folder may be resumed, too.
+        repair: Like `resume`, and files are sampled again that are damaged, missing or of another run. Reads all of
+            each file first.
+        provenance: What else identifies the data, by name: anything that JSON can hold. Each file has it, next to the
+            sampler's arguments.
+        progress: See `Sampler.obtain_samples`.
+
+    Returns:
+        The complete folder.
+
+    Raises:
+        UsageError: An argument cannot work; or the folder holds something else, or was begun with other arguments (a
+            ValueError).
+        DamagedShardError: A file in the folder is damaged, missing or of another run, and `repair` is false.
+        StorageError: Another process is writing to the folder; the system cannot lock folders; or the data cannot be
+            written.
+        OSError: The folder cannot be written. For other errors see `Sampler.stream`.
+    """
+    if not isinstance(sampler, Sampler):
+        raise UsageError(f"sample_to_folder takes a sampler first, not a {type(sampler).__qualname__}")
+    target = _target(num_samples, n_trajectories)
+    size = positive("shard_size", shard_size)
+    wanted = Manifest(
+        seed=sampler.seed,
+        shard_size=size,
+        wanted={target.unit: target.number},
+        provenance=_provenance(sampler, provenance),
+    )
+    path = Path(folder)
+    with ShardWriter(path, resume=resume, repair=repair) as writer:
+        writer.begin(wanted)
+        for name, reason in writer.removed.items():
+            _log.warning("%s was removed, and is sampled again where it is wanted: %s", name, reason)
+        for reason in writer.damaged.values():
+            _log.warning("sampled again: %s", reason)
+        sampling = _Sampling(sampler, writer, target, size)
+        if not sampling.complete:
+            with display(progress, target.number, target.unit, earlier=writer.intact) as shown:
+                sampling.run(shown)
+        writer.finish()
+    return TrajectoryFolder(path)
+
+
+def _target(num_samples: int | None, n_trajectories: int | None) -> Target:
+    if (num_samples is None) == (n_trajectories is None):
+        raise UsageError("sample_to_folder takes either num_samples or n_trajectories")
+    if num_samples is not None:
+        return Target("timesteps", positive("num_samples", num_samples))
+    return Target("trajectories", positive("n_trajectories", n_trajectories))
+
+
+def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what identifies the data, as it is read back; refuse samplers whose calls cannot be resumed."""
+    own = sampler.provenance()
+    if own["order"] != "index":
+        raise UsageError('sample_to_folder needs a sampler with order="index": what arrives first cannot be repeated')
+    if sampler.blocks != Blocks():
+        raise UsageError("sample_to_folder needs workers that run each trajectory by itself, not blocks of them")
+    try:
+        provenance = {"environment": own.pop("environment"), **(given or {}), **own}
+        stored: dict[str, Any] = json.loads(json.dumps(provenance, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as reason:
+        raise UsageError(f"provenance must be a dict that JSON can hold: {reason}") from None
+    return stored
+
+
+class _Sampling:
+    """Writes the missing shards of a folder.
+
+    Args:
+        sampler: The sampler.
+        writer: The folder, begun.
+        target: How much there is to be in all.
+        size: Timesteps that a shard has at least.
+    """
+
+    def __init__(self, sampler: Sampler[Any, Any], writer: ShardWriter, target: Target, size: int) -> None:
+        self._sampler = sampler
+        self._writer = writer
+        self._target = target
+        self._size = size
+        self._done = writer.intact  # timesteps and trajectories in intact shards
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards are there and intact."""
+        return not (self._writer.damaged or self._missing)
+
+    @property
+    def _missing(self) -> int:
+        return self._target.missing(self._writer.n_trajectories, self._writer.n_timesteps)
+
+    def run(self, shown: Display) -> None:
+        """Write what is missing, first in the places of damaged shards."""
+        writer = self._writer
+        for first, stop in _ranges(sorted(writer.damaged)):
+            # A copy, because each stream of a sampler has another agent version, and all shards have the same.
+            with copy.copy(self._sampler) as sampler:
+                with sampler.stream(first_trajectory=writer.before(first)[0]) as stream:
+                    base = self._done
+                    for number in range(first, stop):
+                        batch = self._take(stream, writer.before(number)[1:], base, shown)
+                        self._keep(batch, partial(writer.replace, number), shown)
+                self._sampler.stats.merge(sampler.stats)
+        if self._missing:
+            with self._sampler.stream(first_trajectory=writer.before(writer.n_shards)[0]) as stream:
+                base = self._done
+                while self._missing:
+                    batch = self._take(stream, (writer.n_trajectories, writer.n_timesteps), base, shown)
+                    self._keep(batch, writer.write, shown)
+
+    def _take(self, stream: Stream, there: tuple[int, int], base: tuple[int, int], shown: Display) -> TrajectoryBatch:
+        """Return the next shard.
+
+        Args:
+            stream: Where from.
+            there: The trajectories and timesteps of all shards before it.
+            base: The timesteps and trajectories that were done when the stream began.
+            shown: Shows the progress.
+        """
+
+        def watch(timesteps: int, trajectories: int) -> None:
+            shown.update(lambda: (base[0] + timesteps, base[1] + trajectories), complete=False)
+
+        quota = self._target.next_quota(self._size, *there)
+        return stream.take(quota, None if shown.interval is None else watch, shown.interval)
+
+    def _keep(self, batch: TrajectoryBatch, write: Callable[[TrajectoryBatch], None], shown: Display) -> None:
+        write(batch)
+        self._done = self._done[0] + batch.n_timesteps, self._done[1] + batch.n_trajectories
+        shown.update(lambda: self._done, complete=self.complete)
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where consecutive ones of rising numbers begin, and the number that follows them."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        first = ranges.pop()[0] if ranges and ranges[-1][1] == number else number
+        ranges.append((first, number + 1))
+    return ranges
