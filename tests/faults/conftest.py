@@ -6,8 +6,9 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from tests.scripted.failing import Agent, Env
 
 
-def slow(method):
-    return pytest.param(method, marks=pytest.mark.slow)
+def slow(*values):
+    """Return a case of the slow tier."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 # In every run this process and the default start method, everything in the slow tier.

@@ -18,6 +18,7 @@ from streamsampler.engines.processes import links
 from streamsampler.errors import ClosedError
 from streamsampler.testing import InjectedError, ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
+from tests.faults.conftest import PROCESSES, slow
 
 START_METHODS = ["forkserver", "spawn", "fork"]
 # The environment, and the fault that each of three workers meets in its first step. A leak of nothing just says so.
@@ -140,7 +141,6 @@ def check_nothing_left(process, pids, tmp_path, shm_before):
 
 SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}
 QUICK = {
-    ("idle", "interrupt"),
     ("hung holding the lock", "interrupt"),
     ("hung holding the lock", "raise"),
     ("hung holding the lock", "kill"),
@@ -151,9 +151,7 @@ QUICK = {
 def cases(*ends):
     """The extremes with the default start method in every run; everything else in the slow tier."""
     return [
-        pytest.param(
-            method, busy, end, marks=() if method == "forkserver" and (busy, end) in QUICK else pytest.mark.slow
-        )
+        (method, busy, end) if method == "forkserver" and (busy, end) in QUICK else slow(method, busy, end)
         for method in START_METHODS
         for busy in BUSY
         for end in ends
@@ -194,9 +192,7 @@ def test_the_end_of_the_script(tmp_path, method, busy, end):
 def close_cases():
     quick = {("forkserver", "hung holding the lock"), ("fork", "stopped")}
     return [
-        pytest.param(method, busy, marks=() if (method, busy) in quick else pytest.mark.slow)
-        for method in START_METHODS
-        for busy in BUSY
+        (method, busy) if (method, busy) in quick else slow(method, busy) for method in START_METHODS for busy in BUSY
     ]
 
 
@@ -217,10 +213,7 @@ def deaf_to_interrupts(pid):
     return bool((int(masks["SigBlk"], 16) | int(masks["SigIgn"], 16)) >> (signal.SIGINT - 1) & 1)
 
 
-SPAWN_IS_SLOW = ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
+@pytest.mark.parametrize("method", ["forkserver", slow("fork")])
 def test_close_while_a_worker_is_being_started(monkeypatch, method):
     """By another thread, whose call it is; a start that takes long is not waited for."""
     started, go_on = threading.Event(), threading.Event()
@@ -259,7 +252,7 @@ def test_close_while_a_worker_is_being_started(monkeypatch, method):
     assert gone_within([*pids, *(child.pid for child in children)], 0)
 
 
-@pytest.mark.parametrize("method", SPAWN_IS_SLOW)
+@pytest.mark.parametrize("method", PROCESSES)
 def test_workers_are_deaf_to_ctrl_c_from_their_first_instant(method):
     """Also while they import: or each would print a traceback of its own."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
@@ -269,7 +262,7 @@ def test_workers_are_deaf_to_ctrl_c_from_their_first_instant(method):
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-@pytest.mark.parametrize("method", SPAWN_IS_SLOW)
+@pytest.mark.parametrize("method", PROCESSES)
 def test_garbage_collection(method):
     sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method)
     sampler.obtain_trajectories(2)
@@ -279,7 +272,7 @@ def test_garbage_collection(method):
     assert gone_within(pids, 2)
 
 
-@pytest.mark.parametrize("method", SPAWN_IS_SLOW)
+@pytest.mark.parametrize("method", PROCESSES)
 def test_an_exception_in_the_with_block(method):
     pids = []
 
@@ -295,7 +288,7 @@ def test_an_exception_in_the_with_block(method):
 
 @pytest.mark.parametrize(
     ("method", "n_cycles"),
-    [("forkserver", 10), *(pytest.param(method, 200, marks=pytest.mark.slow) for method in ("forkserver", "fork"))],
+    [("forkserver", 10), slow("forkserver", 200), slow("fork", 200)],
 )
 def test_nothing_accumulates_over_samplers(method, n_cycles):
     def resources():

@@ -7,6 +7,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.testing import FailPoint, ScriptedAgent, ScriptedEnv
+from tests.faults.conftest import slow
 from tests.faults.test_ends import gone_within
 
 N_WORKERS, N_CALLS, N_TRAJECTORIES, SEED = 3, 2, 24, 5
@@ -43,8 +44,7 @@ DIAGONAL = {
     ("exit", "first", 2, "forkserver", "small"),
 }
 CELLS = [
-    pytest.param(*cell, marks=() if cell in DIAGONAL else pytest.mark.slow, id="-".join(map(str, cell)))
-    for cell in itertools.product(POINTS, WORKERS, (1, 2), METHODS, SHAPES)
+    cell if cell in DIAGONAL else slow(*cell) for cell in itertools.product(POINTS, WORKERS, (1, 2), METHODS, SHAPES)
 ]
 
 

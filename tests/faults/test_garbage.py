@@ -1,6 +1,7 @@
 """Native code that writes to descriptors that are not its own, and copies of a worker that come back into its code."""
 
 import contextlib
+import functools
 import os
 import time
 from typing import Any
@@ -11,8 +12,10 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.engines.processes.wire import GarbageError, MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from streamsampler.testing.records import Records
+from tests.faults.conftest import PROCESSES
 from tests.faults.test_ends import gone_within
-from tests.faults.undisturbed import SEED, calls, undisturbed
+from tests.faults.undisturbed import SEED, undisturbed
 
 NO_MESSAGE, NO_ANSWER, HANGS = "that is no message", "sent what is no answer", "made no progress"
 GARBAGE = {
@@ -27,15 +30,13 @@ GARBAGE = {
 }
 
 
-class Littering(ScriptedEnv):
+class WritesGarbage(ScriptedEnv):
     """Writes garbage to all descriptors that there are, in the second timestep of the first environment of all."""
 
     def __init__(self, folder, garbage, hangs):
         super().__init__()
-        self.garbage, self.hangs, self.steps = None, hangs, 0
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(f"{folder}/first", os.O_CREAT | os.O_EXCL))
-            self.garbage = garbage
+        self.hangs, self.steps = hangs, 0
+        self.garbage = garbage if Records(folder).add(garbage.hex(), most=1) else None
 
     def step(self, action):
         self.steps += 1
@@ -48,26 +49,19 @@ class Littering(ScriptedEnv):
         return super().step(action)
 
 
-class Litter:
-    """Makes one."""
-
-    def __init__(self, *arguments):
-        self.arguments = arguments
-
-    def __call__(self):
-        return Littering(*self.arguments)
-
-
-@pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_is_a_loss(tmp_path, name, caplog):
+@pytest.mark.parametrize("hangs", [False, True])
+def test_garbage_is_a_loss(tmp_path, hangs, caplog):
     """Also where the worker hangs afterwards: nothing waits for the rest of a message without end."""
-    garbage, word = GARBAGE[name]
-    options: dict[str, Any] = {"n_workers": 1, "seed": SEED, "step_timeout": 0.5 if word is HANGS else 30.0}
-    envs = Litter(str(tmp_path), garbage, word is HANGS)
-    with MultiprocessingSampler(ScriptedAgent(), envs, **options) as sampler:
-        assert calls(sampler) == undisturbed()
-        assert sampler.stats.restarts == 1
-    assert word in caplog.text
+    kinds = [(name, garbage, word) for name, (garbage, word) in GARBAGE.items() if (word is HANGS) == hangs]
+    options: dict[str, Any] = {"n_workers": 1, "seed": SEED, "step_timeout": 0.5 if hangs else 30.0}
+    with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, max_restarts=None, **options) as sampler:
+        for call, (name, garbage, word) in enumerate(kinds):
+            caplog.clear()
+            envs = functools.partial(WritesGarbage, str(tmp_path), garbage, hangs)
+            batch = sampler.obtain_trajectories(8, agent_update={"offset": call}, env_update=envs)
+            assert batch == undisturbed(len(kinds))[call], name
+            assert sampler.stats.restarts == call + 1, name
+            assert word in caplog.text, name
 
 
 def test_a_reader_that_does_not_block():
@@ -100,9 +94,7 @@ class ComesBack(ScriptedEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize(
-    "method", ["forkserver", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fork", "spawn"))]
-)
+@pytest.mark.parametrize("method", PROCESSES)
 def test_a_copy_that_comes_back_is_an_error(method):
     """At once: a new worker would do the same. And the sampler is usable afterwards."""
     options = {"n_workers": 2, "seed": SEED, "start_method": method}

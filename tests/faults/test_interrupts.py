@@ -12,6 +12,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links
 from streamsampler.testing import Fault, Faults
+from tests.faults.conftest import slow
 from tests.faults.test_ends import gone_within
 from tests.never_hangs import alarm
 from tests.scripted.failing import Agent, Env
@@ -101,11 +102,12 @@ def no_gc_callbacks():
 
 
 @pytest.mark.usefixtures("no_gc_callbacks")
-def test_real_interrupts_at_random_times(sampler):
+@pytest.mark.parametrize("n_interrupts", [8, slow(40)])
+def test_real_interrupts_at_random_times(sampler, n_interrupts):
     """Whatever they hit, the call after them is right."""
     delays = random.Random(1)
     hits = 0
-    for _ in range(40):
+    for _ in range(n_interrupts):
         with alarm(signal.default_int_handler):
             try:
                 # Inside: on a busy machine it may ring before the next line.
@@ -115,7 +117,7 @@ def test_real_interrupts_at_random_times(sampler):
             except KeyboardInterrupt:
                 hits += 1
         assert is_right_again(sampler)
-    assert hits == 40
+    assert hits == n_interrupts
 
 
 def test_the_fork_server_is_killed(sampler):
@@ -165,7 +167,7 @@ class Forking(Env):
             file.write(f"{pid}\n")
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
+@pytest.mark.parametrize("method", [slow("forkserver"), slow("fork"), "spawn"])
 def test_a_death_is_seen_although_a_grandchild_lives_on(tmp_path, method):
     pid_file = tmp_path / "pids"
     faults = Faults(tmp_path, Fault("kill", step=2))

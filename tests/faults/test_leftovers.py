@@ -12,10 +12,11 @@ import pytest
 
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from tests.faults.conftest import PROCESSES, slow
 from tests.faults.households import KINDS, Household, Run, n_closed, notes, processes
 from tests.faults.test_ends import gone_within
 
-FORK_SERVER, FORK, SPAWN = (pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "fork", "spawn"))
+ALL_SLOW = [slow("forkserver"), slow("fork"), slow("spawn")]
 
 
 def check_nothing_left(run, n_envs, seconds=2.0):
@@ -25,7 +26,7 @@ def check_nothing_left(run, n_envs, seconds=2.0):
     assert gone_within([*left, *notes(run.folder)], seconds)
 
 
-@pytest.mark.parametrize("method", ["forkserver", FORK, SPAWN])
+@pytest.mark.parametrize("method", PROCESSES)
 def test_the_parent_is_killed(tmp_path, method):
     with Run.of_library(tmp_path, method, "kill", 0.0) as run:
         run.hear("made", 2)
@@ -35,7 +36,7 @@ def test_the_parent_is_killed(tmp_path, method):
         assert n_closed(tmp_path) == 0
 
 
-@pytest.mark.parametrize("method", ["forkserver", FORK, SPAWN])
+@pytest.mark.parametrize("method", ALL_SLOW)
 def test_ctrl_c_closes_environments(tmp_path, method):
     """They have more than the second that a worker has which is stuck elsewhere."""
     with Run.of_library(tmp_path, method, "interrupt", 1.2) as run:
@@ -47,7 +48,7 @@ def test_ctrl_c_closes_environments(tmp_path, method):
         assert run.process.stderr.read().count("Traceback") == 1
 
 
-@pytest.mark.parametrize("method", [FORK_SERVER, FORK, SPAWN])
+@pytest.mark.parametrize("method", ALL_SLOW)
 def test_a_second_ctrl_c_does_not_wait_for_environments(tmp_path, method):
     with Run.of_library(tmp_path, method, "interrupt", 1000.0) as run:
         run.hear("made", 2)
@@ -72,6 +73,7 @@ sampler.obtain_trajectories(8)
 """
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_at_the_end_of_a_program_prints_nothing_more(tmp_path):
     """Neither from the end of the sampler, which the program has not closed, nor from that of the fork server."""
     with Run(tmp_path, [sys.executable, "-c", NOT_CLOSED.format(folder=str(tmp_path))]) as run:
@@ -86,7 +88,7 @@ def test_a_second_ctrl_c_at_the_end_of_a_program_prints_nothing_more(tmp_path):
         assert n_closed(tmp_path) == 0
 
 
-@pytest.mark.parametrize("method", ["forkserver", FORK, SPAWN])
+@pytest.mark.parametrize("method", PROCESSES)
 def test_a_killed_worker(tmp_path, method):
     """What it leaves has ended before another worker takes its place: that one may need the same port."""
     os.mkfifo(tmp_path / "bell")

@@ -10,7 +10,7 @@ import pytest
 from streamsampler import MultiprocessingSampler
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
 from streamsampler.testing import Fault, Faults, InjectedError, ScriptedAgent, ScriptedEnv
-from tests.faults.conftest import PROCESSES
+from tests.faults.conftest import PROCESSES, slow
 from tests.faults.undisturbed import SEED, calls, undisturbed
 
 
@@ -28,8 +28,8 @@ def second_call(sampler):
     ("kind", "words", "exitcode"),
     [
         ("kill", "SIGKILL", -9),
-        pytest.param("abort", "SIGABRT", -6, marks=pytest.mark.slow),
-        pytest.param("exit", "exit code 7", 7, marks=pytest.mark.slow),
+        slow("abort", "SIGABRT", -6),
+        slow("exit", "exit code 7", 7),
     ],
 )
 def test_too_many_deaths_are_an_error_that_names_the_cause(tmp_path, method, kind, words, exitcode):
@@ -50,7 +50,7 @@ def test_too_many_deaths_are_an_error_that_names_the_cause(tmp_path, method, kin
 @pytest.mark.parametrize(
     ("quota", "n_made_good"),
     [
-        pytest.param({}, 10, marks=pytest.mark.slow),
+        slow({}, 10),
         ({"max_restarts": 3}, 3),
         ({"max_restarts": 0}, 0),
         ({"max_restarts": None, "max_lifetime_restarts": 2}, 2),

@@ -13,6 +13,7 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.engines.launch.descriptor_limits import PER_WORKER
 from streamsampler.errors import RolloutError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from tests.faults.conftest import PROCESSES, slow
 from tests.faults.hungry import Hungry
 from tests.faults.undisturbed import SEED, undisturbed
 
@@ -114,9 +115,7 @@ print(limit - before[1])
 """
 
 
-@pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
-)
+@pytest.mark.parametrize("method", ["fork", slow("forkserver"), slow("spawn")])
 def test_no_half_built_sampler_when_descriptors_run_out(tmp_path, method):
     (n_failures,) = run_script(tmp_path, FEW_DESCRIPTORS.format(method=method))
     assert int(n_failures) > 20
@@ -126,6 +125,7 @@ FEWER_ALLOWED = """
 import functools, os, resource
 import gymnasium, numpy
 from streamsampler import MultiprocessingSampler
+from streamsampler.engines.launch import start as launch
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 class Limits(ScriptedEnv):
@@ -144,18 +144,19 @@ try:
         batch = sampler.obtain_exact_trajectories(1)
         print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > soft, set(batch.env_infos["limit"].tolist()) == {{soft}})
         print(len(os.listdir("/proc/self/fd")) < resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        servers = [server._process.pid for server in launch._servers.values()]
+        print(all(resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] >= hard for pid in servers))
 except OSError as error:
     print(type(error).__name__, error.errno, str(error))
 """
 
 
-@pytest.mark.parametrize(
-    "method", ["forkserver", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fork", "spawn"))]
-)
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("method", PROCESSES)
+@pytest.mark.parametrize("first", [False, slow(True)])
 def test_the_limit_of_descriptors_is_raised_for_the_sampler_and_not_for_workers(tmp_path, method, first):
+    """And for the fork server, as far as it goes."""
     script = FEWER_ALLOWED.format(first=first, soft=64, hard=256, n_workers=10, method=method)
-    assert run_script(tmp_path, script) == ["True", "True", "True"]
+    assert run_script(tmp_path, script) == ["True"] * 4
 
 
 def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path):
@@ -173,44 +174,17 @@ def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path
     assert possible == (256 - n_open - 40) // 7
 
 
-SERVERS_LIMIT = """
-import resource
-from streamsampler import MultiprocessingSampler
-from streamsampler.engines.launch import start as launch
-from streamsampler.testing import ScriptedAgent, ScriptedEnv
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
-with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1) as sampler:
-    sampler.obtain_trajectories(1)  # a worker sets its own limit once it runs
-    (server,) = launch._servers.values()
-    for pid in (server._process.pid, *sampler.worker_pids()):
-        print(resource.prlimit(pid, resource.RLIMIT_NOFILE)[0])
-"""
-
-
-def test_the_fork_server_may_have_all_descriptors_and_its_workers_no_more_than_usual(tmp_path):
-    assert run_script(tmp_path, SERVERS_LIMIT) == ["256", "200"]
-
-
-DESCRIPTORS = """
-import functools, os
-from streamsampler import MultiprocessingSampler
-from streamsampler.testing import ScriptedAgent, ScriptedEnv
-
-def used(n_workers):
+def descriptors_with(n_workers):
     env = functools.partial(ScriptedEnv, shape=(10_000,))
     with MultiprocessingSampler(ScriptedAgent(), env, n_workers=n_workers) as sampler:
         sampler.obtain_exact_trajectories(2)
         return len(os.listdir("/proc/self/fd"))
 
-used(1)
-before = len(os.listdir("/proc/self/fd"))
-one, four = used(1), used(4)
-print(one - before, (four - one) / 3)
-"""
 
-
-def test_a_worker_takes_as_many_descriptors_as_are_counted_for_it(tmp_path):
-    shared, each = map(float, run_script(tmp_path, DESCRIPTORS))
+def test_a_worker_takes_as_many_descriptors_as_are_counted_for_it():
+    descriptors_with(1)  # the fork server stays, once there is one
+    before = len(os.listdir("/proc/self/fd"))
+    shared_and_one, four = descriptors_with(1), descriptors_with(4)
+    each = (four - shared_and_one) / 3
     assert each <= PER_WORKER
-    assert shared - each < 20
+    assert shared_and_one - before - each < 20

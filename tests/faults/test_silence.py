@@ -17,10 +17,11 @@ from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
+from tests.faults.conftest import PROCESSES, slow
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
 
-FORK_SERVER, SPAWN = (pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))
+FORK_SERVER, SPAWN = slow("forkserver"), slow("spawn")
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def deaf(monkeypatch):
 @pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
 def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
-    options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 1.0}
+    options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 0.4}
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
         assert calls(sampler) == undisturbed()
         assert sampler.stats.hangs == sampler.stats.restarts == faults.fired() == 1
@@ -159,8 +160,8 @@ def test_a_stopped_fork_server_does_not_hold_up_the_end_of_the_program():
     assert gone_within(list(map(int, done.stdout.split())), 0)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, pytest.param(errno.EPERM, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", ["forkserver", "fork", SPAWN])
+@pytest.mark.parametrize("number", [errno.ENOSYS, slow(errno.EPERM)])
+@pytest.mark.parametrize("method", PROCESSES)
 def test_a_kernel_without_descriptors_of_processes(tmp_path, monkeypatch, method, number):
     def refuse(pid, flags=0):
         raise OSError(number, os.strerror(number))
@@ -189,7 +190,7 @@ print(*sampler.worker_pids())
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork", SPAWN])
+@pytest.mark.parametrize("method", PROCESSES)
 def test_the_end_of_a_program_without_descriptors_of_processes(method):
     """Since Python 3.12 no thread can be started any more by then."""
     command = [sys.executable, "-W", "always", "-c", OUTLIVED_BY_ITS_WORKERS, method]

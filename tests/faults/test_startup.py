@@ -13,9 +13,10 @@ from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
+from tests.faults.conftest import slow
 from tests.faults.test_ends import gone_within
 
-METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+METHODS = ["fork", "forkserver", slow("spawn")]
 
 
 def make(n_workers, method):

@@ -18,6 +18,7 @@ from streamsampler.seeding import TrajectorySeeds
 from streamsampler.testing import Fault, Faults
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.loop import WorkerLoop
+from tests.faults.conftest import slow
 from tests.scripted.agents import above_half
 from tests.scripted.failing import Brittle
 from tests.workers.contexts import context_of, new_board
@@ -68,7 +69,7 @@ def compare(make: Any, n_rounds: int, one_in: int = 30, **options: Any) -> list[
     return expected
 
 
-@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.mark.parametrize("n_workers", [slow(1), slow(2), 3])
 def test_a_call_fails_for_the_first_trajectory_that_it_needs_and_for_no_other(n_workers: int) -> None:
     expected = compare(lambda *given, **options: MultiprocessingSampler(*given, n_workers=n_workers, **options), 8)
     failed = [one for one in expected if isinstance(one, tuple)]
@@ -78,10 +79,11 @@ def test_a_call_fails_for_the_first_trajectory_that_it_needs_and_for_no_other(n_
     assert any(len(one) > 1 and isinstance(one[-1], tuple) and one[-1][1] == len(one) - 1 for one in streams)
 
 
+@pytest.mark.parametrize("n_rounds", [1, slow(3)])
 @pytest.mark.parametrize("options", [{"restart_on": OSError, "max_restarts": 1}, {"on_failure": "drop"}], ids=str)
-def test_losses_count_and_trajectories_are_left_out_in_the_same_order(options: dict[str, Any]) -> None:
+def test_losses_count_and_trajectories_are_left_out_in_the_same_order(options: dict[str, Any], n_rounds: int) -> None:
     expected = compare(
-        lambda *given, **others: MultiprocessingSampler(*given, n_workers=3, **others), 2, **options, one_in=15
+        lambda *given, **others: MultiprocessingSampler(*given, n_workers=3, **others), n_rounds, **options, one_in=15
     )
     assert any(isinstance(one, tuple) for one in expected) == ("restart_on" in options)
 

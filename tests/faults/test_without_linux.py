@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.conftest import slow
 from tests.faults.households import Run, notes, processes
 from tests.faults.test_ends import gone_within
 
@@ -54,9 +55,7 @@ sampler.obtain_trajectories(4)
 """
 
 
-@pytest.mark.parametrize(
-    "method", ["spawn", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fork", "forkserver"))]
-)
+@pytest.mark.parametrize("method", ["spawn", slow("fork"), slow("forkserver")])
 def test_the_parent_is_killed_while_workers_are_stuck_in_native_code(tmp_path, method):
     """The kernel does not kill them: their watchdogs do, and end what is in their groups."""
     with Run(tmp_path, [sys.executable, "-c", STUCK, str(tmp_path), method]) as run:
