@@ -101,6 +101,34 @@ def test_an_error_is_raised_in_each_call_until_the_environment_is_another_one(ma
     assert sampler.obtain_trajectories(4).n_trajectories == 4
 
 
+class Noted(Counts):
+    """Records which worker made it, and whether that was before the check had run to its end."""
+
+    def __init__(self, folder, carries, worker_number):
+        super().__init__(carries)
+        self.records = Records(folder)
+        self.records.add(f"worker{worker_number}" if self.records.count("checked") else f"early{worker_number}")
+
+    def reset(self, **arguments):
+        if is_checking() and self.n == 2:  # its third trajectory is the last one
+            self.records.add("checked")
+        return super().reset(**arguments)
+
+
+def test_no_other_worker_works_before_the_verdict_where_an_error_ends_the_call(make_sampler, tmp_path):
+    """Whether a call raises would depend on timing: another worker might have collected all by then."""
+    refused = make_sampler(always_zero, partial(Noted, tmp_path / "refused", True), n_workers=3, seed=3, check="error")
+    with pytest.raises(NotReproducibleError):
+        refused.obtain_trajectories(60)
+    records = Records(tmp_path / "refused")
+    assert [records.count(f"{when}{worker}") for when in ("early", "worker") for worker in (1, 2)] == [0, 0, 0, 0]
+    passed = make_sampler(always_zero, partial(Noted, tmp_path / "passed", False), n_workers=3, seed=3, check="error")
+    passed.obtain_trajectories(60)
+    records = Records(tmp_path / "passed")
+    assert records.count("early0")
+    assert [records.count(f"early{worker}") for worker in (1, 2)] == [0, 0]
+
+
 def test_an_environment_that_is_refused_is_not_used(make_sampler):
     sampler = make_sampler(always_zero, AnyLength, n_workers=2, seed=3, check="error")
     twin = make_sampler(always_zero, AnyLength, n_workers=1, seed=3, check=None)
