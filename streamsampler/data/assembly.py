@@ -52,12 +52,14 @@ class Delivery:
         rollouts: The trajectories; arrays in memory that belongs to the engine.
         release: Gives that memory back.
         n_bytes: How many bytes the observations have.
+        spaces: The observation and the action space of the worker's environment.
     """
 
     worker: int
     rollouts: Rollouts
     release: Callable[[], None]
     n_bytes: int = 0
+    spaces: Any = None
 
     def ends_with(self, segment: Segment) -> bool:
         """Whether `segment` is the last one of this delivery."""

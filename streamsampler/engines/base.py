@@ -15,7 +15,7 @@ it is the right one for workers in this process that do not die alone. Workers t
 (a message of your own that writes to the worker's copy) and, for progress bars and `step_timeout`, `progress`.
 
 *Promises*: The messages that a worker was sent arrive in order, each once. So do its answers. The sampler leaves at
-most `scheduling.dispatch.CAPACITY` tickets unanswered at a worker: neither side ever waits for room. A worker's death
+most `protocol.states.CAPACITY` tickets unanswered at a worker: neither side ever waits for room. A worker's death
 comes after all that the worker sent, once. Everything is called from one thread at a time, except `kill`.
 
 *Use it* with a subclass of `streamsampler.Sampler` whose `make_engine(setup)` returns it. `setup` has `n_workers`,

@@ -1,7 +1,9 @@
-"""What sampler and worker say to each other, and when: no I/O, no clock.
+"""Both ends of the conversation between sampler and worker, as state machines. Pure: no I/O, no clock.
 
 Theory of operation
 -------------------
+
+The worker's end (`WorkerSide`):
 
 ```text
             Start                Stop | no ticket left
@@ -11,43 +13,53 @@ Theory of operation
    └──────── Exit ──────┴───────────────── Exit ───────────┴────▶ EXITED
 ```
 
+The sampler's end (`SamplerSide`); a worker that dies is ABSENT from any state, and one that is killed is CONDEMNED
+until it is dead:
+
+```text
+           launched          Start             all answered
+  ABSENT ───────────▶ READY ───────▶ WORKING ◀─────────────▶ WAITING
+                      │ ▲               │        Continue       │
+                 Exit │ │ all answered  │ Stop | Failure |      │ new version: READY
+                      ▼ │               ▼ new version           ▼ Exit: RETIRING
+               RETIRING └─────────── STOPPING
+```
+
 *Tickets are the flow control.* A ticket names trajectories of one agent version, and is answered exactly once: by a
-`Report` (with the rollouts, or without them where the ticket was given up) or by a `Failure`. A sampler that never has
-more than `c` unanswered tickets with a worker therefore never finds more than `c` answers on the way back: the way
-back can be bounded, and a worker never blocks on sending.
+`Report` (with the rollouts, or without them where the ticket was given up) or by a `Failure`. As a worker never has
+more than `CAPACITY` unanswered tickets, no more answers are ever on the way back: the way back can be bounded, and a
+worker never blocks on sending.
 
-*A new version starts clean.* `Start` goes only to a worker that owes no answer, and `Stop` only to one that owes an
-answer for the version in hand. So at most `c` messages with tickets, two `Stop` (the last version's may be unread)
-and one `Exit` are ever on their way to a worker, however slow it is: the way there can be bounded, too.
+*A new version starts clean.* `Start` goes only to a worker without unanswered tickets, and `Stop` only to one with
+unanswered tickets of the current version. So at most `CAPACITY` messages with tickets, two `Stop` (the last version's
+may be unread) and one `Exit` are ever on their way to a worker, however slow it is: the way there can be bounded, too.
 
-*Old versions die within a step.* Beside the messages a worker reads one word, the oldest version still wanted, between
-environment steps. A rollout of an older version is abandoned there. `Stop` says the same as a message, for engines
+*Old versions end within a step.* Between environment steps a worker also reads one shared word, the oldest version
+that is not abandoned. A rollout of an older version ends there. `Stop` says the same as a message, for engines
 without shared memory, and empties the worker's tickets.
 
-*A worker that failed stops working until it is started again.* After a `Failure` it gives up every ticket until the
-next `Start`: its agent or environment may be half of something, and the `Start` brings it new ones. That `Start` may be
-of the same version, since a call goes on while it is open whether it needs the trajectory that failed.
+*A worker that failed stops working until the next `Start`.* After a `Failure` the worker gives up every ticket until
+then: its agent or environment may be half updated, and the `Start` brings new ones. That `Start` may be of the same
+version, since a call continues while it is open whether it needs the trajectory that failed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TypeVar
 
 from streamsampler.errors import ProtocolError
-from streamsampler.protocol.messages import Continue, Exit, Message, Start, Stop, Ticket
+from streamsampler.protocol.messages import Answer, Continue, Exit, Failure, Message, Report, Start, Stop, Ticket
 
-__all__ = ["NoTicketLeft", "State", "WorkerSide", "next_state"]
+__all__ = ["CAPACITY", "Happened", "SamplerSide", "SamplerState", "WorkerSide", "WorkerState", "next_state"]
 
-
-@dataclass(frozen=True, slots=True)
-class NoTicketLeft:
-    """Not a message: the worker is about to answer its last ticket."""
+CAPACITY = 2
+"""Unanswered tickets that a worker may have: one in hand, and the next before the worker finishes that one."""
 
 
-class State(Enum):
-    """The states of a worker."""
+class WorkerState(Enum):
+    """The states of a worker's end."""
 
     NEW = "new"
     STREAMING = "streaming"
@@ -55,63 +67,228 @@ class State(Enum):
     EXITED = "exited"
 
 
-# The whole of what is legal. What is not here raises.
-# Stop reaches an IDLE worker when its last answer and the sampler's Stop cross.
-_TRANSITIONS: dict[State, dict[type, State]] = {
-    State.NEW: {Start: State.STREAMING, Exit: State.EXITED},
-    State.STREAMING: {
-        Continue: State.STREAMING,
-        Stop: State.IDLE,
-        NoTicketLeft: State.IDLE,
-        Exit: State.EXITED,
+class SamplerState(Enum):
+    """What the sampler knows of a worker."""
+
+    ABSENT = "absent"  # not started, or dead
+    READY = "ready"  # no unanswered ticket; the next one travels in a Start
+    WORKING = "working"  # unanswered tickets of the current version; the next one travels in a Continue
+    WAITING = "waiting"  # the same without an unanswered ticket
+    STOPPING = "stopping"  # unanswered tickets of an older version, or from before a Stop or a failure
+    RETIRING = "retiring"  # was sent Exit
+    CONDEMNED = "condemned"  # is being killed
+
+
+class Happened(Enum):
+    """Events that are no messages."""
+
+    NO_TICKET_LEFT = "the worker is about to answer its last ticket"
+    LAUNCHED = "the worker was started"
+    ALL_ANSWERED = "the answer that came was the last one"
+    NEW_VERSION = "the next agent version begins"
+    KILLED = "the engine was asked to kill the worker"
+    DIED = "the worker is dead"
+
+
+_W, _S = WorkerState, SamplerState
+State = TypeVar("State", WorkerState, SamplerState)
+
+# All legal transitions of both ends. What is not here raises.
+_TRANSITIONS: dict[Any, dict[Any, Any]] = {
+    _W.NEW: {Start: _W.STREAMING, Exit: _W.EXITED},
+    _W.STREAMING: {Continue: _W.STREAMING, Stop: _W.IDLE, Happened.NO_TICKET_LEFT: _W.IDLE, Exit: _W.EXITED},
+    # Stop reaches an IDLE worker when its last answer and the sampler's Stop cross.
+    _W.IDLE: {Start: _W.STREAMING, Continue: _W.STREAMING, Stop: _W.IDLE, Exit: _W.EXITED},
+    _W.EXITED: {},
+    _S.ABSENT: {Happened.LAUNCHED: _S.READY, Happened.NEW_VERSION: _S.ABSENT},
+    _S.READY: {
+        Start: _S.WORKING,
+        Exit: _S.RETIRING,
+        Happened.NEW_VERSION: _S.READY,
+        Happened.DIED: _S.ABSENT,
     },
-    State.IDLE: {Start: State.STREAMING, Continue: State.STREAMING, Stop: State.IDLE, Exit: State.EXITED},
-    State.EXITED: {},
+    _S.WORKING: {
+        Continue: _S.WORKING,
+        Report: _S.WORKING,
+        Happened.ALL_ANSWERED: _S.WAITING,
+        Failure: _S.STOPPING,
+        Stop: _S.STOPPING,
+        Happened.NEW_VERSION: _S.STOPPING,
+        Happened.KILLED: _S.CONDEMNED,
+        Happened.DIED: _S.ABSENT,
+    },
+    _S.WAITING: {
+        Continue: _S.WORKING,
+        Exit: _S.RETIRING,
+        Happened.NEW_VERSION: _S.READY,
+        Happened.DIED: _S.ABSENT,
+    },
+    _S.STOPPING: {
+        Report: _S.STOPPING,
+        Failure: _S.STOPPING,
+        Happened.ALL_ANSWERED: _S.READY,
+        Happened.NEW_VERSION: _S.STOPPING,
+        Happened.KILLED: _S.CONDEMNED,
+        Happened.DIED: _S.ABSENT,
+    },
+    _S.RETIRING: {
+        Happened.NEW_VERSION: _S.RETIRING,
+        Happened.KILLED: _S.CONDEMNED,
+        Happened.DIED: _S.ABSENT,
+    },
+    _S.CONDEMNED: {
+        Report: _S.CONDEMNED,
+        Failure: _S.CONDEMNED,
+        Happened.ALL_ANSWERED: _S.CONDEMNED,
+        Happened.NEW_VERSION: _S.CONDEMNED,
+        Happened.DIED: _S.ABSENT,
+    },
 }
 
+_TAKES_TICKETS = {SamplerState.ABSENT, SamplerState.READY, SamplerState.WORKING, SamplerState.WAITING}
 
-def next_state(state: State, event: Message | NoTicketLeft) -> State:
-    """Return the state after `event`.
+
+def next_state(state: State, event: type[Message | Answer] | Happened) -> State:
+    """Return the state after `event`: a message or an answer was sent or received, or something else happened.
 
     Raises:
         ProtocolError: The event is not allowed in this state.
     """
     try:
-        return _TRANSITIONS[state][type(event)]
+        following: State = _TRANSITIONS[state][event]
     except KeyError:
-        raise ProtocolError(f"{type(event).__name__} is not allowed in state {state.name}") from None
+        name = event.name if isinstance(event, Happened) else event.__name__
+        raise ProtocolError(f"{name} is not allowed in state {state.name}") from None
+    return following
+
+
+class SamplerSide:
+    """The sampler's end of the conversation with one worker, from one start of the worker to its death.
+
+    Args:
+        worker: The worker number.
+        version: The current agent version.
+        capacity: How many unanswered tickets the worker may have.
+
+    Attributes:
+        state: What the sampler knows of the worker.
+        version: The current agent version.
+        unanswered: The tickets without an answer, oldest first.
+        room: How many more tickets the worker may be sent now; if it is ABSENT, after its start.
+        is_to_be_replaced: Whether the worker gets no more tickets, and is to end when it has answered all.
+    """
+
+    def __init__(self, worker: int, version: int = 0, capacity: int = CAPACITY) -> None:
+        self.worker = worker
+        self.state = SamplerState.ABSENT
+        self.version = version
+        self.unanswered: deque[Ticket] = deque()
+        self.room = capacity
+        self.is_to_be_replaced = False
+        self._capacity = capacity
+
+    def apply(self, event: type[Message | Answer] | Happened) -> None:
+        """Take the transition of an event; what `assign`, `record_answer` and `stop` return is applied already.
+
+        Raises:
+            ProtocolError: The event is not allowed in this state.
+        """
+        self.state = next_state(self.state, event)
+        self._find_room()
+
+    def _find_room(self) -> None:
+        takes_tickets = self.state in _TAKES_TICKETS and not self.is_to_be_replaced
+        self.room = self._capacity - len(self.unanswered) if takes_tickets else 0
+
+    def begin_version(self, version: int) -> None:
+        """Begin an agent version: answers for older ones are stale from now on."""
+        if version <= self.version:
+            raise ProtocolError(f"agent version {version} does not follow {self.version}")
+        self.version = version
+        self.apply(Happened.NEW_VERSION)
+
+    def assign(self, indices: range, block: int = 1, enough: int = 0) -> Start | Continue:
+        """Add a ticket; see `messages.Ticket`.
+
+        Returns:
+            The message that carries it; a `Start` is without updates, which the caller adds.
+
+        Raises:
+            ProtocolError: There is no room, or no worker.
+        """
+        if self.room <= 0:
+            raise ProtocolError(f"worker {self.worker} has no room for another ticket")
+        tickets = (Ticket(self.version, indices, block, enough),)
+        message = Start(self.version, tickets) if self.state is SamplerState.READY else Continue(tickets)
+        self.unanswered.extend(tickets)
+        self.apply(type(message))
+        return message
+
+    def record_answer(self, answer: Answer) -> bool:
+        """Remove the ticket that was answered.
+
+        Returns:
+            Whether the answer is of the current version; otherwise it is stale.
+
+        Raises:
+            ProtocolError: The worker has no such ticket, or answered it before.
+        """
+        ticket = answer.ticket
+        if ticket is None or ticket not in self.unanswered:
+            raise ProtocolError(f"worker {self.worker} answered {ticket}, which it was not sent, or answered before")
+        self.unanswered.remove(ticket)
+        self.apply(type(answer))
+        if not self.unanswered:
+            self.apply(Happened.ALL_ANSWERED)
+        return ticket.version == self.version
+
+    def stop(self) -> Stop | None:
+        """Return the message that makes the worker give up its tickets; None where it has none, or was sent it."""
+        if self.state is not SamplerState.WORKING:
+            return None
+        self.apply(Stop)
+        return Stop()
+
+    def mark_for_replacement(self, marked: bool = True) -> None:
+        """Give the worker no more tickets; or again, if it turns out that the worker cannot be replaced."""
+        self.is_to_be_replaced = marked
+        self._find_room()
+
+    def current_tickets(self) -> list[range]:
+        """Return the indices of the unanswered tickets of the current version: if the worker dies, others run them."""
+        return [ticket.indices for ticket in self.unanswered if ticket.version == self.version]
 
 
 class WorkerSide:
-    """One worker's end of the conversation: its state, the version in hand and the tickets it owes an answer for.
+    """One worker's end of the conversation: its state, the version in hand and the unanswered tickets.
 
-    The worker loop tells it what was heard and does what it says; the exhaustive exploration of the protocol drives
-    the very same object.
+    The worker loop reports each message and failure to it and does what it says; the exhaustive exploration of the
+    protocol drives the same loop.
     """
 
     def __init__(self) -> None:
-        self.state = State.NEW
+        self.state = WorkerState.NEW
         self.version = -1
         self._tickets: deque[Ticket] = deque()
-        self._broken = False
+        self._failed = False
 
-    def hear(self, message: Message) -> tuple[Ticket, ...]:
-        """Take note of a message.
+    def receive(self, message: Message) -> tuple[Ticket, ...]:
+        """Take in a message.
 
         Returns:
             The tickets that are given up by it: each is to be answered with `Report(ticket, given_up=True)`, except
             after `Exit`, which ends the conversation.
         """
-        self.state = next_state(self.state, message)
+        self.state = next_state(self.state, type(message))
         match message:
             case Start(version=version, tickets=tickets):
                 if self._tickets:
                     raise ProtocolError("Start came while tickets were unanswered")
                 self.version = version
-                self._broken = False
+                self._failed = False
                 self._tickets.extend(tickets)
             case Continue(tickets=tickets):
-                if self._broken:
+                if self._failed:
                     self.before_answer()
                     return tickets
                 self._tickets.extend(tickets)
@@ -126,21 +303,21 @@ class WorkerSide:
         return self._tickets.popleft() if self._tickets else None
 
     def before_answer(self) -> None:
-        """Take note that the ticket in hand is about to be answered.
+        """Become idle if the ticket that is about to be answered is the last one.
 
-        Before, not after: with its last answer the worker owes nothing, and the sampler's next word may be a `Start`,
-        which a worker must be idle to hear.
+        Before, not after: with its last answer the worker has no ticket left, and the sampler's next message may be a
+        `Start`, which only an idle worker can receive.
         """
-        if not self._tickets and self.state is State.STREAMING:
-            self.state = next_state(self.state, NoTicketLeft())
+        if not self._tickets and self.state is WorkerState.STREAMING:
+            self.state = next_state(self.state, Happened.NO_TICKET_LEFT)
 
     def fail(self) -> tuple[Ticket, ...]:
-        """Break off this version after a failure: to be called before the failure is sent.
+        """Give up this version after a failure: to be called before the failure is sent.
 
         Returns:
-            The tickets that are given up by it, those that still arrive before the next `Start` apart.
+            The tickets that are given up by it, besides those that arrive before the next `Start`.
         """
-        self._broken = True
+        self._failed = True
         dropped = self._drop_all()
         self.before_answer()
         return dropped

@@ -1,31 +1,28 @@
-"""The one gathering loop: it serves every obtaining call, and every engine."""
+"""The gathering loop: it serves every obtaining call, and every engine."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from time import perf_counter
 from typing import Any
 
-from streamsampler.data.assembly import Delivery, EarlyRows, assemble, infos_alone
+from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.statistics import REMEMBERED, DroppedTrajectory, Stats
+from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import leaves
 from streamsampler.engines.base import Answered, Died, Event, Logged
-from streamsampler.errors import ClosedError, DataError
-from streamsampler.protocol.messages import Failure, Report, Start, Stop
-from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
-from streamsampler.samplers.call_accounts import add_returned, add_unseen
+from streamsampler.errors import ClosedError
+from streamsampler.protocol.messages import Failure, Report, Start
+from streamsampler.samplers.batches import BatchMaker
+from streamsampler.samplers.call_accounts import CallAccounts
 from streamsampler.samplers.checking import take_verdict
 from streamsampler.samplers.decisions import Decisions
-from streamsampler.samplers.session import Session, Spaces
+from streamsampler.samplers.records import WorkerRecord
+from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback
 from streamsampler.samplers.supervisor import logger
+from streamsampler.samplers.updates import Snapshot
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Endless, GatherPlan, expected_rows
-from streamsampler.scheduling.result import LeftOut, Segment
+from streamsampler.scheduling.plans import GatherPlan
 from streamsampler.workers.logs import handle_records
 
 __all__ = ["Call"]
@@ -35,17 +32,22 @@ class Call:
     """One obtaining call, from its first ticket to its last answer.
 
     Args:
-        session: What outlives it.
-        plan: What is wanted.
+        session: What outlives the call.
+        plan: What is to be obtained.
         snapshot: The updates that were in force before the call's own.
-        stats: Where its accounts are kept.
+        stats: Where the call is accounted for.
+
+    Attributes:
+        version: The call's agent version.
+        gathering: What is assigned to workers, and what arrived.
+        accounts: What became of the trajectories.
+        batches: Makes batches of what arrived.
     """
 
-    def __init__(self, session: Session, plan: GatherPlan, snapshot: Any, stats: Stats) -> None:
+    def __init__(self, session: Session, plan: GatherPlan, snapshot: Snapshot, stats: Stats) -> None:
         self._session = session
         self._engine = session.engine
-        self._dispatcher = session.dispatcher
-        self.version = session.dispatcher.version + 1
+        self._supervisor = session.supervisor
         self.gathering = Gathering(
             plan,
             n_workers=self._engine.n_workers,
@@ -57,28 +59,18 @@ class Call:
             concurrent=self._engine.concurrent,
         )
         self.stats = stats
+        self.version = session.begin_version()
+        self.accounts = CallAccounts(session, self.gathering, stats, self.version)
+        self.batches = BatchMaker(session, self.gathering, stats, self.version)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
-        self._hungry = set(range(self._engine.n_workers))
-        self._deliveries: dict[int, Delivery] = {}
-        self._stopped: set[int] = set()
-        self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
-        # A stream hands out each trajectory by itself.
-        self._early = None if isinstance(plan, Endless) else EarlyRows(session.pool.allocate)
-        self._anomalies = AnomalyAccounts(session, stats, self.version)
-        self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
-        self._accounted = False  # whether what arrived is in the accounts
-        self._begun: float | None = perf_counter()
-        # The word first: whatever an older rollout still does now, nobody wants it.
-        self._engine.abandon_older(self.version)
-        self._dispatcher.begin(self.version)
         if session.verdicts.exclusive:
             session.pace.forget(0)  # only that worker has work before its verdict: it is not left out for being slow
-        self._feed()
+        self._assign_tickets()
 
     # ------------------------------------------------------------------ the loop
 
     def pump(self, timeout: float | None = None) -> None:
-        """Sleep until a worker answers or dies, take it in, and hand out what follows from it.
+        """Sleep until a worker answers or dies, handle that, and assign the next tickets.
 
         Raises:
             RolloutError: User code raised in a worker.
@@ -87,156 +79,129 @@ class Call:
             ClosedError: Another thread closed the sampler.
         """
         self._decisions.decide()  # of a stream: what comes before a failure was handed out since
-        self._feed()  # what was taken out since may have made room
-        supervisor, clock = self._session.supervisor, self._session.clock
-        planned, began = supervisor.planned(timeout), clock()
+        self._assign_tickets()  # what a stream's consumer took may have made room
+        supervisor, clock = self._supervisor, self._session.clock
+        limit, began = supervisor.wait_limit(timeout), clock()
         try:
-            events = self._engine.wait(planned)
+            events = self._engine.wait(limit)
         except (OSError, ValueError):
             self._check_open()
             raise
         elapsed = clock() - began
         self._check_open()
         for event in events:
-            self._take_in(event)
+            self._handle(event)
         self._decisions.decide()
-        supervisor.waited(planned, elapsed, self._dispatcher.oldest)
-        self._feed()
+        supervisor.kill_overdue(limit, elapsed)
+        self._assign_tickets()
 
     def _check_open(self) -> None:
         # By another thread, which may have closed descriptors that were in use here.
         if self._session.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
 
-    def _feed(self) -> None:
+    def _assign_tickets(self) -> None:
         try:
-            self._hand_out()
+            self._assign_to_all()
         except (OSError, ValueError):
             self._check_open()
             raise
 
-    def _hand_out(self) -> None:
-        """Give tickets to those who have room: first one for everybody, then the next."""
-        for ahead in (False, True):
-            if ahead and not self.gathering.has_plenty:
+    def _assign_to_all(self) -> None:
+        """Assign tickets to the workers with room: first one to each, then the next."""
+        session = self._session
+        with_room = [record for record in session.records if record.side.room and session.verdicts.may_work(record)]
+        for is_next in (False, True):
+            if is_next and not self.gathering.has_plenty:
                 return
-            for worker in sorted(self._hungry):
-                if ahead == bool(self._dispatcher.owes(worker)) and self._session.verdicts.may_work(worker):
-                    self._hand(worker, ahead=ahead)
+            for record in with_room:
+                if is_next == bool(record.side.unanswered) and record.side.room:
+                    self._assign(record, is_next=is_next)
 
-    def _hand(self, worker: int, *, ahead: bool) -> None:
-        supervisor = self._session.supervisor
-        if not self._dispatcher.owes(worker):
-            supervisor.may_go(worker)
-        if self._dispatcher.room(worker) <= 0 or not supervisor.works(worker):
-            self._hungry.discard(worker)  # it asks again with its next answer, or when its successor comes
-            return
-        assignment = self.gathering.take(worker, ahead=ahead, now=self._session.clock())
+    def _assign(self, record: WorkerRecord, *, is_next: bool) -> None:
+        side = record.side
+        assignment = self.gathering.take(side.worker, ahead=is_next, now=self._session.clock())
         if assignment is None:
             return
-        if self._session.revive(worker):
+        if self._supervisor.start_if_absent(record):
             self.stats.restarts += 1
-        if not self._dispatcher.owes(worker):
-            supervisor.moved(worker)
-        message = self._dispatcher.hand(worker, *assignment)
+        if not is_next:
+            record.stillness.reset()
+        message = side.assign(*assignment)
         if isinstance(message, Start):
-            message = Start(message.version, message.tickets, **self._session.told_at_start(worker))
-        self._engine.send(worker, message)
+            message = replace(message, **self._session.start_contents(record))
+        self._engine.send(side.worker, message)
 
-    def _take_in(self, event: Event) -> None:
+    # ------------------------------------------------------------------ events
+
+    def _handle(self, event: Event) -> None:
         if isinstance(event, Logged):
             handle_records(event.worker, event.records)
             return
-        self._hungry.add(event.worker)
-        supervisor = self._session.supervisor
+        record = self._session.records[event.worker]
         if isinstance(event, Died):
-            self._take_in_death(event)
+            self._handle_death(record, event)
             return
-        if event.answer.checked is not None:
-            self._decisions.refuse(take_verdict(event, event.answer.checked, self._session, self.stats))
-        match event:
-            case Answered(answer=Report() as report):
-                self._take_in_report(event, report)
-            case Answered(answer=Failure() as failure):
-                self._take_in_failure(event, failure)
-        supervisor.moved(event.worker)
-        if supervisor.is_too_large(event.worker):
-            supervisor.replace(event.worker)
+        answer = event.answer
+        if answer.checked is not None:
+            self._decisions.refuse(take_verdict(record, answer, answer.checked, self._session, self.stats))
+        if isinstance(answer, Report):
+            self._handle_report(record, event, answer)
+        elif answer.ticket is not None:
+            self._handle_failure(record, event, answer)
+        else:
+            logger.warning("worker %d, which is being replaced, failed to close: %s", event.worker, answer.summary)
+        record.stillness.reset()
+        if self._supervisor.is_too_large(record):
+            record.side.mark_for_replacement()
             self.stats.replaced += 1
+        self._supervisor.retire_if_marked(record)
 
-    def _take_in_report(self, event: Answered, report: Report) -> None:
+    def _handle_report(self, record: WorkerRecord, event: Answered, report: Report) -> None:
         worker = event.worker
-        current = self._dispatcher.settle(worker, report)
-        self._session.reading[worker] = []
-        self._session.told(worker, report)
+        is_current = record.record_answer(report)
         self.stats.take_report(worker, report)
         if event.contents is not None:
             rollouts, spaces = event.contents
             if spaces is not None:
-                self._session.spaces[worker] = spaces
+                record.spaces = spaces
             lengths = rollouts.lengths.tolist()
             n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
             self._session.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)
-            if current:
-                delivery = Delivery(worker, rollouts, event.release, n_bytes)
-                self._take_in_rollouts(event, report, lengths, delivery)
+            if is_current:
+                delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces)
+                self._add_rollouts(event, report, lengths, delivery)
                 return
             event.release()
-        elif current and report.dropped:
-            self._take_in_rollouts(event, report, [], None)
+        elif is_current and report.dropped:
+            self._add_rollouts(event, report, [], None)
             return
-        elif current:
-            # It failed in another ticket, and runs no more of this version before it is told afresh.
+        elif is_current:
+            # The worker failed in another ticket, and runs no more of this version before its next start.
             self.gathering.give_back(worker, report.ticket.indices, self._session.clock())
-        self.stats.stale_trajectories += report.n_trajectories
-        self.stats.stale_timesteps += report.n_timesteps
+        self.accounts.add_stale(report.n_trajectories, report.n_timesteps)
 
-    def _take_in_rollouts(self, event: Answered, report: Report, lengths: list[int], delivery: Delivery | None) -> None:
+    def _add_rollouts(self, event: Answered, report: Report, lengths: list[int], delivery: Delivery | None) -> None:
         gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
         if not gathering.add(event.worker, indices, lengths, delivery, now, report.dropped):
             event.release()
-            self.stats.surplus_trajectories += len(lengths)
-            self.stats.surplus_timesteps += sum(lengths)
+            self.accounts.add_surplus(len(lengths), sum(lengths))
         elif delivery is not None:
-            self._deliveries[id(delivery)] = delivery
-            self._copy_early()
+            self.batches.add(delivery)
 
-    def _copy_early(self, *, rest: bool = False) -> None:
-        """Copy what is new in the result, if it is due or the `rest`, and give back the memory it came in."""
-        if (early := self._early) is None:
-            return
-        for segment in self.gathering.segments(early.n_counted):
-            early.count(segment)
-        if not (early.n_taken if rest else early.due):
-            return
-        segments = self.gathering.segments(early.n_taken)
-        if not early.take(segments, expected_rows(self.gathering.plan, self.gathering.pace.timesteps)):
-            self._early = None
-            return
-        for segment in segments:
-            if segment.delivery.ends_with(segment):
-                segment.delivery.rollouts = infos_alone(segment.delivery.rollouts)
-                self.release(segment.delivery)
-
-    def _take_in_failure(self, event: Answered, failure: Failure) -> None:
-        session = self._session
-        if failure.ticket is None:
-            logger.warning("worker %d, which is being replaced, failed to close: %s", event.worker, failure.summary)
-            return
-        current = self._dispatcher.settle(event.worker, failure)
-        session.reading[event.worker] = []
-        session.told(event.worker, failure)
+    def _handle_failure(self, record: WorkerRecord, event: Answered, failure: Failure) -> None:
+        is_current = record.record_answer(failure)
         self.stats.lost_timesteps += failure.lost_timesteps
-        # Whatever it was doing, its environment or its agent may be half of something: it gets new ones.
-        session.updates.forget(event.worker)
-        if not current:
+        record.sent.clear()  # environment or agent may be half updated: the next start brings new ones
+        if not is_current:
             self.stats.stale_trajectories += 1
             return
-        worker, indices, now = event.worker, failure.ticket.indices, session.clock()
+        assert failure.ticket is not None
+        worker, indices, now = event.worker, failure.ticket.indices, self._session.clock()
         if failure.trajectory not in indices and failure.phase not in UPDATE_PHASES:
-            # Nobody knows which, unless it is the only one.
+            # It is not known which, unless it is the only one.
             failure = replace(failure, trajectory=indices[0] if len(indices) == 1 else None)
-        setback = session.supervisor.raised(worker, failure, event.contents)
+        setback = self._supervisor.setback_of(record, failure, event.contents)
         if setback.is_of_an_update:
             self.gathering.give_back(worker, indices, now)
             self._decisions.add(setback)
@@ -244,80 +209,41 @@ class Call:
         index, done = failure.trajectory, failure.done
         self.gathering.fail(worker, indices, index, setback, final=setback.final, done=done, now=now)
 
-    def _take_in_death(self, event: Died) -> None:
-        session, worker = self._session, event.worker
-        seen = self._engine.progress(worker)
-        held = self._dispatcher.lost(worker)
-        self.stats.lost_timesteps += session.lost_with(worker)
-        session.forget(worker)
-        begun = seen.version == self.version
-        incident = session.supervisor.buried(event, seen, self.version if begun else None)
+    def _handle_death(self, record: WorkerRecord, event: Died) -> None:
+        worker, seen = event.worker, self._engine.progress(event.worker)
+        has_begun = seen.version == self.version
+        incident = self._supervisor.loss_of(event, record, seen, self.version if has_begun else None)
         setback = None if incident is None else Setback(worker, incident=incident)
         self.stats.hangs += incident is not None and incident.hung
-        now = session.clock()
-        for indices in held:
-            if setback is not None and begun and seen.trajectory in indices:
+        tickets = record.side.current_tickets()
+        self.stats.lost_timesteps += self._session.replace_record(record)
+        now = self._session.clock()
+        for indices in tickets:
+            if setback is not None and has_begun and seen.trajectory in indices:
                 self.gathering.fail(worker, indices, seen.trajectory, setback, final=False, now=now)
                 setback = None
             else:
                 self.gathering.give_back(worker, indices, now)
         if setback is not None:
-            self._decisions.add(setback, needed=begun or seen.trajectory is None)
+            self._decisions.add(setback, needed=has_begun or seen.trajectory is None)
+
+    # ------------------------------------------------------------------ the end
 
     def so_far(self) -> tuple[int, int]:
-        """Timesteps, those of rollouts under way included, and finished trajectories; in the end, those of the batch.
+        """Return the timesteps, those of rollouts under way included, and the finished trajectories.
 
-        No more timesteps than are wanted before that: some of them may turn out to be surplus.
+        No more timesteps than the plan needs: some of them may turn out to be surplus. When the call is complete, those
+        of the batch.
         """
         gathering, under_way = self.gathering, 0
         if gathering.complete:
             return gathering.n_timesteps, gathering.n_trajectories
-        for worker in range(self._engine.n_workers):
-            seen = self._engine.progress(worker)
-            if seen.version == self.version and self._dispatcher.owes(worker):
+        for record in self._session.records:
+            seen = self._engine.progress(record.worker)
+            if seen.version == self.version and record.side.unanswered:
                 under_way += seen.timesteps
         n_timesteps = gathering.arrived_timesteps + under_way
         return min(n_timesteps, gathering.plan.timesteps or n_timesteps), gathering.arrived_trajectories
-
-    # ------------------------------------------------------------------ the result
-
-    def batch(self, segments: list[Segment], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
-        """Return trajectories in memory of their own; some of their fields may be joined already."""
-        observation_space, action_space = self._spaces_of(segments)
-        return assemble(
-            segments,
-            observation_space=observation_space,
-            action_space=action_space,
-            seeds_of=partial(self._session.seeds_of, self.version),
-            agent_version=self.version,
-            seed=self._session.seed,
-            stats=self.stats,
-            joined=joined or {},
-        )
-
-    def _spaces_of(self, segments: list[Segment]) -> Spaces:
-        first: Spaces | None = None
-        for worker in sorted({segment.delivery.worker for segment in segments}):
-            spaces = self._session.spaces[worker]
-            assert spaces is not None
-            if first is None:
-                first, first_worker = spaces, worker
-            elif spaces != first:
-                raise DataError(
-                    "the environments of one batch must have the same spaces: "
-                    f"worker {first_worker} has {first[0]} and {first[1]}, worker {worker} has {spaces[0]} and "
-                    f"{spaces[1]}"
-                )
-        assert first is not None
-        # Workers and calls share what the engine hands out; a user may change what is in a batch.
-        if self._spaces is None or self._spaces[0] is not first:
-            self._spaces = first, copy.deepcopy(first)
-        return self._spaces[1]
-
-    def release(self, delivery: Delivery) -> None:
-        """Give the memory of a delivery back; its arrays are void afterwards."""
-        if self._deliveries.pop(id(delivery), None) is not None:
-            delivery.release()
 
     def complete(self) -> TrajectoryBatch[Any, Any]:
         """Stop the workers, close the accounts and return the batch."""
@@ -331,57 +257,23 @@ class Call:
             DataError: The environments of its trajectories have different spaces.
         """
         segments = self.gathering.segments()
-        if not self._accounted:  # an interrupt may have come after that
-            self._accounted = True
-            self.account_for(segments, self.gathering.pop_left_out())
-            self._anomalies.returned()
-            add_returned(self.stats, self.gathering)
-        self._stop_clock()
-        self._copy_early(rest=True)
-        return self.batch(segments, self._early.fields() if self._early is not None else {})
-
-    def account_for(self, segments: list[Segment], left_out: list[LeftOut]) -> None:
-        """Count what was left out, and remember what may be wrong with the others."""
-        self._anomalies.hold(segments)
-        stats, version = self.stats, self.version
-        stats.dropped_trajectories += len(left_out)
-        stats.dropped += [DroppedTrajectory(version, index, worker, *it[1:]) for worker, index, it, _ in left_out]
-        del stats.dropped[:-REMEMBERED]
-
-    def yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
-        """Take note that a stream's consumer gets to see these trajectories."""
-        self.stats.kept_trajectories += batch.n_trajectories
-        self.stats.kept_timesteps += batch.n_timesteps
-        self._yielded[0] += batch.n_trajectories
-        self._yielded[1] += batch.n_timesteps
-        self._anomalies.returned(batch.indices.tolist())
-
-    def account_for_unseen(self) -> None:
-        """Count as surplus what arrived and was never returned; nothing where that is done."""
-        if not self._accounted:
-            self._accounted = True
-            add_unseen(self.stats, self.gathering, self._yielded)
+        self.accounts.close_with(segments)
+        self.accounts.stop_clock()
+        return self.batches.final(segments)
 
     def end(self) -> None:
-        """Stop the workers and give all memory back, however the call ended."""
-        self._stop_clock()
+        """Stop the workers and release all memory, however the call ended."""
+        self.accounts.stop_clock()
         if self._session.cancelled:
-            self._deliveries.clear()  # the engine is closed, or is about to be, in another thread
+            self.batches.forget_all()
             return
         self._stop_workers()
         self._decisions.end()
-        for delivery in list(self._deliveries.values()):
-            self.release(delivery)
+        self.batches.release_all()
         self._session.unpublish_old()
-
-    def _stop_clock(self) -> None:
-        if self._begun is not None:
-            self.stats.seconds += perf_counter() - self._begun
-            self._begun = None
 
     def _stop_workers(self) -> None:
         self._engine.abandon_older(self.version + 1)
-        for worker in self._dispatcher.owing():
-            if self._session.supervisor.is_alive(worker) and worker not in self._stopped:
-                self._engine.send(worker, Stop())
-                self._stopped.add(worker)
+        for record in self._session.records:
+            if (stop := record.side.stop()) is not None:
+                self._engine.send(record.worker, stop)

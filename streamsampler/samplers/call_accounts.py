@@ -1,37 +1,107 @@
-"""What became of the trajectories that arrived in a call."""
+"""Count what became of the trajectories of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
 
-from streamsampler.data.statistics import Stats
+from streamsampler.data.anomalies import Anomaly
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.statistics import REMEMBERED, DroppedTrajectory, FoundAnomaly, Stats
+from streamsampler.samplers.session import Session
 from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.result import LeftOut, Segment
 
-__all__ = ["add_returned", "add_unseen"]
-
-
-def add_returned(stats: Stats, gathering: Gathering) -> None:
-    """Count what is returned as kept, and what else arrived as surplus.
-
-    Args:
-        stats: The call's accounts.
-        gathering: What arrived, and what is returned.
-    """
-    stats.kept_trajectories = gathering.n_trajectories
-    stats.kept_timesteps = gathering.n_timesteps
-    n_trajectories, n_timesteps = gathering.surplus()
-    stats.surplus_trajectories += n_trajectories + gathering.result.n_held
-    stats.surplus_timesteps += n_timesteps
+__all__ = ["CallAccounts"]
 
 
-def add_unseen(stats: Stats, gathering: Gathering, seen: Sequence[int]) -> None:
-    """Count as surplus what arrived and was never returned, by a stream or by a call that an exception ended.
+class CallAccounts:
+    """The accounts of one call.
+
+    Anomalies are counted in trajectories that are returned, and in no others: so does one process alone.
 
     Args:
-        stats: The call's accounts.
+        session: What outlives the call; knows whether the user was warned of an anomaly.
         gathering: What arrived.
-        seen: Trajectories and timesteps that a stream's consumer has seen.
+        stats: Where it is counted.
+        version: The call's agent version.
     """
-    arrived = gathering.arrived_trajectories + gathering.repeated_trajectories + gathering.result.n_held
-    stats.surplus_trajectories += arrived - seen[0]
-    stats.surplus_timesteps += gathering.arrived_timesteps + gathering.repeated_timesteps - seen[1]
+
+    def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
+        self.stats = stats
+        self._session = session
+        self._gathering = gathering
+        self._version = version
+        self._anomalies: dict[int, Anomaly] = {}  # by trajectory index
+        self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
+        self._is_closed = False
+        self._begun: float | None = perf_counter()
+
+    def stop_clock(self) -> None:
+        """Add the call's wall time, once."""
+        if self._begun is not None:
+            self.stats.seconds += perf_counter() - self._begun
+            self._begun = None
+
+    def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
+        """Count what was left out, and remember the anomalies of what was not."""
+        for delivery, start, stop, indices in segments:
+            for anomaly in delivery.rollouts.anomalies:
+                if start <= anomaly.position < stop:
+                    self._anomalies[indices[anomaly.position - start]] = anomaly
+        stats, version = self.stats, self._version
+        stats.dropped_trajectories += len(left_out)
+        stats.dropped += [DroppedTrajectory(version, index, worker, *it[1:]) for worker, index, it, _ in left_out]
+        del stats.dropped[:-REMEMBERED]
+
+    def _count_anomalies(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            anomaly = self._anomalies.pop(index)
+            self.stats.anomalies += anomaly.count
+            first = FoundAnomaly(self._version, index, anomaly.timestep, anomaly.what)
+            if self.stats.first_anomaly is None:
+                self.stats.first_anomaly = first
+            self._session.warn_of_anomaly(first)
+
+    def add_yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
+        """Count the trajectories that a stream hands to its consumer."""
+        self.stats.kept_trajectories += batch.n_trajectories
+        self.stats.kept_timesteps += batch.n_timesteps
+        self._yielded[0] += batch.n_trajectories
+        self._yielded[1] += batch.n_timesteps
+        if self._anomalies:
+            self._count_anomalies(sorted(self._anomalies.keys() & set(batch.indices.tolist())))
+
+    def close_with(self, segments: Sequence[Segment]) -> None:
+        """Count what is returned as kept and what else arrived as surplus, once."""
+        if self._is_closed:  # an interrupt may have come after that
+            return
+        self._is_closed = True
+        gathering = self._gathering
+        self.add_dropped(segments, gathering.pop_left_out())
+        self._count_anomalies(sorted(self._anomalies))
+        self.stats.kept_trajectories = gathering.n_trajectories
+        self.stats.kept_timesteps = gathering.n_timesteps
+        n_trajectories, n_timesteps = gathering.surplus()
+        self.add_surplus(n_trajectories + gathering.result.n_held, n_timesteps)
+
+    def close_unseen(self) -> None:
+        """Count what arrived and was never returned as surplus, if the accounts are not closed yet."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        gathering = self._gathering
+        arrived = gathering.arrived_trajectories + gathering.repeated_trajectories + gathering.result.n_held
+        n_timesteps = gathering.arrived_timesteps + gathering.repeated_timesteps
+        self.add_surplus(arrived - self._yielded[0], n_timesteps - self._yielded[1])
+
+    def add_surplus(self, n_trajectories: int, n_timesteps: int) -> None:
+        """Count trajectories that the batch does not need."""
+        self.stats.surplus_trajectories += n_trajectories
+        self.stats.surplus_timesteps += n_timesteps
+
+    def add_stale(self, n_trajectories: int, n_timesteps: int) -> None:
+        """Count trajectories of an older agent version."""
+        self.stats.stale_trajectories += n_trajectories
+        self.stats.stale_timesteps += n_timesteps

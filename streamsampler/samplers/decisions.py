@@ -1,9 +1,8 @@
-"""What follows from what went wrong in a call: an error, or another try."""
+"""Decide what follows from what went wrong in a call: an error, or another run."""
 
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any
 
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import WorkerError
@@ -11,6 +10,7 @@ from streamsampler.samplers.failures import dropped_error
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import Setback
 from streamsampler.samplers.supervisor import logger
+from streamsampler.samplers.updates import Snapshot
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.plans import Endless
 
@@ -34,7 +34,7 @@ class Decisions:
         version: The call's agent version.
     """
 
-    def __init__(self, gathering: Gathering, session: Session, snapshot: Any, stats: Stats, version: int) -> None:
+    def __init__(self, gathering: Gathering, session: Session, snapshot: Snapshot, stats: Stats, version: int) -> None:
         self._gathering = gathering
         self._session = session
         self._snapshot = snapshot
@@ -67,7 +67,7 @@ class Decisions:
             WorkerError: The call ends.
         """
         if self._refusal is not None:
-            self._session.updates.restore(self._snapshot)
+            self._session.restore_updates(self._snapshot)
             raise self._refusal
         if self._outside:
             self._decide_outside()
@@ -93,7 +93,7 @@ class Decisions:
             self._stats.failed_trajectories += 1
             if (error := self._error_of(setback)) is not None:
                 if setback.is_of_an_update:
-                    self._session.updates.restore(self._snapshot)
+                    self._session.restore_updates(self._snapshot)
                 raise error
 
     def _error_of(self, setback: Setback) -> WorkerError | None:

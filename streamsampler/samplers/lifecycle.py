@@ -15,7 +15,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError, positive
-from streamsampler.protocol.messages import NEVER_AGAIN, Failure, Phase, Report
+from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.failures import failure_error
 from streamsampler.samplers.payloads import makes_environment, pickled_updates
@@ -135,7 +135,7 @@ class SamplerLife(ABC):
                 self._salvaged = call.finished()
             raise
         finally:
-            call.account_for_unseen()
+            call.accounts.close_unseen()
             if not self._session.suspect:
                 call.end()
             self.stats.merge(call.stats)
@@ -151,8 +151,7 @@ class SamplerLife(ABC):
         except SamplerError:
             raise
         except BaseException:
-            self._session.suspect = True
-            self._session.engine.abandon_older(NEVER_AGAIN)
+            self._session.mark_suspect()
             raise
 
     def _begin(
@@ -163,14 +162,14 @@ class SamplerLife(ABC):
         if self._session.suspect:
             self._start_afresh()
         session = self._session
-        session.tell_levels()
+        session.publish_levels()
         snapshot = session.updates.snapshot()
         try:
             self._put(updates)
-            session.give(episodes, payload)
+            session.set_episodes(episodes, payload)
             return Call(session, plan, snapshot, stats)
         except BaseException:
-            session.updates.restore(snapshot)
+            session.restore_updates(snapshot)
             raise
 
     def _put(self, updates: dict[Kind, Any]) -> None:
@@ -191,9 +190,8 @@ class SamplerLife(ABC):
         """Replace the engine; an interrupt in here leaves everything such that it can be repeated."""
         old = self._session
         if self._pending is None:
-            self._pending = old.updates.mapped(old.engine.published), old.dispatcher.version
-        old.cancelled = True
-        old.engine.close(read_answers=False)
+            self._pending = old.updates.mapped(old.engine.published), old.version
+        old.close()
         self._account_for_the_rest()
         self._finalizer.detach()
         self._start(*self._pending)
@@ -202,7 +200,7 @@ class SamplerLife(ABC):
     @property
     def agent_version(self) -> int:
         """The agent version of the last obtaining call; 0 before the first."""
-        return self._session.dispatcher.version
+        return self._session.version
 
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:
         """Return the seeds that this sampler's trajectories begin from, unless a call is given others.
@@ -254,7 +252,7 @@ class SamplerLife(ABC):
         if call is not None and only in (None, call):
             self._streaming = None
             with self._watched():
-                call.account_for_unseen()
+                call.accounts.close_unseen()
                 if not self._session.suspect:
                     call.end()
 
@@ -283,7 +281,7 @@ class SamplerLife(ABC):
 
     def _account_for_the_rest(self) -> None:
         """Count as abandoned what workers had shown when they ended, and no answer that was taken in tells of."""
-        self._ran_before += self._session.settle()
+        self._ran_before += self._session.take_ran_timesteps()
         self.stats.abandoned_timesteps += max(0, self._ran_before - self.stats.ran_timesteps)
 
     def _take_last_words(self, last_words: list[Answered | Logged]) -> list[RolloutError]:
@@ -341,9 +339,8 @@ def _end(session: Session, lock: Lock) -> list[Answered | Logged]:
         session.cancel()
         # If it does not end in time it is stuck in code that nothing can end, or this is a callback of its own.
         ours = lock.acquire(timeout=_CANCEL_SECONDS)
-    session.cancelled = True  # whatever of a call is still to be tidied up is gone with the engine
     try:
-        return session.engine.close(read_answers=not session.suspect)
+        return session.close()
     finally:
         if ours:
             lock.release()

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-import gymnasium
-
 from streamsampler.data.memory import Pool
-from streamsampler.engines.base import Engine
-from streamsampler.protocol.messages import Answer
-from streamsampler.samplers.supervisor import Supervisor
-from streamsampler.samplers.updates import Updates
+from streamsampler.data.statistics import FoundAnomaly
+from streamsampler.engines.base import Answered, Engine, Logged
+from streamsampler.protocol.messages import NEVER_AGAIN
+from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
+from streamsampler.samplers.records import WorkerRecord
+from streamsampler.samplers.supervisor import Supervisor, logger
+from streamsampler.samplers.updates import Snapshot, Updates
 from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.blocks import Blocks
-from streamsampler.scheduling.dispatch import CAPACITY, Dispatcher
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Pace
@@ -24,13 +24,11 @@ from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.logs import Levels, levels_here
 
-__all__ = ["Session", "Spaces"]
-
-Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+__all__ = ["Session"]
 
 
 class Session:
-    """The engine, who owes what, who is alive, and what each worker has been told.
+    """An engine, a record of each of its workers, and what is in force.
 
     Args:
         engine: Where the workers live.
@@ -43,6 +41,11 @@ class Session:
         policy: What is done about losses; None for what is done by default.
         verdicts: What became of checking the environment; None to check nothing.
         clock: Seconds, from any beginning.
+
+    Attributes:
+        records: What is known of each worker, by worker number.
+        cancelled: Whether the engine is closed, or another thread is about to close it.
+        suspect: Whether an interrupt may have come between two steps of the bookkeeping.
     """
 
     def __init__(
@@ -63,101 +66,131 @@ class Session:
         self.updates = updates
         self.seed = seed
         self.order: Order = order
+        self.version = version
         self.blocks = blocks
-        self.dispatcher = Dispatcher(engine.n_workers, capacity)
-        self.dispatcher.version = version
         self.pace = Pace()
         self.clock = clock
         self.pool = Pool()
-        self.spaces: list[Spaces | None] = [None] * engine.n_workers
-        self.supervisor = Supervisor(engine, policy or Policy(), clock)
+        self._capacity = capacity
+        self.records = [self._new_record(worker) for worker in range(engine.n_workers)]
+        for record in self.records:
+            record.side.apply(Happened.LAUNCHED)
+        self.supervisor = Supervisor(engine, self.records, policy or Policy(), clock)
         self.verdicts = verdicts or Verdicts(None)
+        self.cancelled = False
+        self.suspect = False
         self._episodes: Episodes | None = None
         self._episodes_handle: Any = None
-        self.cancelled = False
-        self.suspect = False  # whether an interrupt may have hit between two steps of the bookkeeping
-        self.told_of_anomalies = False
-        self.published: dict[int, Any] = updates.payloads()
+        self._published: dict[int, Any] = updates.payloads()
         self._levels: Levels | None = None
-        self._told = [0] * engine.n_workers  # timesteps that were accounted for, by worker process
-        self._ran_by_dead = 0
-        self._settled = False
-        self.reading: list[list[Any]] = [[] for _ in range(engine.n_workers)]
+        self._ran_by_dead = 0  # timesteps
+        self._has_counted = False
+        self._has_warned_of_anomaly = False
 
-    def give(self, episodes: Episodes | None, payload: Payload | None) -> None:
-        """Begin a call.
+    def _new_record(self, worker: int) -> WorkerRecord:
+        return WorkerRecord(SamplerSide(worker, self.version, self._capacity))
 
-        Args:
-            episodes: What it says of its trajectories.
-            payload: The same, pickled.
-        """
-        self._episodes = episodes
-        self._episodes_handle = None if payload is None else self.publish(payload)
+    # ------------------------------------------------------------------ calls
 
-    def seeds_of(self, version: int, indices: Indices) -> list[int]:
-        """Return the seeds of trajectories of the call in hand."""
-        return (self._episodes or Episodes()).seeds_of(TrajectorySeeds(self.seed, version), indices)
-
-    def told_at_start(self, worker: int) -> dict[str, Any]:
-        """Return what a worker is told with its first ticket of a call, and take it for told; see `messages.Start`."""
-        told: dict[str, Any] = dict(self.updates.lacking(worker).items())
-        if self._episodes_handle is not None:
-            told["episodes"] = self._episodes_handle
-        self.reading[worker] = list(told.values())
-        return {**told, "check": self.verdicts.order_for(worker)}
-
-    def cancel(self) -> None:
-        """Let the call that is under way in another thread fail at once; nothing is to be called afterwards."""
-        self.cancelled = True
-        self.engine.kill()
-
-    def forget(self, worker: int) -> None:
-        """Forget what is known of a worker that has ended: the one in its place knows nothing."""
-        self.updates.forget(worker)
-        self.pace.forget(worker)
-        self.verdicts.lost(worker)
-        self.reading[worker] = []
-
-    def publish(self, payload: Any) -> Any:
-        """Publish a payload, and keep account of it."""
-        handle = self.engine.publish(payload)
-        self.published[id(handle)] = handle
-        return handle
-
-    def tell_levels(self) -> None:
+    def publish_levels(self) -> None:
         """Let workers in other processes make the log records that this process's loggers let through now."""
         if self.engine.has_own_loggers and (levels := levels_here()) != self._levels:
             self.updates.put("levels", self.publish(dumps(levels, "the levels of loggers")))
             self._levels = levels
 
-    def told(self, worker: int, answer: Answer) -> None:
-        """Add to what a worker's answers have told of its timesteps."""
-        self._told[worker] += answer.ran_timesteps
+    def set_episodes(self, episodes: Episodes | None, payload: Payload | None) -> None:
+        """Set what the next call says of its trajectories.
 
-    def lost_with(self, worker: int) -> int:
-        """Return how many timesteps a worker that died had shown, and told of in no answer."""
-        lost = max(0, self.engine.ran_timesteps(worker) - self._told[worker])
-        self._told[worker] += lost
-        return lost
+        Args:
+            episodes: What it says.
+            payload: The same, pickled.
+        """
+        self._episodes = episodes
+        self._episodes_handle = None if payload is None else self.publish(payload)
 
-    def revive(self, worker: int) -> bool:
-        """Start a new worker if this one is dead; return whether it was."""
-        ran = self.engine.ran_timesteps(worker)
-        revived = self.supervisor.revive(worker)
-        if revived:
-            self._ran_by_dead += ran
-            self._told[worker] = 0
-        return revived
+    def begin_version(self) -> int:
+        """Begin the next agent version, let workers abandon older rollouts, and return the version."""
+        self.version += 1
+        # The word first: older rollouts are surplus from now on.
+        self.engine.abandon_older(self.version)
+        for record in self.records:
+            record.side.begin_version(self.version)
+        return self.version
 
-    def settle(self) -> int:
-        """Return all timesteps that workers ran, as far as they showed them; 0 where they were returned before."""
-        if self._settled:
-            return 0
-        self._settled = True
-        return self._ran_by_dead + sum(map(self.engine.ran_timesteps, range(self.engine.n_workers)))
+    def seeds_of(self, version: int, indices: Indices) -> list[int]:
+        """Return the seeds of trajectories of the current call."""
+        return (self._episodes or Episodes()).seeds_of(TrajectorySeeds(self.seed, version), indices)
+
+    def start_contents(self, record: WorkerRecord) -> dict[str, Any]:
+        """Return what a worker's `Start` carries besides tickets, and record it as sent; see `messages.Start`."""
+        contents: dict[str, Any] = dict(self.updates.missing(record.worker, record.sent).items())
+        if self._episodes_handle is not None:
+            contents["episodes"] = self._episodes_handle
+        record.payloads_in_use = list(contents.values())
+        return {**contents, "check": self.verdicts.order_for(record)}
+
+    def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:
+        """Warn of the first anomaly in the data, and of no other."""
+        if not self._has_warned_of_anomaly:
+            self._has_warned_of_anomaly = True
+            logger.warning(
+                '%s; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, '
+                "check=None looks for nothing", anomaly,
+            )  # fmt: skip
+
+    # ------------------------------------------------------------------ payloads
+
+    def publish(self, payload: Any) -> Any:
+        """Publish a payload; `unpublish_old` frees it when it is no longer used."""
+        handle = self.engine.publish(payload)
+        self._published[id(handle)] = handle
+        return handle
 
     def unpublish_old(self) -> None:
-        """Let go of what is neither in force nor in a message that is unanswered."""
-        needed = self.updates.payloads().keys() | {id(handle) for handles in self.reading for handle in handles}
-        for key in self.published.keys() - needed:
-            self.engine.unpublish(self.published.pop(key))
+        """Free the payloads that are neither in force nor in an unanswered message."""
+        in_use = {id(handle) for record in self.records for handle in record.payloads_in_use}
+        for key in self._published.keys() - self.updates.payloads().keys() - in_use:
+            self.engine.unpublish(self._published.pop(key))
+
+    def restore_updates(self, snapshot: Snapshot) -> None:
+        """Put the updates of a snapshot back in force, because a worker refused the updates since."""
+        self.updates.restore(snapshot)
+        for record in self.records:
+            if not self.updates.are_in_force(record.worker, record.sent):
+                record.sent.clear()
+
+    # ------------------------------------------------------------------ the end of workers
+
+    def replace_record(self, record: WorkerRecord) -> int:
+        """Replace the record of a dead worker; return how many timesteps the worker ran and reported in no answer."""
+        worker = record.worker
+        record.side.apply(Happened.DIED)
+        self.verdicts.worker_died(record)
+        self.pace.forget(worker)
+        self.records[worker] = self._new_record(worker)
+        ran = self.engine.ran_timesteps(worker)
+        self._ran_by_dead += ran
+        return max(0, ran - record.reported_timesteps)
+
+    def take_ran_timesteps(self) -> int:
+        """Return how many timesteps all workers ran, as far as they showed them; 0 after the first time."""
+        if self._has_counted:
+            return 0
+        self._has_counted = True
+        alive = [record.worker for record in self.records if record.side.state is not SamplerState.ABSENT]
+        return self._ran_by_dead + sum(map(self.engine.ran_timesteps, alive))
+
+    def mark_suspect(self) -> None:
+        """Stop all workers, and note that the bookkeeping cannot be trusted: an exception came between two steps."""
+        self.suspect = True
+        self.engine.abandon_older(NEVER_AGAIN)
+
+    def cancel(self) -> None:
+        """Let the call in another thread fail at once; only `close` may be called afterwards."""
+        self.cancelled = True
+        self.engine.kill()
+
+    def close(self) -> list[Answered | Logged]:
+        """End the workers; return their last answers and log records."""
+        self.cancelled = True
+        return self.engine.close(read_answers=not self.suspect)

@@ -63,7 +63,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                 trajectory = next(self._assembled, None)
             assert self._call is not None
             self._check(self._call)
-            self._call.yielded(trajectory)
+            self._call.accounts.add_yielded(trajectory)
         except BaseException:
             self.close()
             raise
@@ -107,9 +107,9 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                     if watch is not None:
                         watch(*call.so_far())
                     segments += self._cut(call.gathering.pop_segments(), quota)
-                batch = call.batch(segments)
+                batch = call.batches.make(segments)
                 self._put_away(call, segments)
-                call.yielded(batch)
+                call.accounts.add_yielded(batch)
         except BaseException:
             self.close()
             raise
@@ -139,10 +139,10 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     def _put_away(self, call: Call, segments: list[Segment]) -> None:
         """Account for what was left out, and release the memory of what was copied."""
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
-        call.account_for(segments, call.gathering.pop_left_out(self._n_returned))
+        call.accounts.add_dropped(segments, call.gathering.pop_left_out(self._n_returned))
         for segment in segments:
             if segment.delivery.ends_with(segment):
-                call.release(segment.delivery)
+                call.batches.release(segment.delivery)
 
     def close(self) -> None:
         """End the stream and stop the workers; may be called twice."""
@@ -164,11 +164,11 @@ def _each(call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, 
     """Return the trajectories of `segments`, in memory of their own."""
     if _are_uniform(segments):
         try:
-            return call.batch(segments)
+            return call.batches.make(segments)
         except DataError:
             pass  # two of them do not go together in a batch, which they need not
     return [
-        call.batch([_slice_of(segment, position, position + 1)])
+        call.batches.make([_slice_of(segment, position, position + 1)])
         for segment in segments
         for position in range(segment.start, segment.stop)
     ]

@@ -1,4 +1,4 @@
-"""Which agent, parameters and environment are in force, and which of them each worker still lacks: pure.
+"""Track which agent, parameters and environment are in force, and which of them a worker was not sent yet. Pure.
 
 Only the latest of each kind is kept. That is enough, because a new agent makes earlier parameters void, parameters are
 complete, and an environment update does not depend on those before it (see `updates.EnvUpdate`). So a worker that
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-__all__ = ["Kind", "Updates"]
+__all__ = ["InForce", "Kind", "Snapshot", "Updates"]
 
 Payload = TypeVar("Payload")
 Other = TypeVar("Other")
@@ -20,13 +20,16 @@ _KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "levels")
 
 
 @dataclass(frozen=True)
-class _InForce(Generic[Payload]):
+class InForce(Generic[Payload]):
     """The latest update of one kind: one payload for all workers, or one each."""
 
     serials: tuple[int, ...]  # by worker: another number whenever its payload changes
     payloads: tuple[Payload | None, ...]
     shared: bool
-    about: tuple[Any, ...]  # by worker: what the sampler keeps to know of what was pickled
+    about: tuple[Any, ...]  # by worker: what the sampler knows of what was pickled
+
+
+Snapshot = dict[Kind, InForce[Any]]
 
 
 class Updates(Generic[Payload]):
@@ -39,8 +42,7 @@ class Updates(Generic[Payload]):
     def __init__(self, n_workers: int) -> None:
         self._n_workers = n_workers
         self._serial = 0
-        self._in_force: dict[Kind, _InForce[Payload]] = {}
-        self._seen: list[dict[Kind, int]] = [{} for _ in range(n_workers)]
+        self._in_force: dict[Kind, InForce[Payload]] = {}
 
     def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
         """Put an update in force.
@@ -48,7 +50,7 @@ class Updates(Generic[Payload]):
         Args:
             kind: Its kind.
             payloads: One payload, or a list with one for each worker (None: nothing changes for it).
-            about: What is to be known of what was pickled; with a list of payloads a list, too. See `about`.
+            about: What is to be known of what was pickled; with a list of payloads a list, too. See the method.
         """
         shared = not isinstance(payloads, list)
         notes = tuple(about) if isinstance(about, list) else (about,) * self._n_workers
@@ -61,7 +63,7 @@ class Updates(Generic[Payload]):
             each = tuple(old if same else new for same, new, old in zip(unchanged, each, before.payloads, strict=True))
             serials = tuple(old if same else self._serial for same, old in zip(unchanged, before.serials, strict=True))
             notes = tuple(old if same else new for same, new, old in zip(unchanged, notes, before.about, strict=True))
-        self._in_force[kind] = _InForce(serials, each, shared, notes)  # type: ignore[arg-type]
+        self._in_force[kind] = InForce(serials, each, shared, notes)  # type: ignore[arg-type]
         if kind == "agent" and "parameters" in self._in_force:
             self._void_parameters(payloads if isinstance(payloads, list) else None)
 
@@ -75,14 +77,14 @@ class Updates(Generic[Payload]):
             self._in_force["parameters"] = replace(parameters, payloads=kept, shared=False)
 
     def repeat(self, kind: Kind) -> None:
-        """Let all workers be told once more what is in force of a kind, if anything is."""
+        """Let all workers be sent once more what is in force of a kind, if anything is."""
         update = self._in_force.get(kind)
         if update is not None:
             self._serial += 1
             self._in_force[kind] = replace(update, serials=(self._serial,) * self._n_workers)
 
     def about(self, kind: Kind) -> tuple[Any, ...]:
-        """Return, by worker, what was told about the updates in force; they survive `restore` and `mapped`."""
+        """Return, by worker, what is known about the updates in force; survives `restore` and `mapped`."""
         return self._in_force[kind].about
 
     @property
@@ -90,43 +92,41 @@ class Updates(Generic[Payload]):
         """Whether workers have agents or environments of their own."""
         return any(not update.shared for update in self._in_force.values())
 
-    def lacking(self, worker: int) -> dict[Kind, Payload]:
-        """Return what `worker` has not been told yet, and take it for told."""
-        seen = self._seen[worker]
-        lacking: dict[Kind, Payload] = {}
+    def missing(self, worker: int, sent: dict[Kind, int]) -> dict[Kind, Payload]:
+        """Return the payloads in force that a worker was not sent, and record them as sent.
+
+        Args:
+            worker: The worker number.
+            sent: The serial number of each kind of update that the worker was sent: brought up to date.
+        """
+        missing: dict[Kind, Payload] = {}
         for kind in _KINDS:
             update = self._in_force.get(kind)
-            if update is None or seen.get(kind) == update.serials[worker]:
+            if update is None or sent.get(kind) == update.serials[worker]:
                 continue
             if kind == "agent":
-                seen.pop("parameters", None)  # a new agent comes without them
-            seen[kind] = update.serials[worker]
+                sent.pop("parameters", None)  # a new agent comes without them
+            sent[kind] = update.serials[worker]
             payload = update.payloads[worker]
             if payload is not None:
-                lacking[kind] = payload
-        return lacking
+                missing[kind] = payload
+        return missing
 
-    def forget(self, worker: int) -> None:
-        """Take it that `worker` knows nothing: it failed, or is a new process."""
-        self._seen[worker] = {}
+    def are_in_force(self, worker: int, sent: dict[Kind, int]) -> bool:
+        """Whether no update that a worker was sent has been replaced or taken back."""
+        updates = [(self._in_force.get(kind), serial) for kind, serial in sent.items()]
+        return all(update is not None and update.serials[worker] == serial for update, serial in updates)
 
-    def snapshot(self) -> dict[Kind, _InForce[Payload]]:
+    def snapshot(self) -> Snapshot:
         """Return what is in force, for `restore`."""
         return dict(self._in_force)
 
-    def restore(self, snapshot: dict[Kind, _InForce[Payload]]) -> None:
-        """Put back what was in force: the updates since were refused by a worker."""
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put back what was in force: a worker refused the updates since."""
         self._in_force = dict(snapshot)
-        for worker, seen in enumerate(self._seen):
-            # Whoever took a refused update must be told again what is in force.
-            for kind, serial in list(seen.items()):
-                update = self._in_force.get(kind)
-                if update is None or update.serials[worker] != serial:
-                    seen.clear()
-                    break
 
     def payloads(self) -> dict[int, Payload]:
-        """The payloads in force, by identity: all others may be let go."""
+        """Return the payloads in force, by identity."""
         return {
             id(payload): payload
             for update in self._in_force.values()
@@ -135,11 +135,11 @@ class Updates(Generic[Payload]):
         }
 
     def mapped(self, convert: Callable[[Payload], Other]) -> Updates[Other]:
-        """Return the same updates, carried by other payloads, for workers that know none of them."""
+        """Return the same updates with other payloads, for workers that were sent none of them."""
         converted = {key: convert(payload) for key, payload in self.payloads().items()}
         other: Updates[Other] = Updates(self._n_workers)
         for kind, update in self._in_force.items():
             payloads = tuple(None if payload is None else converted[id(payload)] for payload in update.payloads)
             other._serial += 1
-            other._in_force[kind] = _InForce((other._serial,) * self._n_workers, payloads, update.shared, update.about)
+            other._in_force[kind] = InForce((other._serial,) * self._n_workers, payloads, update.shared, update.about)
         return other

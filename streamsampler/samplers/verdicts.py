@@ -1,9 +1,12 @@
-"""What became of checking that trajectories depend on their seeds alone, and what is told of it: pure."""
+"""Decide which worker checks that trajectories depend on their seeds alone, and what is reported of it. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from streamsampler.errors import CheckMode
 from streamsampler.protocol.messages import Checked, CheckOrder
+from streamsampler.samplers.records import WorkerRecord
 
 __all__ = ["Verdicts"]
 
@@ -25,12 +28,10 @@ class Verdicts:
         self._mode = mode
         self._due = mode is not None
         self._order = CheckOrder()
-        self._ordered = False
-        self._told: set[str] = set()
-        self._files: dict[str, int] = {}
+        self._reported: set[str] = set()
 
     def renew(self) -> None:
-        """Look at the environment again: there may be another one."""
+        """Check again: the environment may be another one."""
         self._due = self._mode is not None
 
     @property
@@ -38,41 +39,42 @@ class Verdicts:
         """Whether only the worker that checks may have work for now."""
         return self._due and self._mode == "error"
 
-    def may_work(self, worker: int) -> bool:
+    def may_work(self, record: WorkerRecord) -> bool:
         """Whether a worker may have work for now."""
-        return worker == _CHECKS or not self.exclusive
+        return not self.exclusive or record.worker == _CHECKS
 
-    def order_for(self, worker: int) -> CheckOrder | None:
+    def order_for(self, record: WorkerRecord) -> CheckOrder | None:
         """Return what a worker that is started is to check; None for nothing."""
-        if worker != _CHECKS or not self._due:
+        if record.worker != _CHECKS or not self._due:
             return None
-        self._ordered = True
+        record.is_checking = True
         return self._order
 
-    def lost(self, worker: int) -> None:
-        """Take in that a worker ended. One that ended while it checked might do so each time."""
-        if worker == _CHECKS and self._ordered and self._mode == "warn":
+    def worker_died(self, record: WorkerRecord) -> None:
+        """Check no more if the worker died while it checked, since the next might do so, too."""
+        if record.is_checking and self._mode == "warn":
             self._due = False
-        for place in [place for place, owner in self._files.items() if owner == worker]:
-            del self._files[place]
 
-    def take(self, worker: int, checked: Checked, *, current: bool) -> tuple[list[str], str]:
+    def take(
+        self, record: WorkerRecord, records: Sequence[WorkerRecord], checked: Checked, *, current: bool
+    ) -> tuple[list[str], str]:
         """Take in what a worker found out.
 
         Args:
-            worker: The worker.
+            record: The worker.
+            records: All workers.
             checked: What it found out.
-            current: Whether it belongs to the call in hand.
+            current: Whether it belongs to the current call.
 
         Returns:
             What to warn of, and what to raise; "" for nothing.
         """
-        warnings = self._take_files(worker, checked.files)
+        warnings = self._shared_files(record, records, checked.files)
         if not checked.kind and not checked.complete:
             return warnings, ""
-        self._ordered = False
+        record.is_checking = False
         if checked.finding and self._mode == "error":
-            # Nothing is noted: the next call finds the same.
+            # The check stays due: the next call finds the same.
             return warnings, checked.finding if current else ""
         if checked.finding:
             warnings += self._once(checked.finding)
@@ -82,12 +84,12 @@ class Verdicts:
             self._order = CheckOrder(self._order.done, checked.kind, checked.seconds)
         return warnings, ""
 
-    def _take_files(self, worker: int, files: tuple[str, ...]) -> list[str]:
+    def _shared_files(self, record: WorkerRecord, records: Sequence[WorkerRecord], files: tuple[str, ...]) -> list[str]:
+        worker = record.worker
         warnings: list[str] = []
-        mine: set[str] = set()
-        for place in files:
-            owner = self._files.setdefault(place, worker)
-            if owner != worker or place in mine:
+        for number, place in enumerate(files):
+            owner = next((other.worker for other in records if other is not record and place in other.files), worker)
+            if owner != worker or place in files[:number]:
                 both = sorted((owner, worker))
                 whose = f"workers {both[0]} and {both[1]}" if owner != worker else f"environments of worker {worker}"
                 warnings += self._once(
@@ -95,11 +97,11 @@ class Verdicts:
                     "of its own: a function that makes the environment is given the worker's number if it has a "
                     "parameter `worker_number`"
                 )
-            mine.add(place)
+        record.files += files
         return warnings
 
     def _once(self, text: str) -> list[str]:
-        if text in self._told:
+        if text in self._reported:
             return []
-        self._told.add(text)
+        self._reported.add(text)
         return [text]

@@ -94,14 +94,14 @@ class Policy:
         """
         return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
 
-    def watch(self, n_workers: int) -> Watch | None:
+    def watch(self) -> Watch | None:
         """Return the watch over hangs; None if there is nothing to watch for."""
         if self.step_timeout is None and self.construction_timeout is None:
             return None
         construction = self.construction_timeout
         if construction is None:
             construction = max(_LEAST_CONSTRUCTION_SECONDS, self.step_timeout or 0.0)
-        return Watch(self.step_timeout or float("inf"), construction, n_workers)
+        return Watch(self.step_timeout or float("inf"), construction)
 
 
 # ---------------------------------------------------------------------- losses

@@ -25,7 +25,7 @@ from streamsampler.protocol.messages import (
     Start,
     Ticket,
 )
-from streamsampler.protocol.states import State, WorkerSide
+from streamsampler.protocol.states import WorkerSide, WorkerState
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.explain import class_names, summary_of
@@ -110,13 +110,13 @@ class WorkerLoop:
             wait: Whether to wait for a message when there is nothing to do.
         """
         side = self._side
-        idle = side.state is not State.STREAMING
+        idle = side.state is not WorkerState.STREAMING
         begin = perf_counter()
         message = self._channel.receive(wait=wait and idle)
         if idle:
             self._seconds[1] += perf_counter() - begin
         if message is not None:
-            given_up = side.hear(message)
+            given_up = side.receive(message)
             match message:
                 case Exit():
                     self._shut_down()

@@ -62,7 +62,7 @@ def alone(kinds: list[dict[str, Any]], only: str = "", version: int = 1) -> list
     trajectories = []
     for index in range(N):
         with LocalSampler(always_zero, Moody(kinds, only), seed=SEED) as sampler:
-            sampler._session.dispatcher.version = version - 1
+            sampler._session.version = version - 1
             trajectories.append(next(sampler.stream(first_trajectory=index)))
     return trajectories
 

@@ -93,7 +93,7 @@ def test_seeds_and_options_reach_workers_in_the_place_of_lost_ones(make_local, t
             assert (told(batch, "seed"), told(batch, "level")) == (told(expected, "seed"), told(expected, "level"))
         assert sampler.stats.restarts == faults.fired() == 3
         # What calls were given is freed: the arena of updates does not grow.
-        assert sampler._session.published.keys() <= sampler._session.updates.payloads().keys() | {
+        assert sampler._session._published.keys() <= sampler._session.updates.payloads().keys() | {
             id(sampler._session._episodes_handle)
         }
 

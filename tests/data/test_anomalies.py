@@ -16,7 +16,7 @@ from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.statistics import FoundAnomaly, Stats
 from streamsampler.errors import DataError, RolloutError
-from streamsampler.samplers.anomaly_accounts import AnomalyAccounts
+from streamsampler.samplers.call_accounts import CallAccounts
 from streamsampler.scheduling.result import Segment
 
 BOX = S.Box(np.array([-1, -np.inf], np.float32), np.array([1, 2], np.float32))
@@ -248,9 +248,12 @@ def test_of_a_delivery_only_what_is_returned_counts():
     found = tuple(Anomaly(position, 10**position, 3, "odd") for position in range(5))
     delivery = Delivery(0, SimpleNamespace(anomalies=found), lambda: None)  # type: ignore[arg-type]
     stats = Stats.of(1)
-    accounts = AnomalyAccounts(SimpleNamespace(told_of_anomalies=True), stats, 7)  # type: ignore[arg-type]
-    accounts.hold([Segment(delivery, 1, 4, range(11, 14))])
-    accounts.returned([12, 13, 14])
+    session = SimpleNamespace(warn_of_anomaly=lambda _: None)
+    accounts = CallAccounts(session, SimpleNamespace(), stats, 7)  # type: ignore[arg-type]
+    accounts.add_dropped([Segment(delivery, 1, 4, range(11, 14))], [])
+    yielded = SimpleNamespace(n_trajectories=3, n_timesteps=9, indices=np.array([12, 13, 14]))
+    accounts.add_yielded(yielded)  # type: ignore[arg-type]
     assert (stats.anomalies, stats.first_anomaly) == (1100, FoundAnomaly(7, 12, 3, "odd"))
-    accounts.returned()
+    yielded.indices = np.array([10, 11])
+    accounts.add_yielded(yielded)  # type: ignore[arg-type]
     assert stats.anomalies == 1110

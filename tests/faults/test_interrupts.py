@@ -20,7 +20,7 @@ from tests.scripted.failing import Agent, Env
 
 def expected(version, n=6):
     with LocalSampler(Agent(), Env, seed=5) as sampler:
-        sampler._session.dispatcher.version = version - 1
+        sampler._session.version = version - 1
         return sampler.obtain_trajectories(n)
 
 

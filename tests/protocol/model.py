@@ -14,7 +14,7 @@ from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.protocol.messages import Exit, Failure, Phase, Report, Stop
-from streamsampler.protocol.states import State, WorkerSide
+from streamsampler.protocol.states import SamplerState, WorkerSide, WorkerState
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.updates import Updates
@@ -165,7 +165,7 @@ class World:
             self.call = None
             return
         snapshot = self.session.updates.snapshot()
-        self.session.updates.put("agent", ("agent", self.session.dispatcher.version + 1))
+        self.session.updates.put("agent", ("agent", self.session.version + 1))
         self.call = Call(self.session, self.plans.pop(0), snapshot, Stats.of(N_WORKERS))
 
     def actions_of_worker(self, number):
@@ -176,7 +176,7 @@ class World:
         else:
             if worker.commands:
                 yield self.hear, number
-            if worker.side.state is State.STREAMING:
+            if worker.side.state is WorkerState.STREAMING:
                 yield self.take, number
         if self.deaths_left:
             yield self.die, number
@@ -199,7 +199,7 @@ class World:
                 yield from self.actions_of_worker(number)
             if worker.answers:
                 yield self.receive, number
-            elif not worker.alive and self.session.supervisor.is_alive(number) and self.call is not None:
+            elif not worker.alive and self.side(number).state is not SamplerState.ABSENT and self.call is not None:
                 yield self.notice_death, number
 
     # ------------------------------------------------------------------ what workers do
@@ -211,7 +211,7 @@ class World:
     def hear(self, number):
         worker = self.engine.workers[number]
         message = worker.commands.pop(0)
-        given_up = worker.side.hear(message)
+        given_up = worker.side.receive(message)
         agent, env = getattr(message, "agent", None), getattr(message, "env", None)
         worker.told = (agent or worker.told[0], env or worker.told[1])
         if isinstance(message, Exit):
@@ -307,7 +307,7 @@ class World:
 
     def pump(self, event):
         if self.call is None:
-            self.session.dispatcher.settle(event.worker, event.answer)
+            self.session.records[event.worker].record_answer(event.answer)
             return
         self.engine.events.append(event)
         try:
@@ -351,42 +351,43 @@ class World:
         assert self.call is None, "deadlock"
         for number, worker in enumerate(self.engine.workers):
             if worker.alive:
-                assert worker.side.state in (State.NEW, State.IDLE)
-                assert not self.session.dispatcher.owes(number), "a lost ticket"
+                assert worker.side.state in (WorkerState.NEW, WorkerState.IDLE)
+                assert not self.side(number).unanswered, "a lost ticket"
+
+    def side(self, number):
+        return self.session.records[number].side
 
     def n_copies(self):
         """How many tickets two workers owe."""
-        return len(set(self.session.dispatcher.owes(0)) & set(self.session.dispatcher.owes(1)))
+        return len(set(self.side(0).unanswered) & set(self.side(1).unanswered))
 
     def check_books(self):
         """What gathering takes to be under way is what the workers owe."""
-        dispatcher = self.session.dispatcher
         for number, queue in enumerate(self.call.gathering._holdings._queues if self.call else ()):
-            owed = [ticket.indices for ticket in dispatcher.owes(number) if ticket.version == dispatcher.version]
-            assert queue == owed
+            assert queue == self.side(number).current_tickets()
 
     def key(self):
-        dispatcher, supervisor, call = self.session.dispatcher, self.session.supervisor, self.call
+        supervisor, call = self.session.supervisor, self.call
+        sides = [record.side for record in self.session.records]
         gathering = call and call.gathering
         return pickle.dumps(
             (
                 [
                     (
-                        (w.side.state.value, w.side.version, list(w.side._tickets), w.side._broken),
+                        (w.side.state.value, w.side.version, list(w.side._tickets), w.side._failed),
                         (w.in_hand, w.commands, [answer for answer, _ in w.answers], w.alive, w.died_in, w.told),
                     )
                     for w in self.engine.workers
                 ],
                 self.engine.wanted,
-                [list(owed) for owed in dispatcher._owed],
-                dispatcher._started,
-                dispatcher.version,
-                self.session.updates._seen,
-                (sorted(supervisor._dead), sorted(supervisor._leaving.items()), supervisor.losses._n),
+                [(side.state.value, list(side.unanswered), side.room, side.is_to_be_replaced) for side in sides],
+                self.session.version,
+                [sorted(record.sent.items()) for record in self.session.records],
+                supervisor.losses._n,
                 len(self.plans),
                 self.deaths_left,
                 self.failures_left,
-                call and (sorted(call._hungry), sorted(call._stopped), len(call._decisions._outside)),
+                call and len(call._decisions._outside),
                 gathering
                 and (
                     [queue._cursor for queue in gathering._queues],

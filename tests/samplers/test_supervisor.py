@@ -1,26 +1,28 @@
-"""Who comes and goes, with workers that are only told about."""
+"""Workers that hang, retire and die, with an engine that only records what it is asked."""
 
-from typing import Any
+import math
 
 import pytest
 
 from streamsampler.engines.base import Died
-from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.protocol.messages import Phase, Report
+from streamsampler.protocol.states import Happened, SamplerSide, SamplerState
+from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.supervisor import Supervisor
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.workers.board import Progress
-
-TICKET = Ticket(1, range(3))
 
 
 class Workers:
     """An engine whose workers stand still in the middle of a step."""
 
     n_workers = 1
+    can_retire = True
 
     def __init__(self):
-        self.killed, self.retired = [], []
+        self.killed, self.retired, self.restarted = [], [], []
         self.phase = Phase.STEP
+        self.memory = 0
 
     def progress(self, worker):
         return Progress(1, 7, 2, self.phase)
@@ -31,66 +33,128 @@ class Workers:
     def stacks(self, worker):
         return "a stack"
 
+    def memory_bytes(self, worker):
+        return self.memory
+
     def kill_worker(self, worker):
         self.killed.append(worker)
 
     def retire(self, worker):
         self.retired.append(worker)
-        return True
+        return self.can_retire
 
     def restart(self, worker):
-        pass
+        self.restarted.append(worker)
 
 
 class Course:
-    """A supervisor, and time that passes as it is told to."""
+    """A supervisor of one worker, which has a ticket, and time that passes with each wait."""
 
     def __init__(self, **policy):
         self.now = 0.0
-        self.engine: Any = Workers()
-        self.supervisor = Supervisor(self.engine, Policy(**policy), lambda: self.now)
+        self.engine = Workers()
+        self.records = []
+        self.new_record()
+        self.supervisor = Supervisor(self.engine, self.records, Policy(**policy), lambda: self.now)
+        self.start()
+
+    def new_record(self):
+        self.records[:] = [WorkerRecord(SamplerSide(0, version=1))]
+
+    @property
+    def record(self):
+        return self.records[0]
+
+    def start(self):
+        if not self.supervisor.start_if_absent(self.record):
+            pytest.fail("the worker was not absent")
+        self.record.side.assign(range(3))
+
+    def answer(self):
+        side = self.record.side
+        side.record_answer(Report(side.unanswered[0]))
+        self.supervisor.retire_if_marked(self.record)
 
     def until_killed(self, limit=100):
         for _ in range(limit):
-            planned = self.supervisor.planned(None)
-            assert planned is not None
-            self.now += planned
-            self.supervisor.waited(planned, planned, lambda: {0: TICKET})
+            seconds = self.supervisor.wait_limit(None)
+            self.now += seconds
+            self.supervisor.kill_overdue(seconds, seconds)
             if self.engine.killed:
                 return self.engine.killed.pop()
         return None
 
-    def bury(self):
-        return self.supervisor.buried(Died(0, -9), self.engine.progress(0), 1)
+    def die(self):
+        incident = self.supervisor.loss_of(Died(0, -9), self.record, self.engine.progress(0), 1)
+        self.record.side.apply(Happened.DIED)
+        self.new_record()
+        return incident
 
 
-def test_who_hangs_before_it_is_told_to_go_is_a_loss_like_any_other():
+def test_a_worker_that_hangs_before_it_retires_is_a_loss_like_any_other():
     course = Course(step_timeout=1.0)
-    course.supervisor.replace(0)
+    course.record.side.mark_for_replacement()
     assert course.until_killed() == 0
-    incident = course.bury()
+    assert course.record.side.state is SamplerState.CONDEMNED
+    incident = course.die()
     assert incident is not None
     assert (incident.hung, incident.stack) == (True, "a stack")
 
 
-def test_the_successor_of_one_that_hung_before_it_went_is_watched():
+def test_the_successor_of_a_worker_that_hung_is_watched():
     course = Course(step_timeout=1.0)
-    course.supervisor.replace(0)
     assert course.until_killed() == 0
-    course.bury()
-    assert course.supervisor.revive(0)
+    course.die()
+    course.start()
     assert course.until_killed() == 0
 
 
-def test_who_dies_before_it_is_told_to_go_is_a_loss_and_who_dies_then_is_none():
+def test_a_worker_is_killed_for_a_hang_once():
+    course = Course(step_timeout=1.0)
+    assert course.until_killed() == 0
+    assert course.until_killed() is None
+
+
+def test_a_worker_that_dies_before_it_retires_is_a_loss_and_one_that_dies_then_is_none():
     course = Course()
-    course.supervisor.replace(0)
-    assert course.bury() is not None
-    assert course.supervisor.revive(0)
-    course.supervisor.replace(0)
-    course.supervisor.may_go(0)
+    course.record.side.mark_for_replacement()
+    course.supervisor.retire_if_marked(course.record)
+    assert course.engine.retired == []
+    assert course.die() is not None
+    course.start()
+    course.record.side.mark_for_replacement()
+    course.answer()
     assert course.engine.retired == [0]
-    assert course.bury() is None
+    assert course.die() is None
+
+
+def test_a_worker_that_takes_too_long_to_retire_is_killed_and_is_no_loss():
+    course = Course(close_timeout=2.0)
+    assert course.supervisor.wait_limit(None) is None
+    course.record.side.mark_for_replacement()
+    course.answer()
+    assert course.supervisor.wait_limit(None) == 2.0
+    assert course.until_killed() == 0
+    assert (course.now, course.supervisor.wait_limit(None)) == (2.0, None)
+    assert course.die() is None
+    assert course.record.deadline == math.inf
+
+
+def test_a_worker_that_cannot_be_replaced_goes_on():
+    course = Course()
+    course.engine.can_retire = False
+    course.record.side.mark_for_replacement()
+    course.answer()
+    assert (course.record.side.state, course.record.side.room) == (SamplerState.WAITING, 2)
+
+
+def test_a_worker_is_too_large_until_it_is_being_replaced():
+    course = Course(max_worker_memory=1000)
+    assert not course.supervisor.is_too_large(course.record)
+    course.engine.memory = 1001
+    assert course.supervisor.is_too_large(course.record)
+    course.record.side.mark_for_replacement()
+    assert not course.supervisor.is_too_large(course.record)
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -1,9 +1,33 @@
-"""What is ordered, what is told and what is raised: without a worker."""
+"""What is checked, reported and raised: without a worker."""
 
 import pytest
 
 from streamsampler.protocol.messages import Checked, CheckOrder
-from streamsampler.samplers.verdicts import Verdicts
+from streamsampler.protocol.states import SamplerSide
+from streamsampler.samplers import verdicts as module
+from streamsampler.samplers.records import WorkerRecord
+
+
+class Verdicts(module.Verdicts):
+    """Verdicts, and records of three workers, which it takes numbers for."""
+
+    def __init__(self, mode):
+        super().__init__(mode)
+        self.records = [WorkerRecord(SamplerSide(worker)) for worker in range(3)]
+
+    def order_for(self, worker):
+        return super().order_for(self.records[worker])
+
+    def may_work(self, worker):
+        return super().may_work(self.records[worker])
+
+    def take(self, worker, checked, *, current):
+        return super().take(self.records[worker], self.records, checked, current=current)
+
+    def die(self, worker):
+        self.worker_died(self.records[worker])
+        self.records[worker] = WorkerRecord(SamplerSide(worker))
+
 
 FOUND = Checked("kind", complete=True, timesteps=3, finding="found")
 
@@ -19,7 +43,7 @@ def test_only_the_first_worker_checks_and_only_once():
 
 
 @pytest.mark.parametrize("current", [False, True])
-def test_a_finding_is_told_once(current):
+def test_a_finding_is_reported_once(current):
     verdicts = Verdicts("warn")
     assert verdicts.take(0, FOUND, current=current) == (["found"], "")
     verdicts.renew()
@@ -47,13 +71,13 @@ def test_what_was_broken_off_goes_on_with_what_is_left():
 
 
 @pytest.mark.parametrize(("mode", "again"), [("warn", False), ("error", True)])
-def test_a_worker_that_is_lost_while_it_checks(mode, again):
+def test_a_worker_that_dies_while_it_checks(mode, again):
     verdicts = Verdicts(mode)
-    verdicts.lost(0)  # before it was told to
+    verdicts.die(0)  # before it was sent an order
     assert verdicts.order_for(0) is not None
-    verdicts.lost(1)
+    verdicts.die(1)
     assert verdicts.order_for(0) is not None
-    verdicts.lost(0)
+    verdicts.die(0)
     assert (verdicts.order_for(0) is not None) == again
 
 
@@ -71,7 +95,7 @@ def test_places_that_several_write_to():
     assert text.startswith("workers 0 and 1 write to the same files, b,")
     ((text,), _) = verdicts.take(2, Checked(files=("c", "c")), current=True)
     assert text.startswith("environments of worker 2 write to the same files, c,")
-    # The one in place of a lost one writes where that one did.
-    verdicts.lost(1)
+    # The successor of a dead worker writes where that one did.
+    verdicts.die(1)
     assert verdicts.take(1, Checked(files=("a",)), current=True) == ([], "")
     assert verdicts.order_for(0) == CheckOrder()

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from streamsampler.scheduling.dispatch import CAPACITY
+from streamsampler.protocol.states import CAPACITY
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.throughput import Pace
 

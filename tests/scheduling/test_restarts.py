@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.scheduling.hang_watch import Watch
+from streamsampler.scheduling.hang_watch import Stillness, Watch
 from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
 
 
@@ -157,15 +157,16 @@ class Waits:
     """A sampler that looks at one worker's row, with time that passes as it is told to."""
 
     def __init__(self, step_timeout=8.0, construction_timeout=80.0):
-        self.watch = Watch(step_timeout, construction_timeout, 1)
+        self.watch = Watch(step_timeout, construction_timeout)
+        self.stillness = Stillness()
         self.suspected = 0
 
     def wait(self, row, elapsed=None, *, constructing=False):
         """Wait once; return for how long the row stood still if that counts as a hang."""
         elapsed = self.watch.interval if elapsed is None else elapsed
-        if not self.watch.waited(self.watch.interval, elapsed):
+        if not self.watch.is_due(self.watch.interval, elapsed):
             return None
-        suspects, hung = self.watch.look({0: (row, constructing)})
+        suspects, hung = self.watch.look({0: (self.stillness, row, constructing)})
         self.suspected += len(suspects)
         return hung.get(0)
 
@@ -197,7 +198,7 @@ def test_an_answer_clears_a_suspect():
     for _ in range(20):
         for _ in range(9):
             assert waits.wait("row") is None
-        waits.watch.moved(0)
+        waits.stillness.reset()
 
 
 def test_construction_has_its_own_limit():
@@ -247,8 +248,8 @@ def test_nobody_hangs_who_was_seen_to_move_within_the_limit(waits_of):
 
 
 def test_a_watch_only_where_there_is_a_limit():
-    assert Policy().watch(3) is None
-    assert Policy(step_timeout=2.0).watch(3).interval == 0.25
-    assert Policy(step_timeout=2.0, construction_timeout=0.8).watch(3).interval == 0.1
-    only_construction = Policy(construction_timeout=8.0).watch(1)
+    assert Policy().watch() is None
+    assert Policy(step_timeout=2.0).watch().interval == 0.25
+    assert Policy(step_timeout=2.0, construction_timeout=0.8).watch().interval == 0.1
+    only_construction = Policy(construction_timeout=8.0).watch()
     assert only_construction.interval == 1.0

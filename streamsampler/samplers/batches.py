@@ -1,0 +1,117 @@
+"""Make a call's batches out of deliveries, and release the memory that they came in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from streamsampler.data.assembly import Delivery, EarlyRows, assemble, infos_alone
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.statistics import Stats
+from streamsampler.errors import DataError
+from streamsampler.samplers.records import Spaces
+from streamsampler.samplers.session import Session
+from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.plans import Endless, expected_rows
+from streamsampler.scheduling.result import Segment
+
+__all__ = ["BatchMaker"]
+
+
+class BatchMaker:
+    """The batches of one call.
+
+    Args:
+        session: What outlives the call.
+        gathering: What arrived.
+        stats: The call's accounts, which every batch carries.
+        version: The call's agent version.
+    """
+
+    def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
+        self._session = session
+        self._gathering = gathering
+        self._stats = stats
+        self._version = version
+        self._deliveries: dict[int, Delivery] = {}  # whose memory is not released, by identity
+        self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
+        # A stream hands out each trajectory by itself.
+        self._early = None if isinstance(gathering.plan, Endless) else EarlyRows(session.pool.allocate)
+
+    def add(self, delivery: Delivery) -> None:
+        """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
+        self._deliveries[id(delivery)] = delivery
+        self._copy_early()
+
+    def _copy_early(self, *, rest: bool = False) -> None:
+        """Copy what is new in the result, if it is due or the `rest`, and release the memory it came in."""
+        if (early := self._early) is None:
+            return
+        gathering = self._gathering
+        for segment in gathering.segments(early.n_counted):
+            early.count(segment)
+        if not (early.n_taken if rest else early.due):
+            return
+        segments = gathering.segments(early.n_taken)
+        if not early.take(segments, expected_rows(gathering.plan, gathering.pace.timesteps)):
+            self._early = None
+            return
+        for segment in segments:
+            if segment.delivery.ends_with(segment):
+                segment.delivery.rollouts = infos_alone(segment.delivery.rollouts)
+                self.release(segment.delivery)
+
+    def final(self, segments: list[Segment]) -> TrajectoryBatch[Any, Any]:
+        """Return the batch of the whole result."""
+        self._copy_early(rest=True)
+        return self.make(segments, self._early.fields() if self._early is not None else {})
+
+    def make(self, segments: list[Segment], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
+        """Return trajectories in memory of their own; some of their fields may be joined already.
+
+        Raises:
+            DataError: The environments of the trajectories have different spaces.
+        """
+        observation_space, action_space = self._spaces_of(segments)
+        return assemble(
+            segments,
+            observation_space=observation_space,
+            action_space=action_space,
+            seeds_of=partial(self._session.seeds_of, self._version),
+            agent_version=self._version,
+            seed=self._session.seed,
+            stats=self._stats,
+            joined=joined or {},
+        )
+
+    def _spaces_of(self, segments: list[Segment]) -> Spaces:
+        of_workers = {segment.delivery.worker: segment.delivery.spaces for segment in segments}
+        first_worker = min(of_workers)
+        first: Spaces = of_workers[first_worker]
+        for worker, spaces in sorted(of_workers.items()):
+            if spaces != first:
+                raise DataError(
+                    "the environments of one batch must have the same spaces: "
+                    f"worker {first_worker} has {first[0]} and {first[1]}, worker {worker} has {spaces[0]} and "
+                    f"{spaces[1]}"
+                )
+        # Workers and calls share what the engine hands out; a user may change what is in a batch.
+        if self._spaces is None or self._spaces[0] is not first:
+            self._spaces = first, copy.deepcopy(first)
+        return self._spaces[1]
+
+    def release(self, delivery: Delivery) -> None:
+        """Release the memory of a delivery; its arrays are void afterwards."""
+        if self._deliveries.pop(id(delivery), None) is not None:
+            delivery.release()
+
+    def release_all(self) -> None:
+        """Release the memory of all deliveries."""
+        for delivery in list(self._deliveries.values()):
+            self.release(delivery)
+
+    def forget_all(self) -> None:
+        """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""
+        self._deliveries.clear()
