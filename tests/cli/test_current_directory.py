@@ -47,13 +47,15 @@ def assert_only_the_users(hostile: Path, result: subprocess.CompletedProcess[str
     assert "trajectories  1" in result.stdout
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize(
+    "method", ["forkserver", *(pytest.param(m, marks=pytest.mark.slow) for m in ("spawn", "fork"))]
+)
 def test_the_command_runs_nothing_from_the_current_directory(hostile: Path, method: str) -> None:
     result = run(hostile, hostile / "bin" / "streamsampler", *SAMPLE, "CartPole-v1", "--start-method", method)
     assert_only_the_users(hostile, result)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", [pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_what_is_named_is_found_there_and_nothing_else_runs(hostile: Path, method: str) -> None:
     named = ("scripted:Scripted-v0", "--agent", "scripted:always_two", "--start-method", method)
     assert_only_the_users(hostile, run(hostile, hostile / "bin" / "streamsampler", *SAMPLE, *named))

@@ -40,8 +40,8 @@ def rows(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["file", "folder"])
 def test_what_is_told_is_what_is_there(home: Path, name: str) -> None:
-    loaded = streamsampler.TrajectoryFolder(home / name)
-    batch = loaded.to_batch() if name == "folder" else loaded
+    is_folder = name == "folder"
+    batch = streamsampler.TrajectoryFolder(home / name).to_batch() if is_folder else streamsampler.load(home / name)
     result = invoke("info", home / name, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     facts = json.loads(result.stdout)

@@ -24,7 +24,13 @@ def run(*arguments: object, cwd: Path, **streams: IO[str]) -> subprocess.Complet
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("--version",), ("sample", "--help"), (*SAMPLE, "--quiet")], ids=str
+    "arguments",
+    [
+        ("--help",),
+        *(pytest.param(more, marks=pytest.mark.slow) for more in (("--version",), ("sample", "--help"))),
+        (*SAMPLE, "--quiet"),
+    ],
+    ids=str,
 )
 def test_standard_output_that_is_full_is_one_line(tmp_path: Path, arguments: tuple[object, ...]) -> None:
     with open("/dev/full", "w") as full:
@@ -55,7 +61,11 @@ gymnasium.logger.warn("beware of the dog")
 
 @pytest.mark.parametrize(
     ("environ", "drawn", "coloured"),
-    [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, False, False)],
+    [
+        ({}, True, True),
+        pytest.param({"NO_COLOR": "1"}, True, False, marks=pytest.mark.slow),
+        ({"TERM": "dumb"}, False, False),
+    ],
 )
 def test_terminals_get_what_they_can_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], drawn: bool, coloured: bool

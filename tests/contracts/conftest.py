@@ -28,8 +28,9 @@ TRANSPORTS = [pytest.param(name, marks=pytest.mark.slow) for name in INLINE_LIMI
 SIDE_BY_SIDE = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
 VEC = {"vec": "local", "vec forkserver": "forkserver"}
 SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in VEC]
+# What is the same in whatever process it happens: with the others in the slow tier.
+LOCAL = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", *VEC))]
 ENGINES = ["local", *PROCESSES, *TRANSPORTS, *SLOW_VEC]
-CORE_ENGINES = ["local", "vec", *PROCESSES, *TRANSPORTS, SLOW_VEC[1]]
 
 
 def descendants() -> frozenset[int]:

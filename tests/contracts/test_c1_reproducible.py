@@ -17,7 +17,7 @@ import pytest
 
 from streamsampler import LocalSampler, NewEnvUpdate, PerWorker, SetTaskUpdate, TrajectoryBatch
 from streamsampler.samplers.base import Sampler
-from tests.contracts.conftest import CORE_ENGINES, SIDE_BY_SIDE, Maker
+from tests.contracts.conftest import INLINE_LIMITS, PROCESSES, SIDE_BY_SIDE, Maker
 from tests.scripted.agents import Attentive, Drawing, Linear, Stamping
 from tests.scripted.envs import AnyLength, GlobalNoise, Nested, Steps, Wide, jittery
 
@@ -83,9 +83,10 @@ def expected(name: str, n_workers: int, side_by_side: bool = False) -> list[Traj
 
 
 @cache
-def expected_in_one_life() -> list[TrajectoryBatch]:
+def expected_in_one_life(side_by_side: bool) -> list[TrajectoryBatch]:
     """All scenarios, one after the other, by one worker in this process."""
-    return in_one_life(LocalSampler(SCENARIOS["CartPole"].agent, SCENARIOS["CartPole"].env, seed=SEED))
+    options: dict[str, Any] = SIDE_BY_SIDE if side_by_side else {}
+    return in_one_life(LocalSampler(SCENARIOS["CartPole"].agent, SCENARIOS["CartPole"].env, seed=SEED, **options))
 
 
 def in_one_life(sampler: Sampler) -> list[TrajectoryBatch]:
@@ -103,8 +104,18 @@ def assert_same(batches: list[TrajectoryBatch], reference: list[TrajectoryBatch]
         assert batch == other, f"call {call}: {batch} is not {other}"
 
 
-@pytest.mark.parametrize("engine", CORE_ENGINES, indirect=True)
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
+# In this process with all of them; each start method costs workers, so each time one number for each, below.
+ENGINES_AND_WORKERS = [
+    *((engine, n_workers) for engine in ("local", "vec") for n_workers in (1, 2, 3, 7)),
+    *(
+        pytest.param(engine, n_workers, marks=pytest.mark.slow)
+        for engine in ("forkserver", "fork", "spawn", "vec forkserver", *INLINE_LIMITS)
+        for n_workers in (1, 2, 3, 7)
+    ),
+]
+
+
+@pytest.mark.parametrize(("engine", "n_workers"), ENGINES_AND_WORKERS, indirect=["engine"])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_same_batches(make_sampler: Maker, name: str, n_workers: int) -> None:
     scenario = SCENARIOS[name]
@@ -116,16 +127,16 @@ def test_same_batches(make_sampler: Maker, name: str, n_workers: int) -> None:
     assert len(batches[3]) == 2 * n_workers
 
 
-LIVES = [(engine, n_workers) for engine in ("local", "fork", "forkserver") for n_workers in (1, 2, 3, 7)]
-SPAWNED = [("spawn", 2), *(pytest.param("spawn", n_workers, marks=pytest.mark.slow) for n_workers in (1, 3, 7))]
+LIVES = [("local", 3), ("fork", 2), ("forkserver", 1), ("forkserver", 7), ("spawn", 2), ("pipes", 2)]
+LIVES += [("shared memory", 2), ("vec forkserver", 2)]
 
 
-@pytest.mark.parametrize(("engine", "n_workers"), [*LIVES, *SPAWNED], indirect=["engine"])
+@pytest.mark.parametrize(("engine", "n_workers"), LIVES, indirect=["engine"])
 def test_same_batches_in_one_life(make_sampler: Maker, n_workers: int) -> None:
     """One sampler goes through all agents and environments: fewer processes to start, and more updates."""
     first = SCENARIOS["CartPole"]
     sampler = make_sampler(first.agent, first.env, n_workers=n_workers, seed=SEED)
-    assert_same(in_one_life(sampler), expected_in_one_life())
+    assert_same(in_one_life(sampler), expected_in_one_life(make_sampler.side_by_side))
 
 
 def test_the_scenarios_are_not_trivial() -> None:
@@ -150,6 +161,7 @@ def load() -> Iterator[None]:
         spinner.wait()
 
 
+@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_same_batches_under_load(make_sampler: Maker, load: None) -> None:
     """The first of the two runs is the one that `expected` remembers, from quieter times."""
     scenario = SCENARIOS["all generators"]
@@ -161,11 +173,11 @@ def test_timing_changes_nothing(make_sampler: Maker, make_local: Callable[..., L
     """Steps that take now more and now less time: trajectories come in in another order in each run."""
     sampler = make_sampler(Stamping(), jittery(AnyLength, 0.003), n_workers=5, seed=SEED)
     twin = make_local(Stamping(), AnyLength, seed=SEED)
-    for call in range(20):
+    for call in range(8):
         assert sampler.obtain_samples(30 + call) == twin.obtain_samples(30 + call)
 
 
-@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("lists", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_large_observations_take_another_way_to_the_same_batches(
     make_sampler: Maker, make_local: Callable[..., LocalSampler], lists: bool
 ) -> None:
@@ -276,8 +288,8 @@ def test_the_users_generators_change_nothing(make_sampler: Maker) -> None:
 @pytest.mark.parametrize(
     "updates",
     [
-        [],
-        [{"agent_update": SCENARIOS["nested"].parameters}],
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param([{"agent_update": SCENARIOS["nested"].parameters}], marks=pytest.mark.slow),
         [
             {"agent_update": SCENARIOS["nested"].parameters},
             {"agent_update": SCENARIOS["nested"].new_agent, "env_update": SCENARIOS["nested"].new_env},

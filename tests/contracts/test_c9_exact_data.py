@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from streamsampler import NewEnvUpdate, RandomAgent, TrajectoryBatch
 from streamsampler.errors import ObservationError, RolloutError
-from tests.contracts.conftest import Maker
+from tests.contracts.conftest import LOCAL, Maker
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import LINE, Echo, Script, Scripted, Steps
 
@@ -61,6 +61,7 @@ def test_infos_are_copied_when_recorded(make_sampler: Maker, reuse: bool) -> Non
     np.testing.assert_array_equal(batch.episode_infos["array"], 6 * [[7.0, 8.0]], strict=True)
 
 
+@pytest.mark.parametrize("engine", LOCAL, indirect=True)
 @pytest.mark.parametrize(
     ("length", "says", "limit", "expected"),
     [
@@ -193,11 +194,14 @@ def leaves(space: spaces.Space, tree: Any) -> list[tuple[spaces.Space, np.ndarra
     return [(space, tree)]
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_spaces(make_sampler: Maker, name: str) -> None:
+def test_spaces(make_sampler: Maker) -> None:
     """Observation and action have the space; each observation is the action before it, bit for bit."""
-    space = SPACES[name]
-    batch = make_sampler(RandomAgent(space), partial(Echo, space), n_workers=2, seed=SEED).obtain_trajectories(4)
+    sampler = make_sampler(always_zero, Steps, n_workers=2, seed=SEED)
+    for space in SPACES.values():
+        check_space(space, sampler.obtain_trajectories(4, RandomAgent(space), partial(Echo, space)))
+
+
+def check_space(space: spaces.Space[Any], batch: TrajectoryBatch) -> None:
     assert batch.observation_space == batch.action_space == space
     actions, following = leaves(space, batch.actions), leaves(space, batch.next_observations)
     for (leaf, action), (_, observation) in zip(actions, following, strict=True):
@@ -221,6 +225,7 @@ def test_nan_is_data(make_sampler: Maker) -> None:
     np.testing.assert_array_equal(batch.last_observations, 6 * [[np.inf]])
 
 
+@pytest.mark.parametrize("engine", LOCAL, indirect=True)
 @pytest.mark.parametrize("shape", [(3, 4), (1, 2)], ids=["other numbers", "as many numbers"])
 @pytest.mark.parametrize("at", [0, 1, 3], ids=["of the reset", "of a step", "of the last step"])
 def test_a_wrong_shape_is_an_error(make_sampler: Maker, at: int, shape: tuple[int, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import gymnasium
@@ -38,7 +38,8 @@ class Doomed(Brittle):
         return super().reset(seed=seed, options=options)
 
 
-def alone(where: str, n: int) -> dict[int, Any]:
+@cache
+def sound(where: str, n: int = 60) -> dict[int, Any]:
     """What each trajectory is by itself, of those that do not raise."""
     trajectories = {}
     for index in range(n):
@@ -50,9 +51,6 @@ def alone(where: str, n: int) -> dict[int, Any]:
     return trajectories
 
 
-SOUND = {where: alone(where, 60) for where in ("step", "reset", "shape")}
-
-
 PROCESSES = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("forkserver", "shared memory")]
 
 
@@ -61,14 +59,14 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("where", SOUND)
+@pytest.mark.parametrize("where", ["step", "reset", "shape"])
 def test_the_batch_is_what_is_left_of_the_prefix(make_sampler: Maker, where: str) -> None:
     sampler = make_sampler(above_half, partial(BRITTLE, wrong=where), n_workers=3, seed=SEED, on_failure="drop")
     batch = sampler.obtain_trajectories(20)
-    expected = list(SOUND[where])[:20]
+    expected = list(sound(where))[:20]
     assert batch.indices.tolist() == expected
     for position, index in enumerate(expected):
-        assert batch[position] == SOUND[where][index]
+        assert batch[position] == sound(where)[index]
     left_out = sorted(set(range(expected[-1])) - set(expected))
     assert left_out, "or this shows nothing"
     stats = batch.stats
@@ -94,7 +92,7 @@ def test_timesteps_of_what_is_left_count(make_sampler: Maker) -> None:
     sampler = make_sampler(above_half, BRITTLE, n_workers=3, seed=SEED, on_failure="drop")
     batch = sampler.obtain_samples(100)
     expected, total = [], 0
-    for index, trajectory in SOUND["step"].items():
+    for index, trajectory in sound("step").items():
         expected.append(index)
         total += trajectory.n_timesteps
         if total >= 100:
@@ -104,7 +102,7 @@ def test_timesteps_of_what_is_left_count(make_sampler: Maker) -> None:
 
 def test_a_stream_passes_by(make_sampler: Maker) -> None:
     sampler = make_sampler(above_half, BRITTLE, n_workers=2, seed=SEED, on_failure="drop")
-    expected = list(SOUND["step"])[:25]
+    expected = list(sound("step"))[:25]
     found = [int(trajectory.indices[0]) for trajectory, _ in zip(sampler.stream(), expected, strict=False)]
     assert found == expected
     assert sampler.stats.dropped_trajectories >= expected[-1] + 1 - len(expected)
@@ -114,12 +112,12 @@ def test_whatever_finishes_first_too(make_sampler: Maker) -> None:
     sampler = make_sampler(above_half, BRITTLE, n_workers=2, seed=SEED, on_failure="drop", order="arrival")
     batch = sampler.obtain_trajectories(30)
     assert len(batch) == 30
-    assert set(batch.indices.tolist()) <= set(SOUND["step"])
+    assert set(batch.indices.tolist()) <= set(sound("step"))
 
 
 def test_workers_of_their_own(make_sampler: Maker) -> None:
     sampler = make_sampler(2 * [above_half], BRITTLE, n_workers=2, seed=SEED, on_failure="drop")
-    assert sampler.obtain_trajectories(20).indices.tolist() == list(SOUND["step"])[:20]
+    assert sampler.obtain_trajectories(20).indices.tolist() == list(sound("step"))[:20]
     with pytest.raises(UsageError, match="obtain_exact_trajectories"):
         sampler.obtain_exact_trajectories(3)
     assert len(sampler.obtain_trajectories(2)) == 2
@@ -158,7 +156,7 @@ def test_where_the_first_ones_fail_others_follow(make_sampler: Maker, n_first: i
 
 def test_exit_is_a_failure_like_any_other(make_sampler: Maker) -> None:
     sampler = make_sampler(above_half, partial(BRITTLE, error=SystemExit), n_workers=2, seed=SEED, on_failure="drop")
-    assert sampler.obtain_trajectories(20).indices.tolist() == list(SOUND["step"])[:20]
+    assert sampler.obtain_trajectories(20).indices.tolist() == list(sound("step"))[:20]
 
 
 def test_an_update_that_raises_is_raised(make_sampler: Maker) -> None:
