@@ -1,7 +1,7 @@
 """The sampler whose workers are processes of this machine.
 
-Signatures are written out, for readers, editors and type checkers. An argument of all samplers stands in `Sampler`,
-which documents it, in each sampler here, and in `sampler_options`. A test says where it is missing.
+The signature is written out, for readers, editors and type checkers. An argument of all samplers is documented in
+`Sampler`, and is typed again here and in `SamplerOptions`; `Policy` has the defaults. A test names what is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamsampler.engines.launch.start_methods import StartMethod, check_proces
 from streamsampler.errors import CheckMode
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ProcessSamplerOptions
-from streamsampler.scheduling.restarts import OnFailure, Quota
+from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
 from streamsampler.serialization import dumps
 from streamsampler.workers.base import Worker
@@ -62,17 +62,17 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         worker_class: type[Worker] = DefaultWorker,
         worker_args: Mapping[str, Any] | None = None,
         order: Order = "index",
-        on_failure: OnFailure = "raise",
-        max_restarts: Quota = "auto",
-        restart_window: float | None = 60.0,
-        max_lifetime_restarts: Quota = "auto",
-        restart_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        on_failure: OnFailure = Policy.on_failure,
+        max_restarts: Quota = Policy.max_restarts,
+        restart_window: float | None = Policy.restart_window,
+        max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
+        restart_on: type[BaseException] | tuple[type[BaseException], ...] = Policy.restart_on,
         check: CheckMode = "warn",
         worker_threads: int | None = 1,
-        step_timeout: float | None = None,
-        construction_timeout: float | None = None,
-        max_worker_memory: int | None = None,
-        close_timeout: float = 5.0,
+        step_timeout: float | None = Policy.step_timeout,
+        construction_timeout: float | None = Policy.construction_timeout,
+        max_worker_memory: int | None = Policy.max_worker_memory,
+        close_timeout: float = Policy.close_timeout,
         start_method: StartMethod | None = None,
     ) -> None:
         check_processes()
