@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from gymnasium.spaces import Space
@@ -22,14 +21,14 @@ from streamsampler.agents.base import (
     takes_keyword,
 )
 from streamsampler.agents.random import RandomAgent
-from streamsampler.cli.current_directory import import_named
+from streamsampler.cli.current_directory import dotted_name, import_named
 from streamsampler.errors import UnknownAgentError, UsageError
 
 __all__ = ["load_agent"]
 
 
 def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Agent:
-    """Finds an agent by its name, as the command line gives it.
+    """Load the agent that `--agent` names.
 
     Modules are also looked for in the current directory, after all others; it is the last entry of ``sys.path`` from
     then on.
@@ -51,9 +50,9 @@ def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any
     if name in NAMED_AGENTS:
         return RandomAgent(action_space)
     module_name, colon, path = name.partition(":")
-    if not (module_name and colon and path) or _is_file_name(module_name):
+    if not (module_name and colon and path) or dotted_name(module_name) is not None:
         raise UnknownAgentError(_malformed(name))
-    obj = _attribute(_module(module_name, name), path, name)
+    obj = _attribute(import_named(module_name, f"agent {name!r}", UnknownAgentError), path, name)
     if not isinstance(obj, type) and callable(getattr(obj, "get_action", None)):
         return as_agent(obj)
     if not callable(obj):
@@ -70,34 +69,12 @@ def _malformed(name: str) -> str:
     if near:
         return f"{message}. Did you mean {near[0]!r}?"
     module_name, _, attribute = name.partition(":")
-    if _is_file_name(module_name):
-        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+    if (dotted := dotted_name(module_name)) is not None:
         return f"{message}. A module goes by its name, not its file's: '{dotted}:{attribute or 'object'}'"
     module_name, _, attribute = name.rpartition(".")
     if module_name and attribute and ":" not in name:
         return f"{message}. Did you mean '{module_name}:{attribute}'?"
     return message
-
-
-def _is_file_name(module_name: str) -> bool:
-    return module_name.endswith(".py") or "/" in module_name
-
-
-def _module(module_name: str, name: str) -> Any:
-    try:
-        return import_named(module_name)
-    except Exception as error:
-        raise UnknownAgentError(_import_failure(module_name, name, error)) from error
-
-
-def _import_failure(module_name: str, name: str, error: Exception) -> str:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is None or not f"{module_name}.".startswith(f"{missing}."):
-        return f"the agent {name!r} cannot be loaded: importing {module_name} raised {type(error).__name__}: {error}"
-    message = f"unknown agent {name!r}: there is no module {missing!r}"
-    here = [path.stem for path in Path.cwd().glob("*.py")]
-    near = difflib.get_close_matches(module_name, here, n=1)
-    return f"{message}. Did you mean {near[0]!r}?" if near else f"{message}, neither installed nor in {Path.cwd()}"
 
 
 def _attribute(module: Any, path: str, name: str) -> Any:

@@ -28,6 +28,7 @@ _AMOUNTS = {
     "trajectories_per_worker": "--trajectories-per-worker",
 }
 _POSITIVE = arguments.Count(min=1)
+_SECONDS = click.FloatRange(min=0, min_open=True)
 
 _EXAMPLES = """\b
 Examples:
@@ -126,7 +127,7 @@ def cli() -> None:
     "trajectory out, and takes another one instead; where failures depend on the state, what is left is biased.",
 )  # fmt: skip
 @grouped_option(
-    "When something fails", "--step-timeout", callback=arguments.seconds, metavar="SECONDS", show_default="no limit",
+    "When something fails", "--step-timeout", type=_SECONDS, metavar="SECONDS", show_default="no limit",
     help="Kill a process in which a reset, an action or a timestep takes longer; another one takes its place.",
 )  # fmt: skip
 @grouped_option(
@@ -140,7 +141,7 @@ def cli() -> None:
     help="Replace a process that has more memory of its own than this, such as 500M or 2G.",
 )  # fmt: skip
 @grouped_option(
-    "When something fails", "--close-timeout", callback=arguments.seconds, default="5.0", show_default=True,
+    "When something fails", "--close-timeout", type=_SECONDS, default=5.0, show_default=True,
     metavar="SECONDS", help="How long all processes together may take to close their environments at the end.",
 )  # fmt: skip
 @grouped_option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import os
@@ -9,7 +10,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["append_current_directory", "import_named", "warn_of_hidden"]
+from streamsampler.errors import UsageError
+
+__all__ = ["append_current_directory", "dotted_name", "import_named", "warn_of_hidden"]
 
 _log = logging.getLogger("streamsampler")
 
@@ -27,16 +30,41 @@ def append_current_directory() -> None:
     importlib.invalidate_caches()
 
 
-def import_named(name: str) -> ModuleType:
+def import_named(name: str, what: str, error: type[UsageError] = UsageError) -> ModuleType:
     """Import a module that the user has named, from the current directory if it is nowhere else.
 
+    Args:
+        name: The module's name.
+        what: What it was named for; errors begin with this.
+        error: The type of the errors.
+
     Raises:
-        Exception: What importing it raises.
+        UsageError: There is no such module; or importing it raised, which is the cause.
     """
     append_current_directory()
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except Exception as raised:
+        missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise error(f"{what}: there is no module {missing!r}{_hint(name)}") from None
+        raise error(f"{what}: importing {name} raised {type(raised).__name__}: {raised}") from raised
     warn_of_hidden(name)
     return module
+
+
+def _hint(name: str) -> str:
+    if (dotted := dotted_name(name)) is not None:
+        return f". A module goes by its name, not its file's: {dotted!r}"
+    near = difflib.get_close_matches(name, [path.stem for path in Path.cwd().glob("*.py")], n=1)
+    return f". Did you mean {near[0]!r}?" if near else f", neither installed nor in {Path.cwd()}"
+
+
+def dotted_name(file_name: str) -> str | None:
+    """Return the name of the module in a file; None if it is not the name of a file."""
+    if not file_name.endswith(".py") and "/" not in file_name:
+        return None
+    return file_name.removesuffix(".py").strip("./").replace("/", ".")
 
 
 def warn_of_hidden(name: str) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from streamsampler.cli import report as summary
+from streamsampler.cli.current_directory import import_named
 from streamsampler.cli.errors import translated
 from streamsampler.cli.grouping import TYPED
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.notices import notices_shown
-from streamsampler.cli.options import import_modules
 from streamsampler.cli.request import Amount, Outcome, Request
 from streamsampler.cli.run import run
 from streamsampler.cli.streams import print_result, stdout_reserved, tell
@@ -43,7 +43,8 @@ def execute(
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     try:
         with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet):
-            import_modules(imports)
+            for name in imports:
+                import_named(name, f"--import {name}")
             outcome = run(request, interrupts, bar)
     except Interrupted:
         kept = "nothing was kept" if request.shard_size is None else f"nothing was added to {request.out}"

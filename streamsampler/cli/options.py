@@ -1,10 +1,8 @@
-"""Kinds of option values, and modules to import."""
+"""Convert the values of options."""
 
 from __future__ import annotations
 
 import ast
-import math
-import os
 import re
 from collections.abc import Iterable
 from decimal import Decimal
@@ -12,11 +10,9 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.current_directory import import_named
-from streamsampler.errors import UsageError
 from streamsampler.scheduling.restarts import Quota
 
-__all__ = ["Count", "env_kwargs", "import_modules", "number_or_none", "parse_value", "quota", "seconds", "size"]
+__all__ = ["Count", "env_kwargs", "number_or_none", "parse_value", "quota", "size"]
 
 _COUNT = re.compile(
     r"(?P<number>[+-]?([0-9][0-9_,]*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?", re.IGNORECASE
@@ -61,20 +57,6 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
-    """Return a positive number of seconds: an option's callback.
-
-    Raises:
-        click.BadParameter: It is none.
-    """
-    if text is None:
-        return None
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise click.BadParameter(f"{text!r} is not a number of seconds above 0")
-    return number
-
-
 def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
     """Return a number of bytes, given with K, M, G or T for powers of 1,024: an option's callback.
 
@@ -84,7 +66,7 @@ def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int 
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())
-    n_bytes = _number(match["number"]) * 1024 ** " KMGT".index((match["unit"] or " ").upper()) if match else math.nan
+    n_bytes = float(match["number"]) * 1024 ** " KMGT".index((match["unit"] or " ").upper()) if match else 0.0
     if not 1 <= n_bytes < 2**63:
         raise click.BadParameter(f"{text!r} is not an amount of memory, such as 500M or 2G")
     return int(n_bytes)
@@ -104,19 +86,8 @@ def number_or_none(_ctx: click.Context, _param: click.Parameter, text: str) -> i
 
 
 def quota(context: click.Context, param: click.Parameter, text: str) -> Quota:
-    """Return "auto", or what `number_or_none` does: an option's callback.
-
-    Raises:
-        click.BadParameter: It is none of these.
-    """
+    """Return "auto", or what `number_or_none` does: an option's callback."""
     return "auto" if text.strip().lower() == "auto" else number_or_none(context, param, text)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str]) -> dict[str, Any]:
@@ -136,27 +107,3 @@ def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str
             raise click.BadParameter(f"{key!r} is given twice")
         result[key] = parse_value(text)
     return result
-
-
-def import_modules(names: Iterable[str]) -> None:
-    """Import modules for what they register, also from the current directory.
-
-    Raises:
-        UsageError: One cannot be imported; what its code raised is the cause.
-    """
-    for name in names:
-        try:
-            import_named(name)
-        except Exception as error:
-            missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            if missing is not None and f"{name}.".startswith(f"{missing}."):
-                where = f"neither installed nor in {os.getcwd()}"
-                raise UsageError(f"--import {name}: there is no module {missing!r}, {where}{_hint(name)}") from None
-            raise UsageError(f"--import {name}: importing it raised {type(error).__name__}: {error}") from error
-
-
-def _hint(name: str) -> str:
-    if not name.endswith(".py") and os.sep not in name:
-        return ""
-    dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
-    return f". A module goes by its name, not its file's: {dotted!r}"

@@ -60,10 +60,10 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", 5, "--max-episode-length", 0], "'--max-episode-length': 0"),
         (["--num-samples", 5, "--order", "random"], "'random' is not one of 'index', 'arrival'"),
         (["--num-samples", 5, "--on-failure", "ignore"], "'ignore' is not one of 'raise', 'drop'"),
-        (["--num-samples", 5, "--step-timeout", 0], "'--step-timeout': '0' is not a number of seconds above 0"),
-        (["--num-samples", 5, "--step-timeout", "nan"], "'nan' is not a number of seconds"),
-        (["--num-samples", 5, "--step-timeout", "1e999"], "'1e999' is not a number of seconds"),
-        (["--num-samples", 5, "--step-timeout", "soon"], "'soon' is not a number of seconds"),
+        (["--num-samples", 5, "--step-timeout", 0], "'--step-timeout': 0.0 is not in the range x>0"),
+        (["--num-samples", 5, "--step-timeout", "nan"], "step_timeout must be a number of seconds above 0, got nan"),
+        (["--num-samples", 5, "--step-timeout", "1e999"], "step_timeout must be a number of seconds above 0, got inf"),
+        (["--num-samples", 5, "--step-timeout", "soon"], "'soon' is not a valid float"),
         (
             ["--num-samples", 5, "--max-restarts", -1],
             "'--max-restarts': '-1' is neither an integer of at least 0 nor 'none'",
@@ -138,7 +138,7 @@ def test_a_module_that_raises_shows_where(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     result = sample("--num-samples", 5, "--import", "raising")
     assert result.exit_code == 2
-    assert "--import raising: importing it raised ZeroDivisionError" in result.stderr
+    assert "--import raising: importing raising raised ZeroDivisionError" in result.stderr
     assert "return 1 / 0" in result.stderr
     assert "arguments.py" not in result.stderr
 
