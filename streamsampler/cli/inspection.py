@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from streamsampler.cli.errors import translated
-from streamsampler.cli.report import spread_text
+from streamsampler.cli.report import spread_text, table
 from streamsampler.cli.streams import print_result, tell
 from streamsampler.cli.tally import Tally
 from streamsampler.data.words import count
@@ -121,10 +121,7 @@ class _Contents:
             "path": str(self.path),
             "kind": "file" if manifest is None else "folder",
             **of_folder,
-            "trajectories": self.tally.trajectories,
-            "timesteps": self.tally.timesteps,
-            "return": {**self.tally.returns.facts(), "standard_error": self.tally.returns.standard_error},
-            "length": self.tally.lengths.facts(),
+            **self.tally.facts(),
             "terminated": self.terminated,
             "truncated": self.truncated,
             "observation_space": self._space("observation_space"),
@@ -147,7 +144,7 @@ class _Contents:
         """Return it for people."""
         facts, provenance = self.facts(), self.header["provenance"]
         options = {name: value for name, value in provenance.items() if name not in _TOLD_BY_THEMSELVES}
-        rows = {
+        return table({
             facts["kind"]: f"{self.path} ({self.n_bytes:,} bytes)",
             **self._folder_rows(),
             "environment": str(provenance.get("environment") or ""),
@@ -165,9 +162,7 @@ class _Contents:
             "options": ", ".join(f"{name}={value!r:.60}" for name, value in options.items()),
             "written by": f"streamsampler {facts['package_version']}, format {facts['format_version']}",
             **self._damage_rows(),
-        }
-        width = max(len(name) for name, value in rows.items() if value)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
+        })  # fmt: skip
 
     def _seeds(self, first: list[int]) -> str:
         return ", ".join([*map(str, first), *(["…"] if self.tally.trajectories > len(first) else [])])

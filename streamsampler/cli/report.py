@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.data.words import count, duration
 from streamsampler.version import __version__
 
-__all__ = ["as_json", "as_line", "as_text", "spread_text"]
+__all__ = ["as_json", "as_line", "as_text", "spread_text", "table"]
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
 _REPLACEMENTS = ("restarts", "hangs", "replaced")
@@ -24,10 +25,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
         **request.described(),
         "wanted": {unit: request.amount.total(outcome.n_workers)},
         "interrupted": outcome.interrupted,
-        "trajectories": kept.trajectories,
-        "timesteps": kept.timesteps,
-        "return": {**kept.returns.facts(), "standard_error": kept.returns.standard_error},
-        "length": kept.lengths.facts(),
+        **kept.facts(),
         "seconds": outcome.seconds,
         "timesteps_per_second": _rate(outcome),
         "workers": outcome.n_workers,
@@ -60,7 +58,7 @@ def as_text(request: Request, outcome: Outcome) -> str:
     """Return a summary for people."""
     facts = as_json(request, outcome)
     arguments = ", ".join(f"{key}={value!r}" for key, value in request.env_kwargs.items())
-    rows = {
+    return table({
         "interrupted": _interrupted(request, outcome) if outcome.interrupted else "",
         "environment": request.env_id + (f" ({arguments})" if arguments else ""),
         "agent": request.agent,
@@ -77,7 +75,11 @@ def as_text(request: Request, outcome: Outcome) -> str:
         "dropped": _dropped(facts["dropped"], width=len("trajectories")),
         "written to": _written(request, outcome),
         "to go on": facts.get("to_go_on") or "",
-    }
+    })  # fmt: skip
+
+
+def table(rows: Mapping[str, str]) -> str:
+    """Return a line for each row that has a value."""
     width = max(len(name) for name, value in rows.items() if value)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
 

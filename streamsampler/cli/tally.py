@@ -121,6 +121,15 @@ class Tally:
         shards, _ = files.survey(add)
         return tallies[0], len(shards)
 
+    def facts(self) -> dict[str, Any]:
+        """Return amounts, returns and lengths for programs; None where there is no such number."""
+        return {
+            "trajectories": self.trajectories,
+            "timesteps": self.timesteps,
+            "return": {**self.returns.facts(), "standard_error": self.returns.standard_error},
+            "length": self.lengths.facts(),
+        }
+
     @property
     def trajectories(self) -> int:
         """How many trajectories there are."""
