@@ -29,7 +29,7 @@ import math
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 __all__ = [
     "ActionError",
@@ -45,6 +45,7 @@ __all__ = [
     "RolloutError",
     "SamplerError",
     "SerializationError",
+    "SpentQuota",
     "StorageError",
     "UnknownAgentError",
     "UnknownEnvironmentError",
@@ -57,6 +58,10 @@ __all__ = [
     "positive_seconds",
     "refuse_two_numbers",
 ]
+
+
+_NEXT_CALL = "the next call starts a new one in its place"
+_SHOWN_INCIDENTS = 20
 
 
 class SamplerError(Exception):
@@ -149,6 +154,26 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is a traceback, carried as 
         return f"\n\n{self.text}"
 
 
+class SpentQuota(NamedTuple):
+    """The quota of losses that ended a call; the command line names another argument.
+
+    Attributes:
+        losses: How many losses there were.
+        within: In what time, such as " within 60 s"; empty where no time is given.
+        argument: The sampler's argument that sets the quota.
+        limit: Its value.
+    """
+
+    losses: int
+    within: str
+    argument: str
+    limit: int
+
+    def __str__(self) -> str:
+        plural = "es" if self.losses > 1 else ""
+        return f"that is {self.losses} loss{plural}{self.within}, and {self.argument} is {self.limit}"
+
+
 def _without_init(cls: type[WorkerError], args: tuple[Any, ...]) -> WorkerError:
     error = cls.__new__(cls)
     error.args = args
@@ -162,28 +187,52 @@ class WorkerError(SamplerError):
         worker_number: The worker, 0 to n-1.
         phase: What it was doing, a word of `streamsampler.protocol.messages.Phase`.
         trajectory: Index of the trajectory in hand, or None outside trajectories.
-        incidents: What was lost before and made good (`streamsampler.scheduling.restarts.Incident`), this loss included
+        incidents: What was lost before and run again (`streamsampler.scheduling.restarts.Incident`), this loss included
             if it was one; oldest first, and empty for an exception that is raised at once.
+        what: What happened: the message without `quota`, `outlook` and the list of `incidents`.
+        quota: The quota that is spent; None where none is.
+        outlook: What follows for the sampler's next call, or nothing.
     """
+
+    outlook = ""
 
     def __init__(
         self,
-        message: str,
+        what: str,
         *,
         worker_number: int,
         phase: str,
         trajectory: int | None,
         incidents: tuple[Any, ...] = (),
+        quota: SpentQuota | None = None,
     ) -> None:
-        super().__init__(message)
+        self.what = what
+        self.quota = quota
         self.worker_number = worker_number
         self.phase = phase
         self.trajectory = trajectory
         self.incidents = incidents
+        super().__init__(self.worded(quota, self.outlook))
+
+    def worded(self, quota: SpentQuota | None, outlook: str = "") -> str:
+        """Return the message with a quota and an outlook in other words."""
+        parts = self.what, "" if quota is None else str(quota), outlook
+        return "; ".join(filter(None, parts)) + _listed(self.incidents)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default would call the class with the message alone.
         return _without_init, (type(self), self.args), self.__dict__
+
+
+def _listed(incidents: tuple[Any, ...]) -> str:
+    """Return incidents as a message's last lines; nothing where there was but one."""
+    if len(incidents) < 2:
+        return ""
+    shown = incidents[-_SHOWN_INCIDENTS:]
+    lines = [f"  {incident.seconds:9.2f} s: {incident}" for incident in shown]
+    if len(incidents) > len(shown):
+        lines.insert(0, f"  … {len(incidents) - len(shown)} before")
+    return "\nWhat was lost, in seconds since the sampler was made:\n" + "\n".join(lines)
 
 
 class RolloutError(WorkerError):
@@ -193,17 +242,8 @@ class RolloutError(WorkerError):
         original: The exception itself where it could be pickled, else None.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        worker_number: int,
-        phase: str,
-        trajectory: int | None,
-        original: BaseException | None = None,
-        incidents: tuple[Any, ...] = (),
-    ) -> None:
-        super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory, incidents=incidents)
+    def __init__(self, what: str, *, original: BaseException | None = None, **fields: Any) -> None:
+        super().__init__(what, **fields)
         self.original = original
 
 
@@ -218,17 +258,10 @@ class WorkerDiedError(WorkerError):
         exitcode: Its exit code, negative for a signal, None where it is unknown.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        worker_number: int,
-        phase: str,
-        trajectory: int | None,
-        exitcode: int | None,
-        incidents: tuple[Any, ...] = (),
-    ) -> None:
-        super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory, incidents=incidents)
+    outlook = _NEXT_CALL
+
+    def __init__(self, what: str, *, exitcode: int | None, **fields: Any) -> None:
+        super().__init__(what, **fields)
         self.exitcode = exitcode
 
 
@@ -239,17 +272,10 @@ class WorkerHungError(WorkerError):
         stack: The stacks of its threads as text; empty where they could not be had.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        worker_number: int,
-        phase: str,
-        trajectory: int | None,
-        stack: str,
-        incidents: tuple[Any, ...] = (),
-    ) -> None:
-        super().__init__(message, worker_number=worker_number, phase=phase, trajectory=trajectory, incidents=incidents)
+    outlook = _NEXT_CALL
+
+    def __init__(self, what: str, *, stack: str, **fields: Any) -> None:
+        super().__init__(what, **fields)
         self.stack = stack
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 from gymnasium.envs import registration
 
-from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, StorageError, UsageError
+from streamsampler.errors import ProtocolError, RemoteTraceback, SamplerError, StorageError, UsageError, WorkerError
 
-__all__ = ["as_options", "failure", "traceback_of", "translated", "without_own_frames"]
+__all__ = ["failure", "traceback_of", "translated", "without_own_frames"]
 
 # Not the user's: this package, and what it calls to get at the user's code.
 _OWN_FRAMES = (
@@ -25,15 +25,7 @@ _OWN_FRAMES = (
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+')
 
 
-# What is said of a sampler's arguments, and of its later calls, which a command does not have.
-_OPTIONS = {
-    "resume=True": "--resume",
-    "; the next call starts a new one in its place": "",
-    "max_restarts is ": "--max-restarts is ",
-    "max_lifetime_restarts is ": "ten times --max-restarts is ",
-    'on_failure="drop"': "--on-failure drop",
-    "n_workers=": "--workers ",
-}
+_OPTIONS = {"max_restarts": "--max-restarts", "max_lifetime_restarts": "ten times --max-restarts"}
 
 
 def failure(message: str, details: str = "", notes: Iterable[str] = ()) -> click.ClickException:
@@ -59,11 +51,11 @@ def translated() -> Iterator[None]:
         yield
     except UsageError as error:
         details = traceback_of(error.__cause__)
-        raise click.UsageError("\n\n".join(part for part in (as_options(str(error)), details) if part)) from None
+        raise click.UsageError("\n\n".join(part for part in (str(error), details) if part)) from None
     except ProtocolError:
         raise  # a bug in this package: its traceback is needed
     except (SamplerError, OSError, MemoryError) as error:
-        message = str(error)
+        message = _message_of(error)
         if isinstance(error, MemoryError):
             message = f"there is not enough memory{message and f': {message}'}"
         elif not isinstance(error, SamplerError):
@@ -72,14 +64,15 @@ def translated() -> Iterator[None]:
         # A damaged file is no code of the user's: where reading it failed says nothing.
         by_user = isinstance(error, SamplerError) and not isinstance(error, StorageError)
         details = traceback_of(error.__cause__) if by_user else ""
-        raise failure(as_options(message), details, getattr(error, "__notes__", ())) from None
+        raise failure(message, details, getattr(error, "__notes__", ())) from None
 
 
-def as_options(message: str) -> str:
-    """Return what the library says, in the words of the command line."""
-    for words, option in _OPTIONS.items():
-        message = message.replace(words, option)
-    return message
+def _message_of(error: BaseException) -> str:
+    """Return an error's message, with the option that sets a quota, and nothing about a sampler's next call."""
+    if not isinstance(error, WorkerError):
+        return str(error)
+    quota = error.quota
+    return error.worded(quota and quota._replace(argument=_OPTIONS[quota.argument]))
 
 
 def traceback_of(error: BaseException | None) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.errors import as_options
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.storage.atomic import temporary_beside
 from streamsampler.storage.shards import check_folder
@@ -57,7 +56,7 @@ def _folder(path: Path, *, resume: bool) -> Path:
     try:
         check_folder(path, resume=resume)
     except UsageError as error:
-        raise click.BadParameter(as_options(str(error))) from None
+        raise click.BadParameter(str(error)) from None
     except (StorageError, OSError) as error:
         raise click.ClickException(str(error)) from None
     _try(path / "x" if path.exists() else path)

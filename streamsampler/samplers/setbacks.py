@@ -53,11 +53,13 @@ class Setback:
 
     def count(self, losses: Losses) -> WorkerError | None:
         """Count the loss, if it is one; return the error that ends the call, None if the trajectories are run again."""
-        spent = "" if self.incident is None else losses.add(self.incident)
-        if spent is None:
+        if self.incident is None:
+            assert self.failure is not None
+            return failure_error(self.worker, self.failure, self.exception)
+        quota = losses.add(self.incident)
+        if quota is None and not self.incident.hopeless:
             return None
-        history = losses.history() if self.incident is not None else ()
+        history = losses.history()
         if self.failure is not None:
-            return failure_error(self.worker, self.failure, self.exception, verdict=spent, history=history)
-        assert self.incident is not None
-        return loss_error(self.incident, spent, history)
+            return failure_error(self.worker, self.failure, self.exception, quota=quota, history=history)
+        return loss_error(self.incident, quota, history)

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamsampler.errors import UsageError, positive, positive_seconds
+from streamsampler.errors import SpentQuota, UsageError, positive, positive_seconds
 from streamsampler.protocol.messages import Phase
 from streamsampler.scheduling.hang_watch import Watch
 
@@ -160,32 +160,37 @@ class Losses:
     _recent: deque[float] = field(default_factory=deque)
     _n: int = 0
 
-    def add(self, incident: Incident) -> str | None:
-        """Take note of a loss.
+    def add(self, incident: Incident) -> SpentQuota | None:
+        """Count a loss.
 
         Returns:
-            None if it is to be made good; otherwise which quota is spent, as the end of a sentence. Then the counting
-            has begun afresh: a caller who goes on after the error has decided to.
+            The quota that is spent, if one is. Then, and after a hopeless loss, the counting begins from 0: a caller
+            who goes on after the error has decided to.
         """
         self.incidents.append(incident)
         self._n += 1
-        if incident.hopeless:
-            return self._spent("a new worker would do the same")
         window = self.policy.restart_window
-        most = self._most(self.policy.max_restarts, _RESTARTS)
-        most_ever = self._most(self.policy.max_lifetime_restarts, _LIFETIME_RESTARTS)
         if window is not None:
             # What counts now may have happened earlier than what was counted last.
             now = max(incident.seconds, *self._recent) if self._recent else incident.seconds
             self._recent.append(now)
             while self._recent[0] <= now - window:
                 self._recent.popleft()
-        recent = self._n if window is None else len(self._recent)
+        spent = None if incident.hopeless else self._spent()
+        if spent is not None or incident.hopeless:
+            self._recent.clear()
+            self._n = 0
+        return spent
+
+    def _spent(self) -> SpentQuota | None:
+        window = self.policy.restart_window
+        recent, within = (self._n, "") if window is None else (len(self._recent), f" within {window:g} s")
+        most = self._most(self.policy.max_restarts, _RESTARTS)
         if most is not None and recent > most:
-            within = "" if window is None else f" within {window:g} s"
-            return self._spent(f"{_losses(recent)}{within}, and max_restarts is {most}")
+            return SpentQuota(recent, within, "max_restarts", most)
+        most_ever = self._most(self.policy.max_lifetime_restarts, _LIFETIME_RESTARTS)
         if most_ever is not None and self._n > most_ever:
-            return self._spent(f"{_losses(self._n)} in all, and max_lifetime_restarts is {most_ever}")
+            return SpentQuota(self._n, " in all", "max_lifetime_restarts", most_ever)
         return None
 
     def _most(self, quota: Quota, default: int) -> int | None:
@@ -193,20 +198,11 @@ class Losses:
             return max(default, math.ceil(default * self.n_workers / _WORKERS))
         return quota
 
-    def _spent(self, verdict: str) -> str:
-        self._recent.clear()
-        self._n = 0
-        return verdict
-
     def history(self) -> tuple[Incident, ...]:
         """Return the incidents since the last error, and forget them."""
         history = tuple(self.incidents)
         self.incidents.clear()
         return history
-
-
-def _losses(number: int) -> str:
-    return f"that is {number} loss{'es' if number > 1 else ''}"
 
 
 def cause_of_death(exitcode: int | None) -> str:

@@ -53,7 +53,7 @@ def check_folder(path: Path, *, resume: bool) -> None:
         manifest = read_manifest(path)
         if not resume:
             n, state = len(_shard_names(path)), "complete" if manifest.complete else "incomplete"
-            hint = "name another folder" if manifest.complete else "resume=True continues it"
+            hint = "name another folder" if manifest.complete else "resume it or name another folder"
             raise UsageError(f"{str(path)!r} holds trajectories already ({count(n, 'shard')}, {state}): {hint}")
     elif names:
         raise UsageError(f"{str(path)!r} holds something else, such as {min(names)!r}: name a new or empty folder")

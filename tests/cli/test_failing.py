@@ -200,7 +200,7 @@ def test_where_all_fails_the_command_does(brittle: Path) -> None:
     arguments[arguments.index("fail_share=0.3")] = "fail_share=1"
     result = invoke(*arguments)
     assert result.exit_code == 1
-    assert "that is more than --on-failure drop is for" in result.stderr
+    assert "that is too many to leave out" in result.stderr
 
 
 SHARDS = (*BRITTLE, "--on-failure", "drop", "--shard-size", 25)

@@ -163,7 +163,7 @@ def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path
     script = FEWER_ALLOWED.format(first=False, soft=64, hard=256, n_workers=50, method="forkserver")
     said = " ".join(run_script(tmp_path, script))
     found = re.fullmatch(
-        r"ResourceLimitError 24 n_workers=50 needs (\d+) descriptors \(7 a worker, (\d+) are open already\), and this "
+        r"ResourceLimitError 24 50 workers need (\d+) descriptors \(7 a worker, (\d+) are open already\), and this "
         r"process may have 256: raise the limit before it starts, with `ulimit -n (\d+)` or what your system has "
         r"for that, or use at most (\d+) workers",
         said,

@@ -64,36 +64,36 @@ def test_a_rate():
     losses = Losses(Policy(max_restarts=2, restart_window=10.0, max_lifetime_restarts=None))
     assert [losses.add(death(t)) for t in (0.0, 1.0, 11.0, 12.0, 21.5)] == [None] * 5
     verdict = losses.add(death(21.6))
-    assert verdict == "that is 3 losses within 10 s, and max_restarts is 2"
+    assert str(verdict) == "that is 3 losses within 10 s, and max_restarts is 2"
 
 
 @pytest.mark.parametrize(("n_workers", "most", "most_ever"), [(1, 10, 100), (8, 10, 100), (9, 12, 113), (64, 80, 800)])
 def test_the_quotas_by_default_grow_with_the_number_of_workers(n_workers, most, most_ever):
     losses = Losses(Policy(), n_workers)
     assert [losses.add(death()) for _ in range(most)] == [None] * most
-    assert losses.add(death()) == f"that is {most + 1} losses within 60 s, and max_restarts is {most}"
+    assert str(losses.add(death())) == f"that is {most + 1} losses within 60 s, and max_restarts is {most}"
     assert [losses.add(death(100.0 * n)) for n in range(most_ever)] == [None] * most_ever
     verdict = losses.add(death(100.0 * most_ever))
-    assert verdict == f"that is {most_ever + 1} losses in all, and max_lifetime_restarts is {most_ever}"
+    assert str(verdict) == f"that is {most_ever + 1} losses in all, and max_lifetime_restarts is {most_ever}"
 
 
 def test_a_loss_that_counts_late_counts_with_those_before_it():
     """It waited until the trajectories before it were in."""
     losses = Losses(Policy(max_restarts=2, restart_window=10.0))
     assert [losses.add(death(t)) for t in (20.0, 5.0)] == [None, None]
-    assert losses.add(death(29.0)) == "that is 3 losses within 10 s, and max_restarts is 2"
+    assert str(losses.add(death(29.0))) == "that is 3 losses within 10 s, and max_restarts is 2"
 
 
 def test_a_lifetime():
     losses = Losses(Policy(max_restarts=None, max_lifetime_restarts=3))
     assert [losses.add(death(1e6 * t)) for t in range(3)] == [None] * 3
-    assert losses.add(death(1e9)) == "that is 4 losses in all, and max_lifetime_restarts is 3"
+    assert str(losses.add(death(1e9))) == "that is 4 losses in all, and max_lifetime_restarts is 3"
 
 
 def test_without_a_window_the_rate_is_over_the_whole_life():
     losses = Losses(Policy(max_restarts=1, restart_window=None))
     assert losses.add(death(0.0)) is None
-    assert losses.add(death(1e9)) == "that is 2 losses, and max_restarts is 1"
+    assert str(losses.add(death(1e9))) == "that is 2 losses, and max_restarts is 1"
 
 
 def test_no_quota_at_all():

@@ -248,7 +248,7 @@ def test_what_is_there_already_is_not_written_over(batch, tmp_path):
     folder = tmp_path / "folder"
     with ShardWriter(folder) as writer:
         writer.begin(WANTED)
-    with pytest.raises(UsageError, match=r"0 shards, incomplete\): resume=True continues"):
+    with pytest.raises(UsageError, match=r"0 shards, incomplete\): resume it"):
         ShardWriter(folder)
     write_all(folder, batch, resume=True)
     with pytest.raises(UsageError, match=r"3 shards, complete\): name another folder"):

@@ -58,7 +58,7 @@ def _too_few(n_workers: int, needed: int, limit: int, n_open: int) -> ResourceLi
     possible = max(0, (limit - n_open - _SHARED) // PER_WORKER)
     return ResourceLimitError(
         errno.EMFILE,
-        f"n_workers={n_workers} needs {needed:,} descriptors ({PER_WORKER} a worker, {n_open} are open already), and "
+        f"{n_workers} workers need {needed:,} descriptors ({PER_WORKER} a worker, {n_open} are open already), and "
         f"this process may have {limit:,}: raise the limit before it starts, with `ulimit -n {needed}` or what your "
         f"system has for that, or use at most {possible} workers",
     )
