@@ -1,12 +1,12 @@
 """What holds for all tests."""
 
 import os
-import signal
 from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
 
+from tests.interrupts import restore_ctrl_c
 from tests.never_hangs import within
 
 # How progress and colours are shown depends on these. Tests say which of them they are about.
@@ -14,9 +14,7 @@ for name in ("CI", "NO_COLOR"):
     os.environ.pop(name, None)
 os.environ["TERM"] = "xterm"
 
-# A shell that runs the tests in the background lets them ignore Ctrl-C, and all processes that they start would, too.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+restore_ctrl_c()
 
 # How many examples a property is tried with, where examples do not cost so much that the test says it: some each time,
 # and many with `-m hypothesis --hypothesis-profile thorough`.

@@ -8,6 +8,8 @@ import pathlib
 import sys
 import time
 
+from tests.interrupts import restore_ctrl_c
+
 NAMES = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("[!_]*.py"))
 
 
@@ -19,6 +21,7 @@ def main() -> int:
     if arguments.name is None:
         print("\n".join(NAMES))
         return 0
+    restore_ctrl_c()
     began = time.perf_counter()
     importlib.import_module(f"tests.proofs.{arguments.name}").prove("short" if arguments.short else "long")
     print(f"{arguments.name}: held, in {time.perf_counter() - began:.0f} s")
