@@ -1,1 +1,1 @@
-"""What this library and others cost: `python -m benchmarks`."""
+"""Measure what this library and others cost: `python -m benchmarks`."""

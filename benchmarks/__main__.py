@@ -18,7 +18,7 @@ PROGRAMS = {
 
 
 def main() -> None:
-    """Run what the first argument names, with the arguments after it."""
+    """Run the program that the first argument names, with the arguments after it."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in ("-h", "--help"):
         print(f"{__doc__}\n\n{', '.join(PROGRAMS)}; each has its own --help")

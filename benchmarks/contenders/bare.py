@@ -52,7 +52,7 @@ def seeded_begin(env: Any, agent: Any, number: int) -> Begin:
 
 
 def unseeded_begin(env: Any) -> Begin:
-    """Make the function that begins a trajectory with whatever the generators are at."""
+    """Make the function that begins a trajectory without seeding anything."""
     env.reset(seed=0)
     return lambda: env.reset()[0]
 
@@ -80,14 +80,14 @@ def bare_loop(env: Any, agent: Any, begin: Begin) -> Loop:
 
 
 class StoringLoop:
-    """The loop that stores what it sees: rows of a preallocated array, lists for the small things."""
+    """Store observations in rows of a preallocated array, and the small values in lists."""
 
     def __init__(self, env: Any, agent: Any, begin: Begin, batch: int, *, reused: bool, read: bool) -> None:
         self.env, self.agent, self.begin, self.batch, self.reused, self.read = env, agent, begin, batch, reused, read
         self.rows: np.ndarray | None = None
 
     def collect(self) -> tuple[int, int]:
-        """Make a batch; gives its timesteps and trajectories."""
+        """Make a batch, and return its timesteps and trajectories."""
         step, get_action = self.env.step, self.agent.get_action
         rows = self._room()
         rewards: list[float] = []

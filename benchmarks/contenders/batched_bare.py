@@ -5,9 +5,9 @@ batched together draws from them together.
 
 Settings:
     n_envs: Environments in each process (default 32).
-    whole: Whether there are batches of the workload's size, that end with whole trajectories (default False): who has
-        run its share begins no more trajectories, and goes on until those that are under way end. Nobody waits for the
-        other processes. It is what batches of whole trajectories leave, without any other cost.
+    whole: Whether there are batches of the workload's size, that end with whole trajectories (default False): a process
+        that has run its share starts no more trajectories, and finishes those that are running. No process waits for
+        the others. This is the cost of batches of whole trajectories, without any other cost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BatchedLoop:
         return self._waiting.pop()
 
     def __call__(self, seconds: float, enough: int) -> tuple[int, int, float]:
-        """Step all, again and again."""
+        """Step all environments until the deadline."""
         observations, get_actions, clock = self._observations, self.agent.get_actions, time.perf_counter
         steps = [env.step for env in self.envs]
         timesteps = trajectories = 0
@@ -74,7 +74,7 @@ class WholeBatches(BatchedLoop):
         self.share = share
 
     def collect(self) -> tuple[int, int]:
-        """Make a batch; gives its timesteps and trajectories."""
+        """Make a batch, and return its timesteps and trajectories."""
         get_actions = self.agent.get_actions
         active = [(env, env.step) for env in self.envs]
         observations = np.stack([env.reset(seed=self._seed())[0] for env in self.envs])

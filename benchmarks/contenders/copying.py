@@ -1,4 +1,4 @@
-"""The limit of updates: one process that copies the workload's parameters, once for each of the other's workers."""
+"""Copy the workload's parameters in one process, once for each worker of the others: the limit of updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.problems.workloads import Workload
 
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:  # noqa: ARG001
-    """Copy into memory that is there already, as an agent does that takes new parameters."""
+    """Copy into memory that is allocated already, as an agent does with new parameters."""
     if workload.parameters is None:
         raise Unsupported("this workload has no parameters")
     source: np.ndarray = workload.parameters(0)["weights"]

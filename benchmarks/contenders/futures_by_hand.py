@@ -1,8 +1,8 @@
-"""What one writes without a library: `concurrent.futures`, tasks of 1,000 timesteps, trajectories pickled back.
+"""Collect as one does without a library: `concurrent.futures`, tasks of 1,000 timesteps, trajectories pickled back.
 
 Settings:
     chunk: Timesteps of a task (default 1,000; 100 where environments sleep, so that no task takes seconds).
-    seeded: Whether each trajectory is seeded as in the bare loop (default False: who writes this by hand does not).
+    seeded: Whether each trajectory is seeded as in the bare loop (default False, as in most such programs).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Chunk = dict[str, np.ndarray]
 
 
 class _Process:
-    """What a process of the pool keeps between tasks."""
+    """Hold what a process of the pool keeps between tasks."""
 
     def __init__(self, workload: Workload, *, seeded: bool) -> None:
         self.env, self.agent = workload.make_env(), workload.make_agent()
@@ -32,7 +32,7 @@ class _Process:
         self.observation = self.begin()
 
     def collect(self, size: int) -> Chunk:
-        """Go on for `size` timesteps; a trajectory goes on in the next task."""
+        """Run `size` timesteps; the next task continues the last trajectory."""
         observations, actions, rewards, ends = [], [], [], []
         step, get_action, begin, observation = self.env.step, self.agent.get_action, self.begin, self.observation
         for _ in range(size):
@@ -68,7 +68,7 @@ def _task(size: int, parameters: dict[str, Any] | None) -> Chunk:
 
 
 class Collector:
-    """Keeps two tasks in the pool for each process, or collects batch by batch where there are new parameters."""
+    """Keep two tasks in the pool for each process, or collect batch by batch where there are new parameters."""
 
     def __init__(self, workload: Workload, pool: ProcessPoolExecutor, n_processes: int, chunk: int) -> None:
         self.workload, self.pool, self.n_processes, self.chunk = workload, pool, n_processes, chunk

@@ -1,16 +1,16 @@
-"""The least that a parent does which collects from workers by calls: a limit, not a library.
+"""Collect with as little work in the parent as possible: a lower bound, not a library.
 
 Forked workers run tickets of whole trajectories, seeded as in the bare loop, and store them in memory that is shared.
-The parent sleeps until one answers, reads how much there is, copies it behind what it has, and writes the next ticket.
-A call ends with the last ticket's answer, and what it gives belongs to its caller. Nothing is ordered, checked, watched
-or made good; lengths, ends and infos are not even sent.
+The parent sleeps until a worker answers, appends a copy of the worker's data to the batch, and sends the next ticket.
+A call ends with the last ticket's answer; the batch belongs to its caller. The parent orders, checks and restarts
+nothing, and gets no lengths, ends and infos.
 
 Settings:
     ticket: Timesteps after whose trajectory a ticket ends (default: what a report of this library holds, nearly).
-    copied: Whether the parent copies what it is given (default True). Otherwise every byte stays where its worker wrote
-        it, which has room for a whole batch.
-    anew: Whether that room is new memory for each batch (default False: it is used again for the next). A batch that
-        its caller keeps needs that; so does one that is let go, if a forked copy of the caller may still have it.
+    copied: Whether the parent copies the data (default True). Otherwise they stay where the worker wrote them, in
+        memory for a whole batch.
+    anew: Whether that memory is new for each batch (default False: the next batch reuses it). Callers that keep their
+        batches need that, and callers whose forked copies may still hold them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Columns = list[np.ndarray]
 
 
 class Regions:
-    """Memory that a worker writes and the parent reads, made before the worker starts.
+    """Hold memory that a worker writes and the parent reads, allocated before the worker starts.
 
     Args:
         workload: Its spaces and an agent's action say what a row is.
@@ -79,12 +79,12 @@ class Regions:
         return np.frombuffer(memory, dtype, n_rows * int(np.prod(shape))).reshape(n_rows, *shape)
 
     def renew(self) -> None:
-        """Give the memory back to the system; whoever writes there next gets new pages."""
+        """Return the memory to the system; the next write gets new pages."""
         for memory in self._memory:
             memory.madvise(mmap.MADV_REMOVE)
 
     def fresh(self, n_rows: int) -> Columns:
-        """Memory of the same kind that nobody shares."""
+        """Return private memory of the same kind."""
         return [np.empty((n_rows, *shape), dtype) for shape, dtype in self.kinds]
 
 
@@ -124,8 +124,8 @@ class Call:
     """One batch.
 
     Args:
-        parent: Who collects it.
-        parameters: What each worker is told with its first ticket, pickled.
+        parent: The parent that collects it.
+        parameters: What each worker gets with its first ticket, pickled.
     """
 
     def __init__(self, parent: Parent, parameters: bytes) -> None:
@@ -140,7 +140,7 @@ class Call:
         self._parts: list[np.ndarray] = []
 
     def run(self) -> None:
-        """Hand out tickets, and put together what comes back."""
+        """Send tickets, and join what comes back."""
         parent = self.parent
         for _ in range(2):  # one in hand, and the next
             for number in range(len(parent.links)):

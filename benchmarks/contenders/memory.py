@@ -1,4 +1,4 @@
-"""Whether a peer's processes fit into memory, where each imports torch for itself."""
+"""Check that a peer's processes fit into memory, where each imports torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_memory"]
 
 
 def check_memory(n_processes: int, megabytes: int) -> None:
-    """See that the processes take half of what is free at most, as others may be running.
+    """Check that the processes take at most half of the free memory: others may be running.
 
     Args:
         n_processes: How many there will be.

@@ -23,7 +23,7 @@ from streamsampler import MultiprocessingSampler, TrajectoryBatch
 
 
 class Collector:
-    """Calls the sampler, and notes what the calls cost."""
+    """Call the sampler, and record what the calls cost."""
 
     def __init__(self, workload: Workload, sampler: MultiprocessingSampler, settings: dict[str, Any]) -> None:
         self.workload, self.sampler = workload, sampler
@@ -76,7 +76,7 @@ class Collector:
         return self.sampler.obtain_samples(self.batch, agent_update=update)
 
     def _delays(self) -> list[list[float]]:
-        """For each call, when each worker first acted under its parameters: seconds since the call."""
+        """Return, for each call, the seconds until each worker first acted under its parameters."""
         return [[when - called for _, when in marks(iteration)] for iteration, called in self.called.items()]
 
 

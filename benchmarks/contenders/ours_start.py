@@ -1,4 +1,4 @@
-"""This library from nothing: start workers, get one short trajectory from each, and look at their memory."""
+"""Start this library's workers, get one short trajectory from each, and measure their memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from streamsampler import MultiprocessingSampler
 
 
 def private_bytes(pid: int) -> int:
-    """What a process has for itself alone: private pages, clean and dirty."""
+    """Return the bytes of a process's private pages, clean and dirty."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return 1024 * sum(int(size) for size in re.findall(r"^Private_(?:Clean|Dirty):\s*(\d+) kB", text, re.MULTILINE))
 
 
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
-    """Everything happens in the measurement; it is measured once in a process, since later starts are quicker."""
+    """Start in the measurement, once in a process: later starts are quicker."""
 
     def measure(request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - there is one way to start
         begin = time.monotonic()

@@ -1,10 +1,9 @@
-"""Makes the virtual environments of the peers, one from each file in `requirements/`.
+"""Make the virtual environments of the peers, one from each file in `requirements/`.
 
     python -m benchmarks peers [NAME...]
 
-An environment that was made from the same file before is left as it is. What cannot be installed is reported with its
-reason, in the table and in `.venvs/NAME.failed`, which the harness shows in place of figures; then the exit status
-is 1.
+An environment that was made from the same file is kept. A peer that cannot be installed is reported with the reason, in
+the table and in `.venvs/NAME.failed`, which the harness shows instead of figures; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class NotInstalled(Exception):
 
 
 def main() -> int:
-    """Make what is missing, and print a table."""
+    """Make the missing environments, and print a table."""
     names = sorted(path.stem for path in REQUIREMENTS.glob("*.txt"))
     parser = argparse.ArgumentParser(description="Make the virtual environments of the benchmarks' peers.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all, if none is given")
@@ -43,7 +42,7 @@ def main() -> int:
 
 
 def report(name: str) -> bool:
-    """Make one environment and print one line about it; whether it is there."""
+    """Make one environment, print one line about it, and return whether it exists."""
     failed = VENVS / f"{name}.failed"
     failed.unlink(missing_ok=True)
     try:
@@ -69,17 +68,17 @@ def make(name: str) -> str:
         return "was there"
     if venv.exists():
         shutil.rmtree(venv)
-    run([find_python(told(text, "python")), "-m", "venv", str(venv)])
+    run([find_python(setting(text, "python")), "-m", "venv", str(venv)])
     python = str(venv / "bin" / "python")
     run([python, "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS / f"{name}.txt")])
-    # Not every library tells pip all that it needs.
-    run([python, "-c", f"import {told(text, 'import')}"])
+    # Some libraries do not declare all their requirements.
+    run([python, "-c", f"import {setting(text, 'import')}"])
     stamp.write_text(digest)
     return "installed"
 
 
-def told(text: str, key: str) -> str:
-    """What a requirements file tells in a comment line of its own, `# KEY: VALUE`.
+def setting(text: str, key: str) -> str:
+    """Return the value of a comment line `# KEY: VALUE` in a requirements file.
 
     Raises:
         NotInstalled: There is no such line.
@@ -91,7 +90,7 @@ def told(text: str, key: str) -> str:
 
 
 def find_python(version: str) -> str:
-    """An interpreter of that version: this one, one of pyenv's, or one in the path.
+    """Return an interpreter of that version: this one, one of pyenv's, or one in the path.
 
     Raises:
         NotInstalled: There is none.
@@ -109,10 +108,10 @@ def find_python(version: str) -> str:
 
 
 def run(command: list[str]) -> None:
-    """Run a command that is to succeed.
+    """Run a command, and raise an error if it fails.
 
     Raises:
-        NotInstalled: It does not; the reason is the last of its lines that speaks of an error.
+        NotInstalled: It failed; the reason is its last line about an error.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False)
@@ -123,7 +122,7 @@ def run(command: list[str]) -> None:
 
 
 def reason(output: str) -> str:
-    """The line of pip's output that tells most: an exception's, else the last that begins with ERROR."""
+    """Return the most informative line of pip's output: an exception's, or the last that begins with ERROR."""
     lines = [line.strip() for line in output.splitlines()]
     exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     errors = [line.partition(": ")[2] for line in lines if line.startswith("ERROR: ")]
@@ -132,7 +131,7 @@ def reason(output: str) -> str:
 
 
 def pins(name: str) -> str:
-    """What the requirements file pins, in a line."""
+    """Return the pinned requirements, in one line."""
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
     return " ".join(line for line in lines if line and not line.startswith("#"))
 

@@ -36,14 +36,14 @@ class Env(pufferlib.emulation.GymnasiumPufferEnv):
     """PufferLib's environment, which is also reset where a trajectory is truncated."""
 
     def step(self, action: Any) -> Any:
-        """Step, and note either end."""
+        """Step, and record termination and truncation as an end."""
         result = super().step(action)
         self.done = result[2] or result[3]
         return result
 
 
 class Rows:
-    """Where a batch is stored; the next one overwrites it."""
+    """Hold a batch; the next batch overwrites it."""
 
     def __init__(self, n_rows: int, envs: Any) -> None:
         observation, action = envs.single_observation_space, envs.single_action_space
@@ -89,7 +89,7 @@ class Collector:
         return {"timesteps": timesteps, "trajectories": trajectories, "seconds": time.perf_counter() - begin}
 
     def _collect(self, size: int, deadline: float) -> tuple[int, int]:
-        """A batch of `size` timesteps, or as many as there are until the deadline, as arrays."""
+        """Return a batch of `size` timesteps, or as many as there are until the deadline, as arrays."""
         rows, filled, timesteps, trajectories = self.rows, 0, 0, 0
         while timesteps < size and (time.perf_counter() < deadline or not timesteps):
             observations, rewards, terminated, truncated, _, ids, _ = self.envs.recv()

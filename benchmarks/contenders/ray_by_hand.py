@@ -1,6 +1,6 @@
-"""What one writes with Ray's core alone: an actor per process, 1,000 timesteps a call, trajectories as arrays back.
+"""Collect as one does with Ray's core alone: an actor per process, 1,000 timesteps a call, trajectories as arrays back.
 
-Two calls are kept waiting at each actor, so that none idles while the driver reads a chunk. Arrays come back through
+Each actor has two calls queued, so that none is idle while the driver reads a chunk. Arrays come back through
 Ray's object store, and are read in place. With new parameters in each iteration, these are put into the store once, and
 each actor makes its share of the batch in one call.
 
@@ -36,7 +36,7 @@ class Roller:
         self.observation, _ = self.env.reset()
 
     def collect(self, size: int, parameters: dict[str, Any] | None) -> Chunk:
-        """Go on for `size` timesteps; a trajectory goes on in the next call."""
+        """Run `size` timesteps; the next call continues the last trajectory."""
         if parameters is not None:
             self.agent.set_param_values(parameters)
         observations, actions, rewards, ends = [], [], [], []
@@ -60,7 +60,7 @@ class Roller:
 
 
 class Driver:
-    """Keeps two calls waiting at each actor, or collects batch by batch where there are new parameters."""
+    """Keep two calls queued at each actor, or collect batch by batch where there are new parameters."""
 
     def __init__(self, workload: Workload, n_processes: int, chunk: int) -> None:
         self.workload, self.chunk, self.iteration = workload, chunk, 0
@@ -106,7 +106,7 @@ class Driver:
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start Ray and its actors."""
     chunk = settings.get("chunk", 1000 if workload.ideal is None else 100)
-    # A folder of its own, removed at the end: Ray leaves its logs behind. Its sockets allow a path of 107 bytes only.
+    # A folder of its own, removed at the end: Ray does not delete its logs. Its sockets allow a path of 107 bytes only.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         ray.init(
             num_cpus=max(n_processes, os.cpu_count() or 1),

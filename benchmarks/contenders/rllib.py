@@ -1,6 +1,6 @@
 """RLlib's env runners without a learner: each process samples fragments of episodes, and sends them as numpy arrays.
 
-Two requests are kept waiting at each env runner, as RLlib's asynchronous algorithms do. With new parameters in each
+Each env runner has two requests queued, as RLlib's asynchronous algorithms do. With new parameters in each
 iteration, all env runners get them and make their share of the batch, as its PPO does.
 
 Settings:
@@ -73,7 +73,7 @@ class Driver:
         self.runners = EnvRunnerGroup(config=config, local_env_runner=False)
 
     def collect(self) -> tuple[int, int]:
-        """Take what is there: timesteps and trajectories."""
+        """Return the timesteps and trajectories that have arrived."""
         if self.workload.parameters:
             return self._take(self._iterate())
         return self._take(
@@ -100,7 +100,7 @@ class Driver:
 
 
 def _check_agent(workload: Workload) -> None:
-    """See that actions can be batched: an env runner that fails is started again and again, and nothing is said.
+    """Check that actions can be batched: RLlib restarts an env runner that fails, without end and without a message.
 
     Raises:
         Unsupported: They cannot.
@@ -125,7 +125,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     check_memory(n_processes, _MEGABYTES)
     _check_agent(workload)
     n_envs, fragment = settings.get("n_envs", 1 if sleeps else 32), settings.get("fragment", 100 if sleeps else 1000)
-    # A folder of its own, removed at the end: Ray leaves its logs behind. Its sockets allow a path of 107 bytes only.
+    # A folder of its own, removed at the end: Ray does not delete its logs. Its sockets allow a path of 107 bytes only.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         ray.init(
             num_cpus=max(n_processes, os.cpu_count() or 1),

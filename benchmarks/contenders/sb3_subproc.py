@@ -46,7 +46,7 @@ class Collector:
         return {"timesteps": timesteps, "trajectories": trajectories, "seconds": time.perf_counter() - begin}
 
     def _collect(self, size: int, deadline: float) -> tuple[int, int]:
-        """A batch of `size` timesteps, or as many as there are until the deadline, as arrays."""
+        """Return a batch of `size` timesteps, or as many as there are until the deadline, as arrays."""
         n_steps = -(-size // self.envs.num_envs)
         records: list[Any] = []
         clock, step, get_actions = time.perf_counter, self.envs.step, self.agent.get_actions

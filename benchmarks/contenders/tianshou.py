@@ -1,6 +1,6 @@
 """tianshou's Collector: one process per environment, stepped together, actions chosen in the parent, into its buffer.
 
-The asynchronous collector, which goes on with the environments that are ready, is used where environments sleep.
+The asynchronous collector, which steps the environments that are ready, is used where environments sleep.
 The buffer does not store next observations twice, and is not searched for NaN: both are faster.
 
 Settings:
@@ -31,7 +31,7 @@ _LARGE = 4_096
 class AgentPolicy(Policy):
     """The workload's agent as tianshou's policy.
 
-    The asynchronous collector works with a hidden state only, so it is given one of zeros.
+    The asynchronous collector works with a hidden state only, so the state is zeros.
     """
 
     def __init__(self, agent: Any, env: Any, stateful: bool) -> None:
@@ -53,8 +53,8 @@ class Gatherer:
         policy = AgentPolicy(self.agent, env, stateful=asynchronous)
         large = int(np.prod(env.observation_space.shape)) * env.observation_space.dtype.itemsize > _LARGE
         env.close()
-        wanted = workload.batch if workload.parameters else min(_SIZE, workload.batch)
-        self.size = -(-wanted // n_envs) * n_envs
+        least = workload.batch if workload.parameters else min(_SIZE, workload.batch)
+        self.size = -(-least // n_envs) * n_envs
         vector = ShmemVectorEnv if (large if memory is None else memory) else SubprocVectorEnv
         self.envs = vector([workload.make_env] * n_envs, **({"wait_num": 1} if asynchronous else {}))
         # How many timesteps each environment makes is not known beforehand if they do not wait for each other.

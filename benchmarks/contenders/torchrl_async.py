@@ -1,4 +1,4 @@
-"""TorchRL's MultiAsyncCollector: each process makes batches of its own and goes on; first come, first served.
+"""TorchRL's MultiAsyncCollector: each process makes batches without waiting; they are used in order of arrival.
 
 Settings: see `torchrl_common`.
 """
@@ -19,7 +19,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     """Start the collector.
 
     Raises:
-        Unsupported: The workload wants each batch made under new parameters.
+        Unsupported: The workload has new parameters for each batch.
     """
     if workload.parameters is not None:
         raise Unsupported("its next batches are under way already, under the parameters before")

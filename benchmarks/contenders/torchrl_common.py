@@ -1,6 +1,6 @@
-"""What the two TorchRL contenders share: its environments and policy, and the loop over a multi-process collector.
+"""Hold what the two TorchRL contenders share: environments and policy, and the loop over a multi-process collector.
 
-Each worker process holds an environment and the policy, and gives back a batch at a time through shared memory. Next
+Each worker process holds an environment and the policy, and returns one batch at a time through shared memory. Next
 observations are not stored twice (`compact_obs`), which is faster.
 
 Settings:
@@ -48,7 +48,7 @@ class AgentModule(nn.Module):
             self.iteration = nn.Parameter(torch.tensor(0), requires_grad=False)
 
     def take(self, values: dict[str, Any]) -> None:
-        """Take an iteration's parameters."""
+        """Load an iteration's parameters."""
         self.weights.copy_(torch.from_numpy(values["weights"]))
         self.iteration.fill_(values["iteration"])
 
@@ -98,9 +98,9 @@ class Driver:
 def frames_of(workload: Workload, n_processes: int, n_envs: int) -> int:
     """Timesteps of a batch of all processes, a multiple of their environments."""
     share = 1000 if workload.ideal is None else 20
-    wanted = workload.batch if workload.parameters else share * n_processes
+    least = workload.batch if workload.parameters else share * n_processes
     n = n_processes * n_envs
-    return -(-wanted // n) * n
+    return -(-least // n) * n
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def collecting(
         share: Whether a batch is one process's share, rather than all processes'.
 
     Raises:
-        Unsupported: There is not memory enough for so many processes.
+        Unsupported: There is too little memory for so many processes.
     """
     check_memory(n_processes, _MEGABYTES)
     torch.set_num_threads(1)

@@ -53,12 +53,12 @@ def bar_chart(
     """Draw bars of medians from the left, with quartiles: a panel for each workload, a bar for each contender.
 
     Args:
-        title: Above all.
+        title: Above the panels.
         label: Below each panel.
-        panels: By workload and contender, what `comparing.spread` gives.
-        path: Where to.
-        line: A value to mark by a line: the limit, or what was to be reached.
-        digits: Of the numbers beside the bars, behind the point.
+        panels: By workload and contender, the return value of `comparing.spread`.
+        path: The file to write.
+        line: A value to mark by a line: the limit, or a goal.
+        digits: Decimals of the numbers next to the bars.
     """
     pyplot = _pyplot()
     panels = {workload: bars for workload, bars in panels.items() if bars}

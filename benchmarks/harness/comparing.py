@@ -1,4 +1,4 @@
-"""What is made of the numbers: ratios, at one and the same speed of the machine where that is known. Pure."""
+"""Compute ratios from the measurements, adjusted to one speed of the machine where it is known. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Value = Callable[[Answer], float | None]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, least and greatest of some values (the quartiles of fewer than four are the extremes)."""
+    """Return median, quartiles, least and greatest of some values (fewer than four have the extremes as quartiles)."""
     ordered = sorted(values)
     quarters = (
         statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 3 else [ordered[0], 0, ordered[-1]]
@@ -30,16 +30,16 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratios_to(limit: Sequence[float | None], values: Sequence[float | None]) -> list[float]:
-    """What each round's value is of the same round's limit; rounds that lack one of them are left out."""
+    """Return each round's value as a ratio to the limit's in that round; rounds without either are left out."""
     pairs = itertools.zip_longest(limit, values)  # who never started has no rounds
     return [value / of for of, value in pairs if of is not None and value is not None and of > 0]
 
 
 def influence(series: Iterable[Sequence[tuple[float, float]]]) -> float:
-    """Estimate the power of the machine's speed that contenders' speeds go with.
+    """Estimate the power of the machine's speed that contenders' speeds follow.
 
-    Half as fast at additions is not half as fast at all else: of what a machine shares, additions and environments need
-    different shares. The power is that of the straight line, common to all contenders, that fits the logarithms best
+    A machine that is half as fast at additions is not half as fast at everything: additions and environments use
+    different resources. The power is that of the straight line, common to all contenders, that fits the logarithms best
     within each of them (an analysis of covariance; R. A. Fisher, Statistical Methods for Research Workers, 1932).
 
     Args:
@@ -58,19 +58,19 @@ def influence(series: Iterable[Sequence[tuple[float, float]]]) -> float:
 
 
 def compared(results: dict[str, Any], limit: str) -> dict[str, Any]:
-    """Add what the numbers say: timesteps per second, CPU per timestep, and both as ratios to the limit's.
+    """Add to the measurements timesteps per second, CPU per timestep, and both as ratios to the limit's.
 
-    Where the machine's speed is known for all answers, the ratios are those of timesteps and CPU time at one and the
-    same speed of the machine, as `influence` says from these very answers.
+    Where the machine's speed is known for all answers, the ratios are those of timesteps and CPU time at one
+    speed of the machine, by the `influence` estimated from these answers.
 
     Args:
-        results: What `rounds.measured` gave.
+        results: The return value of `rounds.measured`.
         limit: The name of the contender that all ratios are to.
 
     Returns:
         The same results, with `speed` (timesteps per second), `ratio` (to the limit's speed in the same round), `cpu`
         (seconds of CPU per timestep) and `cpu_ratio` (to the limit's), each a `spread`; and, where the machine's speed
-        is known, with `plain_ratio`, which takes no account of it.
+        is known, with `plain_ratio`, without that adjustment.
     """
     for result in results.values():
         for key, of in (("speed", _speed), ("cpu", _cost)):

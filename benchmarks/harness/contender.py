@@ -1,4 +1,4 @@
-"""A contender's side of the harness: say ready, measure when told to, end when told to.
+"""Serve the harness in a contender's process: report ready, measure on request, end on request.
 
     PYTHON -m benchmarks.contenders.NAME WORKLOAD [--processes 2] [--set key=value ...]
 
@@ -76,9 +76,9 @@ def serve(contender: Contender, packages: list[str] | None = None) -> None:
     """Run a contender by the protocol; its module's main function.
 
     Args:
-        contender: Given the workload, the number of processes and the settings, makes a context manager that gives the
-            function which measures.
-        packages: The distributions whose versions are worth telling.
+        contender: Given the workload, the number of processes and the settings, returns a context manager for the
+            function that measures.
+        packages: The distributions whose versions are reported.
     """
     # Whatever libraries print must not get between the answers, so stdout becomes stderr for all but this file.
     answers = os.fdopen(os.dup(1), "w")
@@ -103,7 +103,7 @@ def serve(contender: Contender, packages: list[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[None]:
-    """A folder for marks, where the harness has not made one."""
+    """Return a folder for marks, where the harness has not made one."""
     if SCRATCH in os.environ:
         yield
         return
@@ -157,7 +157,7 @@ def repeated(collect: Callable[[], tuple[int, int]]) -> Measure:
     """Make a measuring function of one that collects a batch.
 
     Args:
-        collect: Collects once, and gives how many timesteps and trajectories it delivered.
+        collect: Collects once, and returns the numbers of timesteps and trajectories.
 
     Returns:
         Measures: collects again and again until the request's `seconds` or `timesteps` are reached. The time between

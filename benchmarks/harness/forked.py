@@ -1,4 +1,4 @@
-"""Loops that run in one process per core, all at once: forked, and started together by a pipe each."""
+"""Run loops in one process per core, forked, and started together by a pipe each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Loop = Callable[[float, int], tuple[int, int, float]]
 
 
 def batch_after_batch(collect: Callable[[], tuple[int, int]]) -> Loop:
-    """Make a loop of a function that collects a batch, and gives its timesteps and trajectories."""
+    """Make a loop of a function that collects a batch and returns its timesteps and trajectories."""
 
     def loop(seconds: float, enough: int) -> tuple[int, int, float]:
         timesteps = trajectories = 0
@@ -34,10 +34,10 @@ def batch_after_batch(collect: Callable[[], tuple[int, int]]) -> Loop:
 
 @contextmanager
 def all_at_once(n_processes: int, make_loop: Callable[[int], Loop]) -> Iterator[Measure]:
-    """Fork the processes, and give the function that measures them.
+    """Fork the processes, and return the function that measures them.
 
     A process ends a measurement at a trajectory's end, so each has its own time. Their speeds are added, and `seconds`
-    is what their timesteps take at that speed: what the processes would reach that never wait for each other.
+    is the time of all timesteps at that speed: that of processes that never wait for each other.
     """
     context = multiprocessing.get_context("fork")
     pipes, processes = [], []

@@ -1,4 +1,4 @@
-"""Who takes part, by name."""
+"""List the contenders, by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMITS = (BARE, Contender("bare_unseeded", "bare", {"seeded": False}), LEAST)
 
 
 def ours(name: str = "ours", **settings: object) -> Contender:
-    """This library, with settings."""
+    """Return the contender of this library with settings."""
     return Contender(name, "ours", settings)
 
 
@@ -40,7 +40,7 @@ THROUGHPUT = (*LIMITS, OURS, *PEERS)
 
 
 def chosen(contenders: Sequence[Contender], names: str | None) -> list[Contender]:
-    """Those of the contenders that are named, separated by commas; all without names.
+    """Return the contenders whose names are given, separated by commas; all if there are none.
 
     Raises:
         SystemExit: There is none of that name.
@@ -48,8 +48,8 @@ def chosen(contenders: Sequence[Contender], names: str | None) -> list[Contender
     if not names:
         return list(contenders)
     by_name = {contender.name: contender for contender in contenders}
-    wanted = names.split(",")
-    unknown = [name for name in wanted if name not in by_name]
+    chosen_names = names.split(",")
+    unknown = [name for name in chosen_names if name not in by_name]
     if unknown:
         raise SystemExit(f"no contender {', '.join(unknown)}; there are {', '.join(by_name)}")
-    return [by_name[name] for name in wanted]
+    return [by_name[name] for name in chosen_names]

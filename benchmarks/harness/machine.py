@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""Describe the machine of a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process trees, read from /proc: who belongs to a contender, how much CPU time it used; freezing and ending it."""
+"""Find a contender's processes in /proc, measure their CPU time, freeze and end them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the third on: state, parent, group, session and so on."""
+    """Return the fields of /proc/PID/stat from the third on: state, parent, group, session and so on."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -43,15 +43,15 @@ def _living() -> dict[int, list[bytes]]:
 
 
 def processes_of(root: int, mark: str | None = None) -> list[int]:
-    """All living processes of a contender.
+    """Return all living processes of a contender.
 
     Args:
         root: The contender's first process, the leader of its session.
         mark: The value of the environment variable `MARK` that its processes inherit.
 
     Returns:
-        Process ids: root, its descendants, whoever is in its session, and whoever carries the mark. The last two find
-        those whose parents are gone. Zombies are left out.
+        Process ids: root, its descendants, the processes of its session, and those with the mark. The last two find
+        processes whose parents have ended. Zombies are left out.
     """
     stats = _living()
     found = {pid for pid, fields in stats.items() if pid == root or int(fields[3]) == root}
@@ -70,7 +70,7 @@ def processes_of(root: int, mark: str | None = None) -> list[int]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of these processes and of the children that they waited for, user and system, in seconds.
+    """Return the CPU time, user and system, of these processes and of their reaped children, in seconds.
 
     The kernel counts in ticks of 10 ms.
     """
@@ -89,16 +89,16 @@ def _signal_all(pids: Sequence[int], number: int) -> None:
 
 
 def freeze(root: int, mark: str | None = None, known: Sequence[int] = ()) -> list[int]:
-    """Stop all processes of a contender, also those it starts meanwhile.
+    """Stop all processes of a contender, also those that it starts meanwhile.
 
     Args:
         root: See `processes_of`.
         mark: See there.
-        known: Some of its processes, to be stopped at once. To look for processes takes milliseconds, in which some
-            contenders would go on collecting what counts as the next measurement's.
+        known: Some of its processes, to be stopped at once. Looking for processes takes milliseconds, in which some
+            contenders would collect data for the next measurement.
 
     Returns:
-        Process ids, all stopped or told to.
+        Process ids, all stopped or being stopped.
     """
     _signal_all(known, signal.SIGSTOP)
     stopped = set(known)
@@ -114,13 +114,13 @@ def freeze(root: int, mark: str | None = None, known: Sequence[int] = ()) -> lis
 
 
 def thaw(root: int, pids: Sequence[int]) -> None:
-    """Let these processes of a contender run again, and the first of them last."""
+    """Let these processes of a contender run, the first of them last."""
     _signal_all([pid for pid in pids if pid != root], signal.SIGCONT)
     _signal_all([root], signal.SIGCONT)
 
 
 def end(root: int, mark: str | None = None) -> int:
-    """Kill whatever is left of a contender.
+    """Kill the remaining processes of a contender.
 
     Returns:
         How many processes there were.

@@ -1,4 +1,4 @@
-"""What all questions have in common: their command line, their table, their JSON file and their chart."""
+"""Answer a question about throughput: command line, table, JSON file and chart."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RESULTS = BENCHMARKS / "results"
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be reached.
+    """Describe what is to be reached.
 
     Attributes:
-        workload: On which workload.
-        contender: By whom.
+        workload: The workload.
+        contender: The contender.
         value: At least this ratio (at most, if `most`).
-        of: To whose speed in the same round.
+        of: The contender to compare with, in the same round.
         key: "ratio" compares timesteps per second, "cpu_ratio" CPU per timestep.
         most: Whether less is better.
     """
@@ -46,18 +46,18 @@ class Goal:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about throughput.
+    """Describe a question about throughput.
 
     Attributes:
-        name: Of its script and its results.
-        title: In a line.
+        name: The name of the script and of the results.
+        title: The question in a line.
         workloads: Names of the workloads.
-        contenders: Who takes part in all of them.
+        contenders: The contenders on all of them.
         goals: What is to be reached.
-        extra: By workload, who takes part in that one only.
-        seconds: Of a measurement.
-        rounds: How many.
-        notes: What else the results say: sentences, to print and to keep.
+        extra: By workload, further contenders.
+        seconds: The length of a measurement.
+        rounds: The number of rounds.
+        notes: Returns further sentences about the results, to print and to save.
         more_goals: Goals that were judged already.
     """
 
@@ -100,10 +100,10 @@ def throughput(question: Question) -> None:
     """Answer a question about throughput: measure, print, and save."""
     args = arguments(question.name, question.seconds, question.rounds)
     plan = Plan(args.seconds, args.rounds, args.peer_rounds)
-    wanted = args.workloads.split(",") if args.workloads else question.workloads
+    workloads = args.workloads.split(",") if args.workloads else question.workloads
     machine = describe()
     results: dict[str, Any] = {}
-    for workload in wanted:
+    for workload in workloads:
         lineup = [*question.contenders, *question.extra.get(workload, ())]
         named = args.contenders and ",".join(
             name for name in args.contenders.split(",") if name in {contender.name for contender in lineup}
@@ -122,7 +122,7 @@ def throughput(question: Question) -> None:
 
 
 def judged(goal: Goal, results: dict[str, Any]) -> dict[str, Any]:
-    """Compare a goal with what was measured; `value` is None where somebody is missing."""
+    """Compare a goal with the measurements; `value` is None where a contender is missing."""
     contenders = {name: dict(result) for name, result in results[goal.workload].items()}
     reached = compared(contenders, goal.of).get(goal.contender, {}).get(goal.key)
     median = reached["median"] if reached else None
@@ -133,7 +133,7 @@ def judged(goal: Goal, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(name: str, contents: dict[str, Any], args: argparse.Namespace, machine: dict[str, Any]) -> None:
-    """Write a question's JSON file, unless this was only a quick look."""
+    """Write a question's JSON file, unless the run was quick."""
     if args.quick:
         return
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Interleaving."""
+"""Measure contenders in turn, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to measure.
+    """Describe how to measure.
 
     Attributes:
-        seconds: Of a measurement.
+        seconds: The length of a measurement.
         rounds: How many rounds.
-        peer_rounds: In how many of them the peers take part; what is far away needs fewer looks.
-        fresh: After how many rounds all but the peers are started anew, so that what one process happens to be like
-            is not taken for what its contender is like. Peers take too long to start.
-        verbose: Whether to say on stderr what is being done.
+        peer_rounds: In how many of them the peers take part: larger differences need fewer rounds.
+        fresh: After how many rounds all contenders but the peers are restarted, so that one process does not decide
+            the result by chance. Peers take too long to start.
+        verbose: Whether to report on stderr.
     """
 
     seconds: float
@@ -39,7 +39,7 @@ class Plan:
 
 
 def order_of_round(names: Sequence[str], number: int) -> list[str]:
-    """Who is measured when in a round: each comes first once, and last once."""
+    """Return the order of contenders in a round: each comes first once, and last once."""
     start = number % len(names) if names else 0
     return [*names[start:], *names[:start]]
 
@@ -57,7 +57,7 @@ def measured(contenders: Sequence[Contender], workload: str, plan: Plan) -> dict
 
 
 def _unknown(begin: float, end: float) -> None:
-    """Stands for the speedometer where there is none."""
+    """Stand for the speedometer where there is none."""
 
 
 def _measured(contenders: Sequence[Contender], workload: str, plan: Plan, machine: SpeedBetween) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _measured(contenders: Sequence[Contender], workload: str, plan: Plan, machin
 
 
 def _start_anew(running: dict[str, Running], broken: dict[str, str], workload: str) -> None:
-    """Replace the processes of all contenders but the peers; who has broken stays away."""
+    """Restart the processes of all contenders but the peers and the broken ones."""
     own = [it.contender for it in running.values() if not it.contender.peer and it.contender.name not in broken]
     for contender in own:
         running[contender.name].end()

@@ -1,4 +1,4 @@
-"""The harness's side of a contender: start it, freeze it, let it measure, end it."""
+"""Start a contender's process, freeze it, let it measure, end it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Contender:
-    """Who is measured.
+    """Describe a contender.
 
     Attributes:
-        name: Its name in tables.
+        name: The contender's name in tables.
         module: Its module in `contenders`.
-        settings: What to pass with `--set`.
-        peer: Whether it is somebody else's library, in a virtual environment of its own.
+        settings: The arguments of `--set`.
+        peer: Whether it is another library, in a virtual environment of its own.
         n_processes: How many processes step environments; None leaves that to the workload.
         checkout: Another checkout of this project, to run its code and its contenders; None for this one.
     """
@@ -55,11 +55,11 @@ class Contender:
 
     @property
     def folder(self) -> Path:
-        """The folder that it is run in: a checkout of this project, whose code comes before what is installed."""
+        """Return the folder to run in: a checkout of this project, whose code comes before what is installed."""
         return ROOT if self.checkout is None else self.checkout
 
     def python(self) -> str:
-        """The interpreter that runs it.
+        """Return the interpreter that runs the contender.
 
         A peer's is `.venvs/MODULE`, or that of the library alone (`.venvs/torchrl` serves `torchrl_sync`).
 
@@ -80,7 +80,7 @@ class Contender:
         raise Broken("not installed: run python -m benchmarks peers")
 
     def command(self, workload: str) -> list[str]:
-        """The command line.
+        """Return the command line.
 
         Raises:
             Broken: It is not installed.
@@ -98,11 +98,11 @@ class Contender:
 class Running:
     """A contender's process, ready to measure; frozen, but while it measures.
 
-    A frozen process does not see that the harness is gone. So SIGTERM ends this one by SystemExit from now on, and
-    whoever has contenders running ends them on the way out.
+    A frozen process does not notice that the harness has ended. So SIGTERM ends the harness by SystemExit from now
+    on, and the harness ends its contenders on the way out.
 
     Args:
-        contender: Who.
+        contender: The contender.
         workload: The workload's name.
 
     Attributes:
@@ -145,7 +145,7 @@ class Running:
             raise
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Let it run, and measure once.
+        """Let the process run, and measure once.
 
         Returns:
             Its answer, with the seconds of CPU time of all its processes as `cpu`.
@@ -170,7 +170,7 @@ class Running:
         processes.thaw(self._process.pid, self._pids)
 
     def end(self, *, kindly: bool = True) -> int:
-        """End it. Again does nothing.
+        """End the process; a second call does nothing.
 
         Returns:
             How many processes had to be killed.

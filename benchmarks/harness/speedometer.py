@@ -1,11 +1,11 @@
-"""How fast the machine is from moment to moment: a little work on each core, again and again, beside what is measured.
+"""Measure the machine's speed during a measurement, by a little work on each core every 20 ms.
 
-A machine that is shared, or that changes its clock, can be half as fast as it was a second ago, for all that runs on
-it; whoever is measured in the slow second looks slow. So each core times some additions every 20 ms, for half a
-millisecond, and contenders can be compared at one speed of the machine (`harness.comparing`). It is the additions' CPU
-time that counts, so what waits for the core, as it does while a contender has it, is not taken for slow.
+A machine that is shared, or that changes its clock, can be half as fast as it was a second ago, for everything that
+runs on it; a contender that is measured in the slow second looks slow. So each core times some additions every 20 ms,
+for half a millisecond, and contenders can be compared at one speed of the machine (`harness.comparing`). It is the
+additions' CPU time that counts, so what waits for the core, as it does while a contender has it, does not look slow.
 
-    python -m harness.speedometer CORE
+    python -m benchmarks.harness.speedometer CORE
 
 answers each line `BEGIN END`, two readings of `time.perf_counter`, with the core's speed in between.
 """
@@ -43,7 +43,7 @@ def speedometer(cores: Iterable[int] | None = None) -> Iterator[SpeedBetween]:
         cores: Which ones; None for all that this process may use.
 
     Yields:
-        Gives the mean over the cores, in additions per second of CPU time.
+        The mean over the cores, in additions per second of CPU time.
     """
     with contextlib.ExitStack() as running:
         processes = [
@@ -85,10 +85,10 @@ def _asked(process: subprocess.Popen[str], begin: float, end: float) -> float:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Give the mean without the lowest and the highest tenth; NaN of nothing.
+    """Return the mean without the lowest and the highest tenth; NaN without values.
 
-    The clock of a process's CPU time stands still now and then, so single values can be anything. A median would not
-    do: where the speed changes within a measurement, it tells one of two speeds and not how much there was of each.
+    The clock of a process's CPU time stands still now and then, so single values can be anything. A median does not
+    help: where the speed changes within a measurement, it is one of two speeds and not their mixture.
     """
     if not values:
         return math.nan

@@ -1,4 +1,4 @@
-"""Tables for people, as plain text that is Markdown as well."""
+"""Lay out tables, as plain text that is also Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where PPO's data comes from (see `run`): this library, or Gymnasium's vector environments."""
+"""Collect PPO's data (see `run`) with this library, or with Gymnasium's vector environments."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Experience:
-    """T timesteps in S segments, one behind the other. A segment ends with its episode, or where it was cut.
+    """T timesteps in S segments, one after the other. A segment ends with its episode, or where it was cut.
 
     Attributes:
         observations: (T, *O).

@@ -1,4 +1,4 @@
-"""What came out of `run`: the table of its runs, and the file they are kept in."""
+"""Lay out the results of `run` as a table, and save them."""
 
 from __future__ import annotations
 

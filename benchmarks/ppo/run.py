@@ -1,4 +1,4 @@
-"""What the on-policy user feels: PPO's wall time to a given return (question k).
+"""Measure PPO's wall time to a given return.
 
     python -m benchmarks ppo                    # CartPole-v1 and Pendulum-v1, three seeds: some twenty minutes
     python -m benchmarks ppo --seeds 1 --env CartPole-v1 --contenders streamsampler,gymnasium_sync
@@ -15,12 +15,12 @@ The contenders:
 All but sb3 share one learner to the letter (`learner`); sb3 has the same algorithm, networks,
 initialisation, optimiser and hyperparameters in its own code. Torch has one thread everywhere.
 
-What is not the same, and cannot be: this library hands out whole trajectories, the least that have at least 2,000
-timesteps. So its batches are somewhat longer and vary, and every return is complete but where the environment
+This cannot be the same: this library returns whole trajectories, the shortest prefix with at least 2,000 timesteps.
+So its batches are somewhat longer and vary, and every return is complete but where the environment
 truncates; there the value of the true last observation stands for the rest. The others cut eight environments after 250
-timesteps each, and let the value of the next observation stand for the rest; the next batch goes on from there. Whole
-trajectories start anew with each batch, so that early parts of episodes weigh more where episodes are longer than a
-fragment. Episodes count when they have ended, so long ones that run on show late in the fragments' curves.
+timesteps each, and let the value of the next observation stand for the rest; the next batch continues from there. With
+whole trajectories each batch starts from resets, so that early parts of episodes weigh more where episodes are longer
+than a fragment. Episodes count when they have ended, so long ones that run on show late in the fragments' curves.
 
 A run's clock starts after all imports and before the first environment or process is made, and includes the workers'
 start. Contenders take turns, seed by seed, in changing order, each in a process of its own. Learned is what first has a
@@ -107,13 +107,13 @@ def one_run(name: str, env_id: str, seed: int, workers: int, start_method: str |
     print(json.dumps(result))
 
 
-def known_contenders(wanted: str | None) -> list[str]:
+def known_contenders(given: str | None) -> list[str]:
     """The contenders to run, or an error that names those there are."""
     from benchmarks.ppo.runs import names
 
-    if wanted is None:
+    if given is None:
         return [name for name in names() if name != "sb3_subproc"]
-    chosen = wanted.split(",")
+    chosen = given.split(",")
     unknown = [name for name in chosen if name not in names()]
     if unknown:
         raise click.BadParameter(f"no contender {', '.join(unknown)}; there are {', '.join(names())}")
@@ -136,7 +136,7 @@ def check_packages(names: list[str]) -> None:
 @click.option("--workers", default=2, help="Worker processes of this library.")
 @click.option("--start-method", default=None, help="Of this library's workers; its own default if none is given.")
 @click.option("--timesteps", default=None, type=int, help="How long to train; by default as the task says.")
-@click.option("--out", default=str(RESULTS / "ppo.json"), help="The results; a chart goes beside it.")
+@click.option("--out", default=str(RESULTS / "ppo.json"), help="The results; a chart goes next to it.")
 @click.option("--run", "single", default=None, hidden=True, help="One run in this process.")
 def main(
     environments: tuple[str, ...],

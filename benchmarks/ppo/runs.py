@@ -31,7 +31,7 @@ class Curve:
         self.points: list[dict[str, float]] = []
 
     def add(self, timesteps: int, episode_returns: list[float]) -> None:
-        """An iteration's data is there, and nothing was learned from it yet."""
+        """Add the point of an iteration, when its data have arrived and before learning from them."""
         self._recent.extend(episode_returns)
         mean = float(np.mean(self._recent)) if len(self._recent) == EPISODES else float("nan")
         self.points.append({"timesteps": timesteps, "seconds": self.elapsed(), "mean_return": mean})
@@ -87,7 +87,7 @@ def run(name: str, task: Task, seed: int, n_workers: int, start_method: str | No
 
 
 def _warm_up(task: Task) -> None:
-    """Learn once from nothing much: torch imports what its optimisers need when the first one is made."""
+    """Learn once from little data: torch imports what its optimisers need when the first optimiser is made."""
     env = gymnasium.make(task.env_id)
     learner = Learner(task, env.observation_space, env.action_space, seed=0)
     observations = np.zeros((4, *env.observation_space.shape), np.float32)

@@ -107,7 +107,7 @@ class Walker(gymnasium.Env):
         self._left, self._state = 0, np.zeros(17)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        """Begin anywhere, and draw the length."""
+        """Begin at a random state, and draw the length."""
         super().reset(seed=seed)
         self._left = int(self.np_random.integers(self._shortest, self._longest + 1))
         self._state = self.np_random.normal(0, 1, 17)
@@ -122,7 +122,7 @@ class Walker(gymnasium.Env):
 
 
 class Sleeper(gymnasium.Env):
-    """Sleeps in each step, as an environment does that waits for something else.
+    """Sleep in each step, as an environment does that waits for an external program.
 
     Args:
         mean: Seconds, on average.
@@ -162,7 +162,7 @@ class Sleeper(gymnasium.Env):
 
 
 def _is_the_slow_one() -> bool:
-    """Whether this process is the contender's slow one: the first that asks."""
+    """Return whether this process is the contender's slow one: the first that calls this."""
     path = scratch() / "slow"
     try:
         os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -1,4 +1,4 @@
-"""What processes of a contender leave for it to read: marks with a time, and the checksum of what they collect."""
+"""Write and read marks with a time in a contender's processes, and compute checksums of what they collect."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _descriptors: dict[int, int] = {}
 
 @cache
 def scratch() -> Path:
-    """The contender's own folder, made by the harness; its processes leave marks there. Without one, a new folder."""
+    """Return the contender's folder for marks, made by the harness; without one, a new folder."""
     return Path(os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="benchmark-"))
 
 
 def mark(number: int) -> None:
-    """Note that this process is at `number` now. Appends 24 bytes at once, so that no lock is needed."""
+    """Record that this process is at `number` now, by appending 24 bytes at once: no lock is needed."""
     pid = os.getpid()
     if pid not in _descriptors:
         _descriptors[pid] = os.open(str(scratch() / "marks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -34,7 +34,7 @@ def mark(number: int) -> None:
 
 
 def marks(number: int) -> list[tuple[int, float]]:
-    """Who was at `number`, and when by `time.monotonic()`: (process id, seconds), in order of time."""
+    """Return the processes that were at `number`: (process id, seconds of `time.monotonic()`), in order of time."""
     path = scratch() / "marks"
     data = path.read_bytes() if path.exists() else b""
     found = [(pid, when) for which, pid, when in _MARK.iter_unpack(data) if which == number]
@@ -42,7 +42,7 @@ def marks(number: int) -> list[tuple[int, float]]:
 
 
 def checksum(array: np.ndarray) -> int:
-    """Read every byte of an array: the sum of its 64-bit words modulo 2**64, and of what is left of its bytes."""
+    """Read every byte of an array, and return the sum of its 64-bit words and remaining bytes modulo 2**64."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = flat.size // 8 * 8
     return (int(flat[:whole].view(np.uint64).sum()) + int(flat[whole:].sum())) % 2**64

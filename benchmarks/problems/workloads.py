@@ -1,4 +1,4 @@
-"""What is measured: environments and agents by name, the same for every contender.
+"""List the workloads: environments and agents by name, the same for every contender.
 
     python -m benchmarks workload NAME   # what its trajectories look like, and how fast one process alone is
 
@@ -25,18 +25,18 @@ __all__ = ["WORKLOADS", "Workload", "checksum", "mark", "marks", "scratch"]
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured.
+    """Describe a workload.
 
     Attributes:
         name: Its name.
-        description: In a line.
+        description: The workload in a line.
         make_env: Makes an environment.
         make_agent: Makes the agent.
         batch: Timesteps that a user would ask for in one call.
-        n_processes: How many processes step environments, unless told otherwise.
+        n_processes: How many processes step environments, by default.
         parameters: Gives the agent's new parameters for an iteration, where each batch is to be made under new ones.
         reads_batch: Whether every byte of the observations is to be read: `checksum`, within the measured time.
-        ideal: Timesteps per second without any cost, given the number of processes; None where only a bare loop tells.
+        ideal: Timesteps per second without any cost, given the number of processes; None if only a bare loop shows it.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Answers all questions, one after the other, and writes what was found into benchmarks/README.md and the README.
+"""Answer all questions, one after the other, and write the results into benchmarks/README.md and the README.
 
 python -m benchmarks [--quick] [--again]
 
-A question that has its results in the folder already is left out, so a run that was interrupted goes on where it was;
---again answers all of them. `python -m benchmarks NAME` answers one; training (`ppo`) is not among them.
+A question that has results in the folder is skipped, so that an interrupted run can be continued; --again answers all
+of them. `python -m benchmarks NAME` answers one; training (`ppo`) is not among them.
 """
 
 import argparse
@@ -29,7 +29,7 @@ QUESTIONS = (
 
 
 def main() -> int:
-    """Run the questions' scripts; gives the number of those that failed."""
+    """Run the questions' scripts, and return the number of failures."""
     parser = argparse.ArgumentParser(prog="benchmarks")
     parser.add_argument("--quick", action="store_true", help="a quick look: nothing is written")
     parser.add_argument("--again", action="store_true", help="also those that have results")
@@ -37,7 +37,7 @@ def main() -> int:
     failed = []
     for name in QUESTIONS:
         if not (args.again or args.quick) and (BENCHMARKS / "results" / f"{name}.json").exists():
-            print(f"== {name}: has results; --again measures anew", flush=True)
+            print(f"== {name}: has results; --again repeats the measurements", flush=True)
             continue
         print(f"== {name}", flush=True)
         begin = time.monotonic()

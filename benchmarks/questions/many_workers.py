@@ -1,9 +1,9 @@
-"""What do 64 and 128 workers cost, whose environments wait for something else? 20 ms of sleep per step.
+"""What do 64 and 128 workers cost, with environments that wait? 20 ms of sleep per step.
 
 python -m benchmarks many_workers [--quick]
 
-Also how much memory each worker has for itself, and how long it takes until 64 workers are there: from the call of the
-constructor to the last environment, in a fresh process each time.
+Also the private memory of each worker, and the time until 64 workers are ready: from the call of the constructor to the
+last environment, in a fresh process each time.
 
 Peers that import torch into each of their processes take minutes to start 64, and are left out unless they are asked
 for: --contenders bare,ours,sb3_subproc,tianshou.
@@ -40,7 +40,7 @@ def starts(n_workers: int, runs: int) -> list[dict[str, Any]]:
 
 
 def start_up(n_workers: int, runs: int) -> tuple[list[str], list[dict[str, Any]]]:
-    """Say how long starting took and what memory it took, and judge both."""
+    """Report the time and the memory that the start took, and judge both."""
     try:
         answers = starts(n_workers, runs)
     except Broken as why:

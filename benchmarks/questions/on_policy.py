@@ -2,12 +2,12 @@
 
 python -m benchmarks on_policy [--quick]
 
-Beside the speed, which says what an iteration takes, the CPU per delivered timestep, and the delay from the call to
+It also measures the CPU time per delivered timestep, and the delay from the call to
 each worker's first step under the new parameters.
 
 Trajectories are kept whole, so two workers that get trajectories of different lengths end at different times. `bound`
 says what that alone leaves of the bare loop's speed: trajectories of the workload's lengths, begun in order by
-whichever worker is free, without any other cost. Nobody who does not know the lengths before can do better.
+whichever worker is free, without any other cost. No sampler that does not know the lengths in advance can do better.
 """
 
 import random
@@ -21,7 +21,7 @@ SHORTEST, LONGEST = 200, 1000
 
 
 def bound(batch: int, n_workers: int, calls: int = 2000) -> float:
-    """Simulate list scheduling: the share of the workers' time that is spent on delivered timesteps."""
+    """Simulate list scheduling, and return the share of the workers' time that is spent on delivered timesteps."""
     rng = random.Random(0)
     delivered = spent = 0
     for _ in range(calls):
@@ -37,7 +37,7 @@ def bound(batch: int, n_workers: int, calls: int = 2000) -> float:
 
 
 def notes(results: dict[str, Any]) -> list[str]:
-    """Say what the delays were, and what the lengths leave."""
+    """Report the delays, and the bound."""
     said = []
     for workload, contenders in results.items():
         for name, result in contenders.items():

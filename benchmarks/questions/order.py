@@ -12,7 +12,7 @@ PER_WORKER = 50
 
 
 def both(workload: str) -> list[Contender]:
-    """Both orders, for so many trajectories a call."""
+    """Return the contenders of both orders, for so many trajectories a call."""
     trajectories = PER_WORKER * WORKLOADS[workload].n_processes
     return [ours(f"ours_{order}", order=order, trajectories=trajectories) for order in ("index", "arrival")]
 

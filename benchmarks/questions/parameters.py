@@ -1,4 +1,4 @@
-"""What does it take to give four workers 40 MB of parameters? From the call to each worker's first step under them.
+"""How long do 40 MB of parameters take to four workers? From the call to each worker's first step under them.
 
 python -m benchmarks parameters [--quick]
 
@@ -27,7 +27,7 @@ LINEUP = (
 
 
 def last_delays(result: dict[str, Any]) -> list[float | None]:
-    """Give each round's median delay until the last worker had acted, in seconds; None where there is none."""
+    """Return each round's median delay until the last worker had acted, in seconds; None where there is none."""
     found: list[float | None] = []
     for answer in result.get("rounds", []):
         delays = [max(delay) for delay in (answer or {}).get("delays", []) if len(delay) in (1, N_WORKERS)]

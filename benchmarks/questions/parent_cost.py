@@ -2,11 +2,11 @@
 
 python -m benchmarks parent_cost [--quick]
 
-The parent's CPU time in obtaining calls, by the number of reports that it took. A report holds some 30 ms of rollouts,
+It divides the parent's CPU time in obtaining calls by the number of reports. A report holds some 30 ms of rollouts,
 so a worker sends about 33 of them a second; a sampler can serve as many workers as fill one core of the parent.
 Copying what a report holds into the batch is part of it, which is what large observations show.
 
-Beside it `least`, a parent that only wakes up, reads, copies and answers: what remains if all else cost nothing.
+`least` is a parent that only wakes up, reads, copies and answers: a lower bound.
 """
 
 import statistics
@@ -25,12 +25,12 @@ LIMIT = 80e-6
 
 
 def answers(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give the rounds in which there were reports."""
+    """Return the rounds in which there were reports."""
     return [answer for answer in result.get("rounds", []) if answer and answer["reports"]]
 
 
 def costs(result: dict[str, Any]) -> list[float]:
-    """Give each round's seconds of the parent's CPU for a report."""
+    """Return each round's seconds of the parent's CPU for a report."""
     return [answer["parent_cpu"] / answer["reports"] for answer in answers(result)]
 
 

@@ -23,7 +23,7 @@ WORKLOAD = "cheap_500"
 
 
 def core_counts(n_cores: int) -> list[int]:
-    """One, two, four, … and all."""
+    """Return one, two, four, … and all."""
     counts = [1]
     while 2 * counts[-1] < n_cores:
         counts.append(2 * counts[-1])
@@ -31,7 +31,7 @@ def core_counts(n_cores: int) -> list[int]:
 
 
 def speeds(result: dict[str, Any]) -> list[float | None]:
-    """Give each round's timesteps per second."""
+    """Return each round's timesteps per second."""
     return [None if answer is None else answer["timesteps"] / answer["seconds"] for answer in result.get("rounds", [])]
 
 

@@ -21,7 +21,7 @@ TRAJECTORIES, LENGTH, SECONDS, SLOWNESS = 200, 20, 2e-3, 4.0
 
 
 def bound(n_workers: int, calls: int = 500) -> float:
-    """Simulate list scheduling: the share of the ideal."""
+    """Simulate list scheduling, and return the share of the ideal."""
     rng = random.Random(0)
     each = LENGTH * SECONDS
     spent = []
@@ -41,7 +41,7 @@ def bound(n_workers: int, calls: int = 500) -> float:
 
 
 def notes(results: dict[str, Any]) -> list[str]:
-    """Say what share of the sleeping times alone was reached."""
+    """Report the shares of what the sleeping times alone allow."""
     workload = WORKLOADS["stragglers"]
     assert workload.ideal is not None
     ideal = workload.ideal(workload.n_processes)

@@ -1,10 +1,10 @@
-"""What does it cost with a torch MLP 2x64 as the agent? CartPole-v1 and HalfCheetah-v5.
+"""What does parallel collection cost with a torch MLP 2x64 as the agent? CartPole-v1 and HalfCheetah-v5.
 
 python -m benchmarks torch_mlp [--quick]     # needs torch and gymnasium[mujoco]
 
-Beside the loop over one environment, the loop over several with batched actions: the limit for `VecWorker`. That loop
-has no batches. Ours end with whole trajectories, and a batch that leaves environments without one cannot be as fast:
-`_whole` is that loop with such batches. There is `VecWorker` with batches that fill all environments of two workers
+Next to the loop over one environment there is the loop over several with batched actions, the limit for `VecWorker`.
+That loop has no batches. Ours end with whole trajectories, and a batch that leaves environments without one is
+slower: `_whole` is that loop with such batches. There is `VecWorker` with batches that fill all environments of two workers
 twice, too (`_twice`); and, where trajectories are many and short, with blocks that are long from the start (`_blocks`).
 """
 
@@ -14,7 +14,7 @@ from benchmarks.harness.running import Contender
 
 
 def several(n_envs: int, *variants: Contender) -> list[Contender]:
-    """This library and the bare loop, each with so many environments in a process, and variants of this library."""
+    """Return this library and the bare loop with so many environments in a process, and variants of this library."""
     return [
         Contender(f"batched_bare_{n_envs}", "batched_bare", {"n_envs": n_envs}),
         Contender(f"batched_bare_{n_envs}_whole", "batched_bare", {"n_envs": n_envs, "whole": True}),
@@ -24,7 +24,7 @@ def several(n_envs: int, *variants: Contender) -> list[Contender]:
 
 
 def twice(n_envs: int, length: int) -> Contender:
-    """This library with batches that fill all environments of two workers twice with trajectories of one length."""
+    """Return this library with batches that fill all environments of two workers twice."""
     return ours(f"ours_vec_{n_envs}_twice", vec=n_envs, batch=2 * 2 * n_envs * length)
 
 
