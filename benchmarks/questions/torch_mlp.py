@@ -4,8 +4,8 @@ python -m benchmarks torch_mlp [--quick]     # needs torch and gymnasium[mujoco]
 
 Next to the loop over one environment there is the loop over several with batched actions, the limit for `VecWorker`.
 That loop has no batches. Ours end with whole trajectories, and a batch that leaves environments without one is
-slower: `_whole` is that loop with such batches. There is `VecWorker` with batches that fill all environments of two workers
-twice, too (`_twice`); and, where trajectories are many and short, with blocks that are long from the start (`_blocks`).
+slower: `_whole` is that loop with such batches. `_twice` has batches that fill all environments of two workers
+twice, and `_blocks`, where trajectories are many and short, blocks that are long from the start.
 """
 
 from benchmarks.harness.lineup import THROUGHPUT, ours
