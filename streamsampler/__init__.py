@@ -18,6 +18,13 @@ Names that users need are imported from here. The guides are docstrings, for `he
 - `streamsampler.engines`: where workers live; `streamsampler.protocol.states`: how they talk to the sampler
 - `streamsampler.errors`: what is raised; `streamsampler.testing`: failures on purpose, for tests of your code
 - `streamsampler.cli`: the command line; `streamsampler.examples`: short programs
+
+For workers and engines of your own more is public, the names in `__all__` of these modules. The guide to workers is
+`streamsampler.workers.base`, the guide to engines `streamsampler.engines.base`; they use `streamsampler.workers.loop`,
+`streamsampler.workers.board`, `streamsampler.workers.factory`, `streamsampler.workers.generators`,
+`streamsampler.protocol.messages`, `streamsampler.scheduling.blocks`, `streamsampler.data.recorder`,
+`streamsampler.agents.base`, `streamsampler.agents.updates`, `streamsampler.environments.updates`,
+`streamsampler.seeding` and `streamsampler.serialization`.
 """
 
 # `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` removes it. Until then this

@@ -11,12 +11,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from gymnasium.spaces import Space
 
-from streamsampler.agents.base import Agent, CallableAgent, as_agent, is_agent
+from streamsampler.agents.base import Agent, CallableAgent, as_agent, is_agent, tell_spaces
 from streamsampler.errors import UsageError
 from streamsampler.serialization import Payload, dumps, loads
 
-__all__ = ["AgentTraits", "UpdateKind", "apply_agent_update", "is_parameters", "resolved_update", "traits_of"]
+__all__ = [
+    "AgentTraits",
+    "UpdateKind",
+    "apply_agent_update",
+    "is_parameters",
+    "resolved_update",
+    "traits_of",
+    "updated_agent",
+]
 
 Converter = Callable[[Any], Any]
 UpdateKind = Literal["agent", "parameters"]
@@ -117,6 +126,20 @@ def apply_agent_update(agent: Agent, update: Any) -> Agent:
         return as_agent(resolved)
     agent.set_param_values(resolved)  # type: ignore[attr-defined]
     return agent
+
+
+def updated_agent(agent: Agent | None, update: Any, spaces: tuple[Space[Any], Space[Any]] | None) -> Agent:
+    """Make or update an agent, and call `set_spaces` where it is a new one.
+
+    Args:
+        agent: The agent so far; None where `update` is the first agent.
+        update: See `apply_agent_update`.
+        spaces: The environment's observation and action space; None where there is no environment.
+    """
+    updated = as_agent(update) if agent is None else apply_agent_update(agent, update)
+    if updated is not agent and spaces is not None:
+        tell_spaces(updated, *spaces)
+    return updated
 
 
 def is_parameters(update: Any) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import gymnasium
 
-from streamsampler.agents.base import Agent, as_agent, reset_agent_function, tell_spaces
-from streamsampler.agents.updates import apply_agent_update
+from streamsampler.agents.base import Agent, reset_agent_function
+from streamsampler.agents.updates import updated_agent
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.step_values import FLAGS
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
@@ -69,10 +69,7 @@ class DefaultWorker(Worker):
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
         self.phase = Phase.AGENT_CONSTRUCTION if self._agent is None else Phase.AGENT_UPDATE
-        old = self._agent
-        self._agent = as_agent(agent_update) if old is None else apply_agent_update(old, agent_update)
-        if self._agent is not old and self._env is not None:
-            tell_spaces(self._agent, *self.spaces)
+        self._agent = updated_agent(self._agent, agent_update, None if self._env is None else self.spaces)
         self._reset_agent = reset_agent_function(self._agent)
 
     def update_env(self, env_update: EnvUpdate) -> None:

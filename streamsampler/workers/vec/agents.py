@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import Agent, as_agent, mask_argument, reset_agent_function, takes_seed, tell_spaces
-from streamsampler.agents.updates import apply_agent_update
+from streamsampler.agents.base import Agent, mask_argument, reset_agent_function, takes_seed
+from streamsampler.agents.updates import apply_agent_update, updated_agent
 from streamsampler.data.trees import Tree, snapshot, take
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
@@ -261,18 +261,13 @@ class AgentPool:
                 is none yet.
         """
         self._batched = None
-        old = self._agents[:1]
-        if self._agents:
-            updated = apply_agent_update(self._agents[0], agent_update)
-            if updated is self._agents[0]:
-                for agent in self._agents[1:]:
-                    apply_agent_update(agent, agent_update)
-            else:
-                self._agents = [updated]
+        old = self._agents[0] if self._agents else None
+        updated = updated_agent(old, agent_update, spaces)
+        if updated is old:
+            for copy in self._agents[1:]:
+                apply_agent_update(copy, agent_update)
         else:
-            self._agents = [as_agent(agent_update)]
-        if spaces is not None and not (old and self._agents[0] is old[0]):
-            tell_spaces(self._agents[0], *spaces)
+            self._agents = [updated]
         self.batched(n_slots)
 
     def batched(self, n_slots: int) -> BatchedAgent:

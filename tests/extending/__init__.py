@@ -1,0 +1,1 @@
+"""A worker and an engine outside the package, made of public names alone."""
