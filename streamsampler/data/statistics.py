@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import reduce
 
-from streamsampler.protocol.messages import Checked, Report
+from streamsampler.protocol.messages import Checked, Report, Times
 
-__all__ = ["REMEMBERED", "TIMES", "DroppedTrajectory", "FoundAnomaly", "Stats", "WorkerTimes"]
+__all__ = ["REMEMBERED", "DroppedTrajectory", "FoundAnomaly", "Stats"]
 
 REMEMBERED = 1_000
 """How many dropped trajectories are told one by one."""
-
-TIMES = ("reset", "agent", "step", "sending", "idle", "checking")
-"""What a worker's time is divided into: the order of `messages.Report.seconds`."""
-
-
-@dataclass
-class WorkerTimes:
-    """Where a worker's time went, in seconds.
-
-    Attributes:
-        reset: Seeding and resetting, environment and agent; making them anew where a trajectory was left out.
-        agent: Choosing actions.
-        step: Stepping the environment and recording what it returned. How `agent` and `step` share the time of a
-            rollout is estimated from every 64th timestep.
-        sending: Serialising and sending rollouts.
-        idle: Waiting for work.
-        checking: Checking that trajectories depend on their seeds alone; see `check` of `Sampler`.
-    """
-
-    reset: float = 0.0
-    agent: float = 0.0
-    step: float = 0.0
-    sending: float = 0.0
-    idle: float = 0.0
-    checking: float = 0.0
-
-    def add(self, seconds: Sequence[float]) -> None:
-        """Add a report's times, which are in the order of `TIMES`."""
-        for name, value in zip(TIMES, seconds, strict=False):
-            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +107,22 @@ class Stats:
     replaced: int = 0
     reports: int = 0
     seconds: float = 0.0
-    workers: list[WorkerTimes] = field(default_factory=list)
+    workers: list[Times] = field(default_factory=list)
 
     @classmethod
     def of(cls, n_workers: int) -> Stats:
         """Return empty accounts for `n_workers` workers."""
-        return cls(workers=[WorkerTimes() for _ in range(n_workers)])
+        return cls(workers=[Times()] * n_workers)
 
     @property
-    def times(self) -> WorkerTimes:
+    def times(self) -> Times:
         """Where the time of all workers together went."""
-        total = WorkerTimes()
-        for worker in self.workers:
-            total.add([getattr(worker, name) for name in TIMES])
-        return total
+        return reduce(Times.plus, self.workers, Times())
 
     def take_report(self, worker: int, report: Report) -> None:
         """Add what a report says of times and of abandoned rollouts; what became of the others is its reader's."""
         self.reports += 1
-        self.workers[worker].add(report.seconds)
+        self.workers[worker] = self.workers[worker].plus(report.seconds)
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
         self.lost_timesteps += report.lost_timesteps
@@ -180,5 +147,4 @@ class Stats:
                 setattr(self, item.name, getattr(self, item.name) + getattr(call, item.name))
         self.first_anomaly = self.first_anomaly or call.first_anomaly
         del self.dropped[:-REMEMBERED]
-        for mine, theirs in zip(self.workers, call.workers, strict=True):
-            mine.add([getattr(theirs, name) for name in TIMES])
+        self.workers = list(map(Times.plus, self.workers, call.workers))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Start",
     "Stop",
     "Ticket",
+    "Times",
     "by_position",
 ]
 
@@ -35,7 +36,7 @@ def by_position(cls: type[T]) -> type[T]:
     both ways: several times the cost of all else in a report.
     """
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    values = attrgetter(*names)
+    values = operator.attrgetter(*names)
 
     def reduce(self: Any) -> tuple[type[T], tuple[Any, ...]]:
         found = values(self)
@@ -172,6 +173,39 @@ class Exit:
 Message = Start | Continue | Stop | Exit
 
 
+class Times(NamedTuple):
+    """Where a worker's time went, in seconds.
+
+    Attributes:
+        reset: Seeding and resetting, environment and agent; making new ones where a trajectory was left out.
+        agent: Choosing actions.
+        step: Stepping the environment and recording what it returned. How `agent` and `step` share the time of a
+            rollout is estimated from every 64th timestep.
+        sending: Serialising and sending rollouts.
+        idle: Waiting for work.
+        checking: Checking that trajectories depend on their seeds alone; see `check` of `Sampler`.
+    """
+
+    reset: float = 0.0
+    agent: float = 0.0
+    step: float = 0.0
+    sending: float = 0.0
+    idle: float = 0.0
+    checking: float = 0.0
+
+    def plus(self, other: Times) -> Times:
+        """Return the sums."""
+        return Times(*map(operator.add, self, other))
+
+    @property
+    def rollout(self) -> float:
+        """What rollouts took."""
+        return self.reset + self.agent + self.step
+
+
+_NO_TIME = Times()
+
+
 class Dropped(NamedTuple):
     """A trajectory of a ticket that raised and was left out.
 
@@ -198,7 +232,7 @@ class Report:
         n_timesteps: Their timesteps.
         n_abandoned: Rollouts that were cut short, 0 or 1 per environment.
         abandoned_timesteps: Their timesteps.
-        seconds: Where the worker's time went since its last answer, by statistic (see `statistics.TIMES`).
+        seconds: Where the worker's time went since its last answer.
         dropped: The ticket's trajectories that raised and were left out, in order.
         lost_timesteps: Timesteps besides those, which were run in vain because something raised.
         checked: What the worker found out about its environment since its last answer.
@@ -210,7 +244,7 @@ class Report:
     n_timesteps: int = 0
     n_abandoned: int = 0
     abandoned_timesteps: int = 0
-    seconds: tuple[float, ...] = ()
+    seconds: Times = _NO_TIME
     dropped: tuple[Dropped, ...] = ()
     lost_timesteps: int = 0
     checked: Checked | None = None

@@ -167,7 +167,7 @@ class Call:
                 record.spaces = spaces
             lengths = rollouts.lengths.tolist()
             n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
-            self._session.pace.add(lengths, sum(report.seconds[:3]), worker, n_bytes)
+            self._session.pace.add(lengths, report.seconds.rollout, worker, n_bytes)
             if is_current:
                 delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces)
                 self._add_rollouts(event, report, lengths, delivery)

@@ -61,7 +61,7 @@ class Outcome:
         n_timesteps: Their timesteps.
         n_abandoned: Rollouts that were cut short.
         abandoned_timesteps: Their timesteps.
-        seconds: Time spent in reset, agent and step.
+        seconds: Seconds of resets, of the agent and of steps; a tuple of three will do.
         dropped: The trajectories that raised and were left out; see `messages.Report`.
     """
 
@@ -70,7 +70,7 @@ class Outcome:
     n_timesteps: int
     n_abandoned: int = 0
     abandoned_timesteps: int = 0
-    seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    seconds: tuple[float, ...] = (0.0, 0.0, 0.0)
     dropped: tuple[Dropped, ...] = ()
 
 

@@ -14,7 +14,7 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.step_values import FLAGS
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError, DataError, UsageError
-from streamsampler.protocol.messages import Dropped, Phase, Ticket
+from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.board import phase_number
@@ -32,9 +32,6 @@ such timestep in eight cost 1 %. So it is done once in a window of timesteps tha
 the last window did. Who needs it to the timestep asks for it: see `StatusBoard.request_progress`."""
 _WINDOW = (True,) + (False,) * 63
 _NOTHING: tuple[bool, ...] = ()
-
-_ThreeSeconds = tuple[float, float, float]  # of resets, of the agent, of steps
-_NO_SECONDS: _ThreeSeconds = (0.0, 0.0, 0.0)
 
 
 class _NoClass:
@@ -64,7 +61,7 @@ class DefaultWorker(Worker):
         self._reset_agent: Callable[[int], None] | None = None
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
-        self._broken_off = _NO_SECONDS  # what the trajectories took that ended with the last exception
+        self._broken_off = Times()  # what the trajectories took that ended with the last exception
 
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
@@ -120,7 +117,7 @@ class DefaultWorker(Worker):
         recorder: RolloutRecorder,
         indices: Sequence[int],
         abandoned_timesteps: int,
-        seconds: _ThreeSeconds,
+        seconds: Times,
         dropped: tuple[Dropped, ...] = (),
     ) -> Outcome:
         n_trajectories, n_timesteps = recorder.n_trajectories, recorder.n_timesteps
@@ -141,7 +138,7 @@ class DefaultWorker(Worker):
         After each of them agent and environment are made anew: they may be half of something, and what comes next must
         not depend on what was run before.
         """
-        seconds = _NO_SECONDS
+        seconds = Times()
         if self.spoiled:
             self.spoiled = False
             seconds = self._timed_rebuild()
@@ -154,7 +151,7 @@ class DefaultWorker(Worker):
             recorder, spaces, finishing = self._recorder, self.spaces, False
             try:
                 abandoned, more = self._run(ticket.version, todo, [seed_of[index] for index in todo], recorder)
-                seconds = _sum(seconds, more)
+                seconds = seconds.plus(more)
                 finishing = True
                 kept = [index for index in ticket.indices if index not in left_out]
                 dropped = sorted(left_out.values())
@@ -163,7 +160,7 @@ class DefaultWorker(Worker):
                 if not self.drops(error):
                     raise
                 if not finishing:
-                    seconds = _sum(seconds, self._broken_off)
+                    seconds = seconds.plus(self._broken_off)
                 failed = self.trajectory
                 assert failed is not None
                 left_out.update(self._left_out_by(error, ticket, failed, kept))
@@ -172,7 +169,7 @@ class DefaultWorker(Worker):
             if not self.row.may_run(ticket.version):
                 self.spoiled = True  # what is in force may not be there to be loaded any more
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
-            seconds = _sum(seconds, self._timed_rebuild())
+            seconds = seconds.plus(self._timed_rebuild())
             if finishing or self.spaces != spaces:
                 # What is wrong lies among what was recorded, or does not go with what comes: the others once more.
                 self._recorder.clear()
@@ -193,15 +190,15 @@ class DefaultWorker(Worker):
             for index, summary in {failed: summary_of(error), **others}.items()
         }
 
-    def _timed_rebuild(self) -> _ThreeSeconds:
+    def _timed_rebuild(self) -> Times:
         """Make agent and environment anew; it is for a reset that it is done, and counted as one."""
         began = perf_counter()
         self.context.rebuild()
-        return perf_counter() - began, 0.0, 0.0
+        return Times(perf_counter() - began)
 
     def _run(  # noqa: C901 - see below
         self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder
-    ) -> tuple[int, _ThreeSeconds]:
+    ) -> tuple[int, Times]:
         """Run trajectories, one after the other.
 
         This is what the package's speed is made of, so it is written out in one function, with everything it touches
@@ -363,14 +360,10 @@ class DefaultWorker(Worker):
             env.close()
 
 
-def _shares(seconds: float, reset: float, agent: float, step: float) -> _ThreeSeconds:
+def _shares(seconds: float, reset: float, agent: float, step: float) -> Times:
     """Lay what was not timed to agent and steps, in the proportion of the timesteps that were; else to resets."""
     timed = agent + step
     if not timed:
-        return seconds, 0.0, 0.0
+        return Times(seconds)
     share = (seconds - reset) / timed
-    return reset, share * agent, share * step
-
-
-def _sum(one: _ThreeSeconds, other: _ThreeSeconds) -> _ThreeSeconds:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+    return Times(reset, share * agent, share * step)

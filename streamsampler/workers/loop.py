@@ -24,6 +24,7 @@ from streamsampler.protocol.messages import (
     Report,
     Start,
     Ticket,
+    Times,
 )
 from streamsampler.protocol.states import WorkerSide, WorkerState
 from streamsampler.seeding import TrajectorySeeds
@@ -275,7 +276,7 @@ class WorkerLoop:
             n_timesteps=outcome.n_timesteps,
             n_abandoned=outcome.n_abandoned,
             abandoned_timesteps=outcome.abandoned_timesteps,
-            seconds=(*outcome.seconds, *self._seconds),
+            seconds=Times(*outcome.seconds[:3], *self._seconds),
             dropped=outcome.dropped,
             lost_timesteps=lost_timesteps,
             checked=self._checked,

@@ -13,7 +13,7 @@ import numpy as np
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.errors import RolloutError, WorkerDiedError
-from streamsampler.protocol.messages import Exit, Failure, Phase, Report, Stop
+from streamsampler.protocol.messages import Exit, Failure, Phase, Report, Stop, Times
 from streamsampler.protocol.states import SamplerState, WorkerSide, WorkerState
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.session import Session
@@ -248,7 +248,7 @@ class World:
             n_timesteps=sum(lengths),
             made_under=worker.told[0][1],
         )
-        seconds = (0.0, 0.0, seconds_of(number, sum(lengths), self.slowness), 0.0, 0.0)
+        seconds = Times(step=seconds_of(number, sum(lengths), self.slowness))
         report = Report(ticket, n_trajectories=len(lengths), n_timesteps=sum(lengths), seconds=seconds)
         self.answer(worker, report, (rollouts, None))
 

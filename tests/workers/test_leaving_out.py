@@ -79,7 +79,7 @@ def test_a_reset_that_raises_takes_time_too(monkeypatch):
     worker, _, _ = dropping(Stuck())
     outcome = worker.rollout(Ticket(1, range(4)), [0] * 4)
     assert len(outcome.dropped) == 4
-    assert outcome.seconds == (12.0, 0.0, 0.0)
+    assert outcome.seconds[:3] == (12.0, 0.0, 0.0)
 
 
 def test_an_error_that_is_no_trajectorys_is_raised():

@@ -96,4 +96,4 @@ def test_the_time_of_every_reset_step_and_action_is_told(monkeypatch):
     worker.update_env(as_env_update(lambda: Telling(tell)))
     worker.update_agent(Batched(tell))
     outcome = worker.rollout(Ticket(1, range(12), block=6), list(range(12)))
-    assert outcome.seconds == (12 * 100.0, 40 * 0.25, 120 * 1.0)
+    assert outcome.seconds[:3] == (12 * 100.0, 40 * 0.25, 120 * 1.0)
