@@ -70,18 +70,6 @@ def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, method, pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("occurrence", [1, 2])
-def test_half_a_message_that_no_pipe_holds_at_once(tmp_path, monkeypatch, occurrence):
-    """With everything sent through pipes, however large, a message is written in parts."""
-    monkeypatch.setattr("streamsampler.engines.processes.engine.INLINE_LIMIT", 1 << 40)
-    fail_point = FailPoint("send", worker=1, occurrence=occurrence, folder=tmp_path)
-    agents, envs = arguments("shared memory")
-    with fail_point.armed(), MultiprocessingSampler(agents, envs, n_workers=N_WORKERS, seed=SEED) as sampler:
-        assert batches(sampler) == undisturbed("shared memory")
-    assert fail_point.fired()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("worker", [0, 2])
 def test_a_death_when_told_to_stop(tmp_path, worker):
     """Leaving a stream stops its workers; the call after it finds one of them dead."""

@@ -21,6 +21,7 @@ __all__ = [
     "kill_at_end_of",
     "own_group",
     "run_as_child",
+    "tell_status",
 ]
 
 Main = Callable[[int, Sequence[int]], None]
@@ -77,6 +78,12 @@ def end_with_parent(fd: int) -> None:
     poller.register(fd, select.POLLIN)
     if poller.poll(0):
         os._exit(1)
+
+
+def tell_status(fd: int, number: int) -> None:
+    """Write a process id, an exit code or a negative errno for the sampler's process, which may be gone."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(fd, STATUS.pack(number))
 
 
 def close_all_but(kept: Iterable[int]) -> None:

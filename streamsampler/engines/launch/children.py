@@ -12,11 +12,7 @@ from typing import Protocol
 
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, readable_within
 
-__all__ = ["END_SECONDS", "ServerProcess", "bury_strays", "end_of_life_pipe", "forget_or_reap", "open_pidfd"]
-
-END_SECONDS = 5.0
-"""How long a killed process may take to be gone. One that hangs in the kernel, by a file system perhaps that does not
-answer, is deaf even to SIGKILL until it comes back; nobody waits for it any longer than this."""
+__all__ = ["ServerProcess", "bury_strays", "end_of_life_pipe", "forget_or_reap", "open_pidfd"]
 
 
 def open_pidfd(pid: int) -> int | None:

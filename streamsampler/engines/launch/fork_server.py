@@ -19,7 +19,15 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from streamsampler.engines.launch.child import PARENT_FD, STATUS, Main, ignore_terminal, own_group, run_as_child
+from streamsampler.engines.launch.child import (
+    PARENT_FD,
+    STATUS,
+    Main,
+    ignore_terminal,
+    own_group,
+    run_as_child,
+    tell_status,
+)
 from streamsampler.engines.launch.descriptor_limits import allow_all, lower_limit
 from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
 
@@ -127,7 +135,7 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as error:
-            _tell(status_fd, -(error.errno or 1))
+            tell_status(status_fd, -(error.errno or 1))
             os.close(status_fd)
         else:
             if pid == 0:
@@ -159,8 +167,3 @@ class _Server:
             if pid in self._status_fds:
                 os.close(self._status_fds.pop(pid))
         return True
-
-
-def _tell(status_fd: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the sampler's process is gone
-        os.write(status_fd, STATUS.pack(number))

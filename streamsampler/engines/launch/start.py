@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 
 from streamsampler.engines.launch.child import PARENT_FD, STATUS, Main, ignore_terminal, kill_at_end_of, run_as_child
 from streamsampler.engines.launch.children import (
-    END_SECONDS,
     ServerProcess,
     bury_strays,
     end_of_life_pipe,
@@ -34,10 +33,11 @@ from streamsampler.engines.launch.children import (
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.fork_server import serve, serve_commands
 from streamsampler.engines.launch.import_path import import_path
+from streamsampler.engines.launch.leftovers import END_SECONDS
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
 from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
-from streamsampler.engines.processes.shared_memory import ArenaWriter, anonymous_file
+from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.workers.threads import set_unset
 
 __all__ = ["launch"]
@@ -140,14 +140,7 @@ def _command_file(main: Main, threads: int | None) -> int:
     )
     environ = dict(os.environ)
     set_unset(environ, threads)
-    data = marshal.dumps((_python(code, main), environ))
-    fd = anonymous_file("streamsampler-command")
-    try:
-        ArenaWriter(fd).write([memoryview(data)])
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return anonymous_file("streamsampler-command", marshal.dumps((_python(code, main), environ)))
 
 
 class _Server:

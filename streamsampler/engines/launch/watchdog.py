@@ -29,11 +29,11 @@ from collections.abc import Callable
 from typing import Any
 
 from streamsampler.engines.launch.child import (
-    STATUS,
     close_all_but,
     end_with_parent,
     own_group,
     run_as_child,
+    tell_status,
 )
 from streamsampler.engines.launch.leftovers import can_find_descendants, end_descendants, end_group
 
@@ -79,7 +79,7 @@ def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: 
     try:
         worker = os.fork()
     except OSError as error:
-        _tell(status_fd, -(error.errno or 1))
+        tell_status(status_fd, -(error.errno or 1))
         return
     if worker == 0:
 
@@ -110,7 +110,7 @@ class _Watchdog:
         self._poller.register(wake_fd, select.POLLIN)
 
     def begin(self, number: int, blocked: set[int], wake_write: int) -> None:
-        _tell(self._status_fd, self._worker)
+        tell_status(self._status_fd, self._worker)
         for ignored in _IGNORED:
             signal.signal(ignored, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked - _IGNORED)
@@ -119,11 +119,11 @@ class _Watchdog:
         exitcode = self._await_end()
         if self._adopts:
             end_descendants(self._worker, self._wait)
-            _tell(self._status_fd, exitcode)
+            tell_status(self._status_fd, exitcode)
             os.waitpid(self._worker, 0)
         else:
             end_group(self._worker)
-            _tell(self._status_fd, exitcode)
+            tell_status(self._status_fd, exitcode)
 
     def _await_end(self) -> int:
         while (exitcode := self._exitcode()) is None:
@@ -176,8 +176,3 @@ def _call_it(title: str) -> None:
         import setproctitle
 
         setproctitle.setproctitle(title)
-
-
-def _tell(fd: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the sampler's process is gone
-        os.write(fd, STATUS.pack(number))

@@ -24,9 +24,9 @@ import selectors
 import time
 
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
-from streamsampler.engines.launch.children import END_SECONDS
 from streamsampler.engines.launch.descriptor_limits import make_room
 from streamsampler.engines.launch.descriptors import readable_within
+from streamsampler.engines.launch.leftovers import END_SECONDS
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError
 from streamsampler.engines.processes.links import CAME_BACK, KnownSpaces, Link, await_ends, start_link, terminate
@@ -92,9 +92,7 @@ class ProcessEngine(Engine):
         make_room(n_workers)
         try:
             self._selector = self._opened.enter_context(selectors.DefaultSelector())
-            setup_fd = setup_file(
-                n_workers, make_worker, seed, self._inline_limit, report_memory=report_memory, threads=threads
-            )
+            setup_fd = setup_file(make_worker, seed, self._inline_limit, report_memory=report_memory, threads=threads)
             self._shared = SharedFiles(setup_fd, n_workers, self._inline_limit)
             self._opened.callback(self._shared.close)
             self.board = self._shared.board

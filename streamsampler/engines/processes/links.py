@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any
 
 from streamsampler.engines.base import Answered, Event, Logged, unreadable
-from streamsampler.engines.launch.children import END_SECONDS
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
+from streamsampler.engines.launch.leftovers import END_SECONDS
 from streamsampler.engines.launch.start import launch
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WorkerChild
 from streamsampler.engines.processes.shared import SharedFiles
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
-from streamsampler.engines.processes.wire import GarbageError, MessageReader, is_from_copy, unframe
+from streamsampler.engines.processes.wire import FORKED_COPY, GarbageError, MessageReader, unframe
 from streamsampler.engines.processes.worker_main import main
 from streamsampler.protocol.messages import Answer
 
@@ -125,7 +125,7 @@ class Link:
         return events
 
     def _decoded(self, message: bytes) -> tuple[bytes, Answer | None, list[memoryview], list[Region]]:
-        if is_from_copy(message):
+        if message == FORKED_COPY:
             raise GarbageError(CAME_BACK)
         try:
             head, buffers, regions = unframe(message, self.arena.view)

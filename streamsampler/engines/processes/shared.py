@@ -33,7 +33,7 @@ class SharedFiles:
         self._inline_limit = inline_limit
         with contextlib.ExitStack() as self._opened:
             self._own(setup_fd)
-            self.board_fd = self._own(anonymous_file("streamsampler-board", board_bytes(n_workers)))
+            self.board_fd = self._own(anonymous_file("streamsampler-board", bytes(board_bytes(n_workers))))
             updates_fd = self._own(anonymous_file("streamsampler-updates"))
             # Read-only: what one worker wrote there by mistake, all others would read.
             self.setup_fd, self.updates_fd = self._own(read_only(setup_fd)), self._own(read_only(updates_fd))

@@ -35,11 +35,14 @@ class Region(NamedTuple):
     size: int
 
 
-def anonymous_file(name: str, size: int = 0) -> int:
-    """Return a descriptor of a new memory file of `size` zero bytes that no other process can find.
+def anonymous_file(name: str, data: bytes = b"") -> int:
+    """Return a descriptor of a new memory file that no other process can find.
 
-    `name` is for debugging only. Where there is no memfd_create (macOS), it is a temporary file that is unlinked at
-    once.
+    Where there is no memfd_create (macOS), it is a temporary file that is unlinked at once.
+
+    Args:
+        name: For debugging only.
+        data: What is written to the file.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -47,7 +50,8 @@ def anonymous_file(name: str, size: int = 0) -> int:
         fd, path = tempfile.mkstemp(prefix=name)
         os.unlink(path)
     try:
-        os.ftruncate(fd, size)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
     except BaseException:
         os.close(fd)
         raise

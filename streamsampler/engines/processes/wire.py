@@ -18,13 +18,12 @@ from streamsampler.engines.processes.shared_memory import Region
 from streamsampler.protocol.messages import by_position
 
 __all__ = [
+    "FORKED_COPY",
     "INLINE_LIMIT",
     "GarbageError",
     "MessageReader",
     "Stored",
     "frame",
-    "from_copy",
-    "is_from_copy",
     "pack",
     "send",
     "unframe",
@@ -36,13 +35,15 @@ INLINE_LIMIT = 1536
 (4,096 on Linux), and two frames fit the smallest pipe the kernel makes. Tests set it to -1, so that everything goes
 through an arena, and to a very large number, so that nothing does."""
 
+FORKED_COPY = b"a forked copy of the worker"
+"""The message that a forked copy of a worker sends."""
+
 _ALIGNMENT = 64
 _MOST_AT_ONCE = 1 << 16
 _LENGTH = struct.Struct("<i")
 _COUNT = struct.Struct("<q")
 _LOCATION = struct.Struct("<qq")
 _HERE = -1  # instead of an offset
-_COPY = b"a forked copy of the worker"
 _ANY = (1 << 31) - 1
 _ZEROS = memoryview(bytes(_ALIGNMENT))
 
@@ -118,16 +119,6 @@ class MessageReader:
             messages.append(self._data[position : position + size])
             position += size
         self._data = self._data[position:]
-
-
-def from_copy() -> bytes:
-    """Return the message by which a forked copy of a worker says that it is one."""
-    return _COPY
-
-
-def is_from_copy(message: bytes) -> bool:
-    """Whether a message is `from_copy`'s."""
-    return message == _COPY
 
 
 def pack(head: bytes, parts: Sequence[Any]) -> list[memoryview]:
