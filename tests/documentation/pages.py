@@ -14,10 +14,11 @@ import warnings
 import streamsampler
 
 MODULES = [
-    *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "agents", "environments", "data"),
-    *("data.statistics", "data.opaque", "data.recorder", "storage", "storage.npz", "adapters", "adapters.torch"),
-    *("adapters.mlp", "adapters.heads", "adapters.sb3", "workers", "workers.base", "workers.factory", "workers.loop"),
-    *("workers.vec", "engines", "engines.base", "serialization", "scheduling.restarts", "protocol"),
+    *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "agents", "agents.base", "agents.updates"),
+    *("environments", "environments.updates", "data", "data.statistics", "data.opaque", "data.recorder", "storage"),
+    *("storage.npz", "adapters", "adapters.torch", "adapters.mlp", "adapters.heads", "adapters.sb3", "workers"),
+    *("workers.base", "workers.board", "workers.factory", "workers.generators", "workers.loop", "workers.vec"),
+    *("engines", "engines.base", "scheduling.blocks", "scheduling.restarts", "seeding", "serialization", "protocol"),
     *("protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli", "examples"),
     "examples.reinforce",
 ]
