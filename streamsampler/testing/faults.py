@@ -140,7 +140,7 @@ class Faults:
             if its_seed not in (None, seed) or step not in (None, fault.step) or is_checking():
                 continue
             if self._records.add(str(number), fault.times) is not None:
-                self._records.ring()
+                self._records.wake()
                 commit(fault.kind, place, fault.n_bytes)
 
     def fired(self, fault: int | None = None) -> int:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 __all__ = ["Records"]
 
-_BELL = "bell"
+_WAKE = "wake"
 
 
 class Records:
     """Events of several kinds, each kind counted from 1, in a folder.
 
     A link is made whole or not at all, and leads to the id of the process, so of two processes only one can be the
-    k-th. A named pipe wakes those who wait. All of it goes with the folder.
+    k-th. A named pipe wakes the processes that wait. All of it goes with the folder.
 
     Args:
         folder: Where; made if need be. What an earlier process counted there counts.
@@ -27,7 +27,7 @@ class Records:
         self.folder = Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.mkfifo(self.folder / _BELL)
+            os.mkfifo(self.folder / _WAKE)
         self._seen: dict[str, int] = {}
 
     def add(self, kind: str, most: int | None = None) -> int | None:
@@ -49,14 +49,14 @@ class Records:
                 return number
         return None  # without a look at the file system from the second time on: each timestep may ask
 
-    def ring(self) -> None:
-        """Wake whoever waits."""
-        with contextlib.suppress(OSError):  # nobody waits
-            bell = os.open(self.folder / _BELL, os.O_WRONLY | os.O_NONBLOCK)
+    def wake(self) -> None:
+        """Wake the processes that wait for an event."""
+        with contextlib.suppress(OSError):  # no process waits
+            pipe = os.open(self.folder / _WAKE, os.O_WRONLY | os.O_NONBLOCK)
             try:
-                os.write(bell, b".")
+                os.write(pipe, b".")
             finally:
-                os.close(bell)
+                os.close(pipe)
 
     def count(self, kind: str | None = None) -> int:
         """Return how many events there were, of one kind or in all."""
@@ -77,15 +77,15 @@ class Records:
             TimeoutError: It has not come after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        # Open before the first look: what comes after it rings. For writing, too, or the last ringer's end would be
-        # the end of the file.
-        bell = os.open(self.folder / _BELL, os.O_RDWR | os.O_NONBLOCK)
+        # Opened before the first look, so that no event is missed. For writing, too, or the pipe would end with
+        # its last writer.
+        pipe = os.open(self.folder / _WAKE, os.O_RDWR | os.O_NONBLOCK)
         try:
             poller = select.poll()
-            poller.register(bell, select.POLLIN)
+            poller.register(pipe, select.POLLIN)
             while (count := self.count()) < n:
                 if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     raise TimeoutError(f"{count} of {n} have happened after {timeout} seconds")
-                os.read(bell, 1 << 16)
+                os.read(pipe, 1 << 16)
         finally:
-            os.close(bell)
+            os.close(pipe)

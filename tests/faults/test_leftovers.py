@@ -12,8 +12,8 @@ import pytest
 
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from tests.faults.child_processes import KINDS, Run, StartsProcesses, n_closed, notes, processes
 from tests.faults.conftest import PROCESSES, slow
-from tests.faults.households import KINDS, Household, Run, n_closed, notes, processes
 from tests.faults.test_ends import gone_within
 
 ALL_SLOW = [slow("forkserver"), slow("fork"), slow("spawn")]
@@ -29,7 +29,7 @@ def check_nothing_left(run, n_envs, seconds=2.0):
 @pytest.mark.parametrize("method", PROCESSES)
 def test_the_parent_is_killed(tmp_path, method):
     with Run.of_library(tmp_path, method, "kill", 0.0) as run:
-        run.hear("made", 2)
+        run.await_events("made", 2)
         run.process.kill()
         run.wait()
         check_nothing_left(run, 2)
@@ -40,7 +40,7 @@ def test_the_parent_is_killed(tmp_path, method):
 def test_ctrl_c_closes_environments(tmp_path, method):
     """They have more than the second that a worker has which is stuck elsewhere."""
     with Run.of_library(tmp_path, method, "interrupt", 1.2) as run:
-        run.hear("made", 2)
+        run.await_events("made", 2)
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.wait() == -signal.SIGINT
         check_nothing_left(run, 2)
@@ -51,9 +51,9 @@ def test_ctrl_c_closes_environments(tmp_path, method):
 @pytest.mark.parametrize("method", ALL_SLOW)
 def test_a_second_ctrl_c_does_not_wait_for_environments(tmp_path, method):
     with Run.of_library(tmp_path, method, "interrupt", 1000.0) as run:
-        run.hear("made", 2)
+        run.await_events("made", 2)
         os.killpg(run.process.pid, signal.SIGINT)
-        run.hear("closing", 2)
+        run.await_events("closing", 2)
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.wait() == -signal.SIGINT
         check_nothing_left(run, 2)
@@ -65,9 +65,9 @@ NOT_CLOSED = """
 from functools import partial
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import ScriptedAgent
-from tests.faults.households import Household
+from tests.faults.child_processes import StartsProcesses
 
-envs = partial(Household, {folder!r}, "in_session", length=10**9, seconds=0.001, closing=1000.0)
+envs = partial(StartsProcesses, {folder!r}, "in_session", length=10**9, seconds=0.001, closing=1000.0)
 sampler = MultiprocessingSampler(ScriptedAgent(), envs, n_workers=2)
 sampler.obtain_trajectories(8)
 """
@@ -77,9 +77,9 @@ sampler.obtain_trajectories(8)
 def test_a_second_ctrl_c_at_the_end_of_a_program_prints_nothing_more(tmp_path):
     """Neither from the end of the sampler, which the program has not closed, nor from that of the fork server."""
     with Run(tmp_path, [sys.executable, "-c", NOT_CLOSED.format(folder=str(tmp_path))]) as run:
-        run.hear("made", 2)
+        run.await_events("made", 2)
         os.killpg(run.process.pid, signal.SIGINT)
-        run.hear("closing", 2)
+        run.await_events("closing", 2)
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.wait() == -signal.SIGINT
         said = run.process.stderr.read()
@@ -91,12 +91,12 @@ def test_a_second_ctrl_c_at_the_end_of_a_program_prints_nothing_more(tmp_path):
 @pytest.mark.parametrize("method", PROCESSES)
 def test_a_killed_worker(tmp_path, method):
     """What it leaves has ended before another worker takes its place: that one may need the same port."""
-    os.mkfifo(tmp_path / "bell")
-    bell = os.open(tmp_path / "bell", os.O_RDWR)
+    os.mkfifo(tmp_path / "events")
+    events = os.open(tmp_path / "events", os.O_RDWR)
     options = {"n_workers": 2, "seed": 1, "start_method": method}
-    with MultiprocessingSampler(ScriptedAgent(), partial(Household, str(tmp_path)), **options) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), partial(StartsProcesses, str(tmp_path)), **options) as sampler:
         sampler.obtain_exact_trajectories(2)
-        os.read(bell, 1000)
+        os.read(events, 1000)
         killed, other = sampler.worker_pids()
         os.kill(killed, signal.SIGKILL)
         (died,) = sampler._session.engine.wait(5)
@@ -108,7 +108,7 @@ def test_a_killed_worker(tmp_path, method):
         assert not any(gone_within([pid], 0) for pid in others)
         assert sampler._session.engine.progress(1)
     assert gone_within(others, 0)
-    os.close(bell)
+    os.close(events)
 
 
 def test_what_ends_while_its_worker_lives_leaves_no_zombie():

@@ -14,7 +14,7 @@ from streamsampler.engines.launch.descriptor_limits import PER_WORKER
 from streamsampler.errors import RolloutError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.conftest import PROCESSES, slow
-from tests.faults.hungry import Hungry
+from tests.faults.out_of_memory import OutOfMemoryEnv
 from tests.faults.undisturbed import SEED, undisturbed
 
 
@@ -35,7 +35,7 @@ def run_script(tmp_path, text, *command):
 )
 def test_out_of_memory(shape, wanted):
     with MultiprocessingSampler(
-        ScriptedAgent(), functools.partial(Hungry, shape, wanted), n_workers=1, seed=SEED
+        ScriptedAgent(), functools.partial(OutOfMemoryEnv, shape, wanted), n_workers=1, seed=SEED
     ) as it:
         with pytest.raises(RolloutError) as caught:
             it.obtain_trajectories(2)

@@ -17,7 +17,7 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch import start as launch
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
-from tests.faults.bells import LENGTHS, ringing
+from tests.faults.kill_requests import LENGTHS, asking
 
 N_WORKERS, N_TRAJECTORIES, SEED = 4, 40, 5
 SMALL, LARGE = (2,), (1_100,)
@@ -26,18 +26,18 @@ STOP = b"stop"
 
 
 class Killer:
-    """A thread that kills a random worker whenever a bell rings, but not while `held`."""
+    """A thread that kills a random worker at each request from a pipe, but not while `held`."""
 
     def __init__(self, sampler, path):
         self.sampler = sampler
         self.held = threading.Lock()
         self.kills = 0
-        self._bell = os.open(path, os.O_RDWR)
+        self._requests = os.open(path, os.O_RDWR)
         self._dice = random.Random(SEED)
         self._thread = threading.Thread(target=self._run)
 
     def _run(self):
-        while not os.read(self._bell, 1 << 16).endswith(STOP):
+        while not os.read(self._requests, 1 << 16).endswith(STOP):
             with self.held, contextlib.suppress(ProcessLookupError):
                 os.kill(self._dice.choice(self.sampler.worker_pids()), signal.SIGKILL)
                 self.kills += 1
@@ -47,9 +47,9 @@ class Killer:
         return self
 
     def __exit__(self, *_):
-        os.write(self._bell, STOP)
+        os.write(self._requests, STOP)
         self._thread.join()
-        os.close(self._bell)
+        os.close(self._requests)
 
 
 def is_alive(pid):
@@ -104,7 +104,7 @@ class Soak:
         update = {"offset": self.n_calls % 4}
         begin = time.perf_counter()
         batch = self.sampler.obtain_trajectories(
-            N_TRAJECTORIES, agent_update=update, env_update=functools.partial(ringing, self.path, shape)
+            N_TRAJECTORIES, agent_update=update, env_update=functools.partial(asking, self.path, shape)
         )
         self.longest = max(self.longest, time.perf_counter() - begin)
         expected = self.twin.obtain_trajectories(
@@ -139,11 +139,11 @@ class Soak:
 
 
 def soak(tmp_path, n_kills):
-    path = tmp_path / "bell"
+    path = tmp_path / "requests"
     os.mkfifo(path)
-    keep = os.open(path, os.O_RDWR)  # there is somebody to hear it as long as there are environments
+    keep = os.open(path, os.O_RDWR)  # the pipe has a reader as long as there are environments
     unlimited: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
-    envs = functools.partial(ringing, path, SMALL)
+    envs = functools.partial(asking, path, SMALL)
     with (
         MultiprocessingSampler(ScriptedAgent(), envs, n_workers=N_WORKERS, seed=SEED, **unlimited) as sampler,
         LocalSampler(ScriptedAgent(), ScriptedEnv, seed=SEED) as twin,

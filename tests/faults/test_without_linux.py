@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.child_processes import Run, notes, processes
 from tests.faults.conftest import slow
-from tests.faults.households import Run, notes, processes
 from tests.faults.test_ends import gone_within
 
 FOLDER = Path(__file__).parent.parent / "without_linux"
@@ -43,12 +43,12 @@ STUCK = """
 import sys, threading
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
-from tests.faults.households import Household
+from tests.faults.child_processes import StartsProcesses
 from functools import partial
 
 folder, method = sys.argv[1:]
 faults = Faults(folder + "/faults", Fault("hang_gil", times=2))
-envs = faults.env(partial(Household, folder, "in_group,stopped"))
+envs = faults.env(partial(StartsProcesses, folder, "in_group,stopped"))
 sampler = MultiprocessingSampler(ScriptedAgent(), envs, n_workers=2, start_method=method)
 threading.Thread(target=lambda: (faults.wait(2), print("stuck", flush=True)), daemon=True).start()
 sampler.obtain_trajectories(4)

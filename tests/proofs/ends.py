@@ -1,6 +1,6 @@
 """Every way to end, with environments that start processes of their own and do not end them.
 
-The processes are in the worker's group, in a session of their own, deaf to SIGTERM, stopped, daemons, and forked
+The processes are in the worker's group, in a session of their own, ignoring SIGTERM, stopped, daemons, and forked
 without a program. For each end, with each start method: environments are closed or not, as the README says, and two
 seconds after the end nothing is left.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamsampler.cli.interrupts import Interrupts
-from tests.faults.households import KINDS, Run, n_closed, notes, processes
+from tests.faults.child_processes import KINDS, Run, n_closed, notes, processes
 from tests.faults.test_ends import gone_within
 
 METHODS = ("forkserver", "spawn", "fork")
@@ -35,7 +35,7 @@ def to_parent(number: signal.Signals) -> Callable[[Run], None]:
     """Return an end: a signal for the program alone, while its workers are at work."""
 
     def end(run: Run) -> None:
-        run.hear("made", 2)
+        run.await_events("made", 2)
         run.process.send_signal(number)
 
     return end
@@ -43,14 +43,14 @@ def to_parent(number: signal.Signals) -> Callable[[Run], None]:
 
 def ctrl_c(run: Run) -> None:
     """Do what the terminal does."""
-    run.hear("made", 2)
+    run.await_events("made", 2)
     os.killpg(run.process.pid, signal.SIGINT)
 
 
 def ctrl_c_twice(run: Run) -> None:
     """Press it again while environments are being closed."""
     ctrl_c(run)
-    run.hear("closing", 2)
+    run.await_events("closing", 2)
     # The time itself is the contract: the command takes what comes within a second for one. It must not end meanwhile.
     with contextlib.suppress(subprocess.TimeoutExpired):
         run.process.wait(1.1 * Interrupts.GRACE)
@@ -62,7 +62,7 @@ class End:
     """A way to end.
 
     Attributes:
-        program: What `households.program` is told; "command" for the command line.
+        program: What `child_processes.program` is told; "command" for the command line.
         act: Does it.
         closing: Seconds that `env.close` takes.
         code: The program's exit code.

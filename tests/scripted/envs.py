@@ -173,7 +173,7 @@ class Marathon(Steps):
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.long:
             self.records.add("steps")
-            self.records.ring()
+            self.records.wake()
             time.sleep(self.long_pause)
         else:
             self.records.wait(self.UNDER_WAY, 20.0)

@@ -20,7 +20,7 @@ from streamsampler.testing import ScriptedEnv
 from streamsampler.testing.records import Records
 
 _FOREVER = ("sleep", "1000")
-_DEAF = ("sh", "-c", 'trap "" TERM; exec sleep 1000')
+_IGNORING_SIGTERM = ("sh", "-c", 'trap "" TERM; exec sleep 1000')
 _DAEMON = ("sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 & echo $!")
 
 
@@ -34,9 +34,9 @@ def in_session() -> int:
     return subprocess.Popen(_FOREVER, start_new_session=True).pid
 
 
-def deaf() -> int:
+def ignoring_sigterm() -> int:
     """Start a process that ignores SIGTERM."""
-    return subprocess.Popen(_DEAF, start_new_session=True).pid
+    return subprocess.Popen(_IGNORING_SIGTERM, start_new_session=True).pid
 
 
 def stopped() -> int:
@@ -62,16 +62,16 @@ def forked() -> int:
 
 
 KINDS: dict[str, Callable[[], int]] = {
-    function.__name__: function for function in (in_group, in_session, deaf, stopped, daemon, forked)
+    function.__name__: function for function in (in_group, in_session, ignoring_sigterm, stopped, daemon, forked)
 }
 
 
-class Household(ScriptedEnv):
+class StartsProcesses(ScriptedEnv):
     """An environment that starts processes, and does not end them.
 
     Args:
-        folder: Each environment has a file in it, named by its process: the processes that it started, and what became
-            of it. The latter is written to the pipe `bell`, too.
+        folder: Where each environment has a file, named by its process: the processes that it started, and its events
+            ("made", "closing", "closed"), which it writes to the pipe `events`, too.
         kinds: Which kinds of processes.
         length: Timesteps of a trajectory.
         closing: Seconds that `close` takes.
@@ -96,17 +96,17 @@ class Household(ScriptedEnv):
         self._in_worker = signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN
         if not self._in_worker:
             return
-        self._note(*(KINDS[kind]() for kind in kinds.split(",") if kind))
-        self._ring("made")
+        self._write(*(KINDS[kind]() for kind in kinds.split(",") if kind))
+        self._report("made")
 
-    def _note(self, *words: object) -> None:
+    def _write(self, *words: object) -> None:
         with self._file.open("a") as file:
             file.write("".join(f"{word}\n" for word in words))
 
-    def _ring(self, word: str) -> None:
-        self._note(word)
-        with self._file.with_name("bell").open("w") as bell:
-            bell.write(f"{word}\n")
+    def _report(self, event: str) -> None:
+        self._write(event)
+        with self._file.with_name("events").open("w") as events:
+            events.write(f"{event}\n")
 
     def step(self, action: Any) -> Any:
         self._steps += 1
@@ -117,13 +117,13 @@ class Household(ScriptedEnv):
     def close(self) -> None:
         if not self._in_worker:
             return
-        self._ring("closing")
+        self._report("closing")
         time.sleep(self._closing)
-        self._ring("closed")
+        self._report("closed")
         super().close()
 
 
-gymnasium.register("Household-v0", Household)  # type: ignore[arg-type]
+gymnasium.register("StartsProcesses-v0", StartsProcesses)  # type: ignore[arg-type]
 
 
 def notes(folder: Path) -> dict[int, list[str]]:
@@ -153,7 +153,7 @@ def program(folder: str, method: str, end: str, closing: float) -> None:
 
     outside = end not in ("return", "exception", "worker", "hang")
     length, seconds = (10**9, 0.001) if outside else (5, 0.0)
-    envs = partial(Household, folder, length=length, seconds=seconds, closing=closing, hangs=end == "hang")
+    envs = partial(StartsProcesses, folder, length=length, seconds=seconds, closing=closing, hangs=end == "hang")
     # One worker: of two, the other one might not wait for the one that is lost.
     n_workers, timeout = (1 if end in ("worker", "hang") else 2), (0.5 if end == "hang" else None)
     options: Any = {"n_workers": n_workers, "seed": 1, "start_method": method, "step_timeout": timeout}
@@ -178,8 +178,8 @@ class Run:
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder = folder
-        os.mkfifo(folder / "bell")
-        self._bell = open(os.open(folder / "bell", os.O_RDWR))  # noqa: SIM115 - read by lines, until `close`
+        os.mkfifo(folder / "events")
+        self._events = open(os.open(folder / "events", os.O_RDWR))  # noqa: SIM115 - read by lines, until `close`
         self.process = subprocess.Popen(
             [word.replace("{folder}", str(folder)) for word in command],
             stdout=subprocess.PIPE,
@@ -192,22 +192,23 @@ class Run:
     @classmethod
     def of_library(cls, folder: Path, method: str, end: str, closing: float) -> Run:
         """Run `program`."""
-        code = f"from tests.faults.households import program; program({str(folder)!r}, {method!r}, {end!r}, {closing})"
+        arguments = str(folder), method, end, closing
+        code = f"from tests.faults.child_processes import program; program(*{arguments!r})"
         return cls(folder, [sys.executable, "-c", code])
 
     @classmethod
     def of_command(cls, folder: Path, method: str, closing: float) -> Run:
         """Run the command line, for ever."""
-        options = ["--import", "tests.faults.households", "--num-trajectories", "8", "--workers", "2", "--quiet"]
+        options = ["--import", "tests.faults.child_processes", "--num-trajectories", "8", "--workers", "2", "--quiet"]
         kwargs = {"folder": "{folder}", "length": 10**9, "seconds": 0.001, "closing": closing}
         options += [word for key, value in kwargs.items() for word in ("--env-kwarg", f"{key}={value}")]
-        start = [sys.executable, "-m", "streamsampler", "sample", "Household-v0", "--start-method", method]
+        start = [sys.executable, "-m", "streamsampler", "sample", "StartsProcesses-v0", "--start-method", method]
         return cls(folder, [*start, *options])
 
-    def hear(self, word: str, times: int) -> None:
-        """Wait until environments have said a word so many times."""
+    def await_events(self, event: str, times: int) -> None:
+        """Wait until an event has happened in environments so many times."""
         while times:
-            times -= self._bell.readline() == f"{word}\n"
+            times -= self._events.readline() == f"{event}\n"
 
     def wait(self) -> int:
         """Wait for the program's end; return its exit code."""
@@ -219,4 +220,4 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
-        self._bell.close()
+        self._events.close()

@@ -8,7 +8,7 @@ from streamsampler.testing import ScriptedEnv
 SPARE = 16 << 20
 
 
-class Hungry(ScriptedEnv):
+class OutOfMemoryEnv(ScriptedEnv):
     """Takes more memory in its second step than its process may have.
 
     Args:
