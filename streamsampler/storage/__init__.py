@@ -8,9 +8,8 @@ Folders of shards
 -----------------
 
 `streamsampler.sample_to_folder` writes files of at least `shard_size` timesteps each, as they are complete; so does
-`streamsampler.sample_to_folder`, and `streamsampler sample … --shard-size N --out FOLDER`, write files of at least N
-timesteps each, as they are complete. Memory holds about two of them, however many timesteps are asked for.
-`streamsampler.TrajectoryFolder` reads the folder lazily; each shard is also a file that `streamsampler.load` reads.
+`streamsampler sample … --shard-size N --out FOLDER`. Memory holds about two of them, however many timesteps are asked
+for. `streamsampler.TrajectoryFolder` reads the folder lazily; `streamsampler.load` also reads each shard by itself.
 
 ```python
 folder = streamsampler.TrajectoryFolder("big")  # or load("big")
