@@ -50,12 +50,12 @@ class BatchMaker:
         if (early := self._early) is None:
             return
         gathering = self._gathering
-        for segment in gathering.segments(early.n_counted):
+        for segment in gathering.result.segments(early.n_counted):
             early.count(segment)
         if not (early.n_taken if rest else early.due):
             return
-        segments = gathering.segments(early.n_taken)
-        if not early.take(segments, expected_rows(gathering.plan, gathering.pace.timesteps)):
+        segments = gathering.result.segments(early.n_taken)
+        if not early.take(segments, expected_rows(gathering.plan, gathering.throughput.timesteps)):
             self._early = None
             return
         for segment in segments:

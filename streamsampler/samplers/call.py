@@ -52,7 +52,7 @@ class Call:
             plan,
             n_workers=self._engine.n_workers,
             order=session.order,
-            pace=session.pace,
+            throughput=session.throughput,
             own_queues=session.updates.differ,
             blocks=session.blocks,
             dropping=session.supervisor.policy.on_failure == "drop",
@@ -64,7 +64,9 @@ class Call:
         self.batches = BatchMaker(session, self.gathering, stats, self.version)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
         if session.verdicts.exclusive:
-            session.pace.forget(0)  # only that worker has work before its verdict: it is not left out for being slow
+            session.throughput.forget(
+                0
+            )  # only that worker has work before its verdict: it is not left out for being slow
         self._assign_tickets()
 
     # ------------------------------------------------------------------ the loop
@@ -167,7 +169,7 @@ class Call:
                 record.spaces = spaces
             lengths = rollouts.lengths.tolist()
             n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
-            self._session.pace.add(lengths, report.seconds.rollout, worker, n_bytes)
+            self._session.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
             if is_current:
                 delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces)
                 self._add_rollouts(event, report, lengths, delivery)
@@ -178,7 +180,7 @@ class Call:
             return
         elif is_current:
             # The worker failed in another ticket, and runs no more of this version before its next start.
-            self.gathering.give_back(worker, report.ticket.indices, self._session.clock())
+            self.gathering.put_back(worker, report.ticket.indices, self._session.clock())
         self.accounts.add_stale(report.n_trajectories, report.n_timesteps)
 
     def _add_rollouts(self, event: Answered, report: Report, lengths: list[int], delivery: Delivery | None) -> None:
@@ -203,11 +205,11 @@ class Call:
             failure = replace(failure, trajectory=indices[0] if len(indices) == 1 else None)
         setback = self._supervisor.setback_of(record, failure, event.contents)
         if setback.is_of_an_update:
-            self.gathering.give_back(worker, indices, now)
+            self.gathering.put_back(worker, indices, now)
             self._decisions.add(setback)
             return
         index, done = failure.trajectory, failure.done
-        self.gathering.fail(worker, indices, index, setback, final=setback.final, done=done, now=now)
+        self.gathering.add_failure(worker, indices, index, setback, final=setback.final, done=done, now=now)
 
     def _handle_death(self, record: WorkerRecord, event: Died) -> None:
         worker, seen = event.worker, self._engine.progress(event.worker)
@@ -220,10 +222,10 @@ class Call:
         now = self._session.clock()
         for indices in tickets:
             if setback is not None and has_begun and seen.trajectory in indices:
-                self.gathering.fail(worker, indices, seen.trajectory, setback, final=False, now=now)
+                self.gathering.add_failure(worker, indices, seen.trajectory, setback, final=False, now=now)
                 setback = None
             else:
-                self.gathering.give_back(worker, indices, now)
+                self.gathering.put_back(worker, indices, now)
         if setback is not None:
             self._decisions.add(setback, needed=has_begun or seen.trajectory is None)
 
@@ -256,7 +258,7 @@ class Call:
         Raises:
             DataError: The environments of its trajectories have different spaces.
         """
-        segments = self.gathering.segments()
+        segments = self.gathering.result.segments()
         self.accounts.close_with(segments)
         self.accounts.stop_clock()
         return self.batches.final(segments)

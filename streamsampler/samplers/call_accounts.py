@@ -79,7 +79,7 @@ class CallAccounts:
             return
         self._is_closed = True
         gathering = self._gathering
-        self.add_dropped(segments, gathering.pop_left_out())
+        self.add_dropped(segments, gathering.result.pop_left_out())
         self._count_anomalies(sorted(self._anomalies))
         self.stats.kept_trajectories = gathering.n_trajectories
         self.stats.kept_timesteps = gathering.n_timesteps

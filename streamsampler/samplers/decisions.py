@@ -77,7 +77,7 @@ class Decisions:
         while (held := gathering.due()) is not None:
             self._stats.failed_trajectories += 1
             if (error := self._error_of(held.reason)) is not None:
-                gathering.result.settle(held)
+                gathering.result.remove_failure(held)
                 raise error
             gathering.retry(held)
         if (last := gathering.result.one_too_many) is not None:
@@ -101,6 +101,6 @@ class Decisions:
 
     def end(self) -> None:
         """Tell of the losses that were not needed: their workers are gone all the same."""
-        for held in self._gathering.result.held():
+        for held in self._gathering.result.held_failures():
             if not held.final:
                 logger.warning(_NOT_NEEDED, held.reason)

@@ -18,7 +18,7 @@ from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
-from streamsampler.scheduling.throughput import Pace
+from streamsampler.scheduling.throughput import Throughput
 from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.episodes import Episodes
@@ -68,7 +68,7 @@ class Session:
         self.order: Order = order
         self.version = version
         self.blocks = blocks
-        self.pace = Pace()
+        self.throughput = Throughput()
         self.clock = clock
         self.pool = Pool()
         self._capacity = capacity
@@ -166,7 +166,7 @@ class Session:
         worker = record.worker
         record.side.apply(Happened.DIED)
         self.verdicts.worker_died(record)
-        self.pace.forget(worker)
+        self.throughput.forget(worker)
         self.records[worker] = self._new_record(worker)
         ran = self.engine.ran_timesteps(worker)
         self._ran_by_dead += ran

@@ -19,7 +19,7 @@ from streamsampler.samplers.progress import Display, ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.blocks import Blocks
-from streamsampler.scheduling.quotas import Target
+from streamsampler.scheduling.plans import Target
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.manifest import Manifest
 from streamsampler.storage.shards import ShardWriter
@@ -189,8 +189,8 @@ class _Sampling:
         def watch(timesteps: int, trajectories: int) -> None:
             shown.update(lambda: (base[0] + timesteps, base[1] + trajectories), complete=False)
 
-        quota = self._target.next_quota(self._size, *there)
-        return stream.take(quota, None if shown.interval is None else watch, shown.interval)
+        portion = self._target.next_portion(self._size, *there)
+        return stream.take(portion, None if shown.interval is None else watch, shown.interval)
 
     def _keep(self, batch: TrajectoryBatch, write: Callable[[TrajectoryBatch], None], shown: Display) -> None:
         write(batch)

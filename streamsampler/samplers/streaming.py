@@ -16,7 +16,7 @@ from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.errors import DataError, SamplerError
 from streamsampler.samplers.call import Call
-from streamsampler.scheduling.quotas import Quota
+from streamsampler.scheduling.plans import Portion
 from streamsampler.scheduling.result import Segment
 
 __all__ = ["Stream"]
@@ -74,22 +74,22 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             segments, self._ahead = self._ahead, []
             while not segments:
                 call.pump()
-                segments = call.gathering.pop_segments()
+                segments = call.gathering.result.pop_segments()
             trajectories = _each(call, segments)
             self._put_away(call, segments)
         return trajectories
 
     def take(
-        self, quota: Quota, watch: Callable[[int, int], Any] | None = None, interval: float | None = None
+        self, portion: Portion, watch: Callable[[int, int], Any] | None = None, interval: float | None = None
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        """Return the next trajectories, as many as the quota says, as one batch.
+        """Return the next trajectories, as many as the portion says, as one batch.
 
         The batch does not depend on how its trajectories were spread over reports. Memory holds it, twice, and what
         workers are ahead, which is bounded. Trajectories that iteration has assembled already are not in it: take
         from a stream, or iterate over it.
 
         Args:
-            quota: What they are to have; not met yet.
+            portion: What they are to have; not met yet.
             watch: Called now and then with the timesteps, unfinished ones included, and the finished trajectories that
                 arrived from the stream so far.
             interval: Seconds between two calls of `watch`, at most; None for whenever something came in.
@@ -101,12 +101,12 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             raise SamplerError("this stream is closed")
         try:
             with self._working() as call:
-                segments = self._cut(self._ahead, quota)
-                while not quota.met:
+                segments = self._cut(self._ahead, portion)
+                while not portion.met:
                     call.pump(interval)
                     if watch is not None:
                         watch(*call.so_far())
-                    segments += self._cut(call.gathering.pop_segments(), quota)
+                    segments += self._cut(call.gathering.result.pop_segments(), portion)
                 batch = call.batches.make(segments)
                 self._put_away(call, segments)
                 call.accounts.add_yielded(batch)
@@ -123,13 +123,13 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             self._check(self._call)
             yield self._call
 
-    def _cut(self, segments: Sequence[Segment], quota: Quota) -> list[Segment]:
-        """Return what of `segments` meets the quota, and keep what is left of them."""
+    def _cut(self, segments: Sequence[Segment], portion: Portion) -> list[Segment]:
+        """Return what of `segments` meets the portion, and keep what is left of them."""
         wanted: list[Segment] = []
         self._ahead = []
         for segment in segments:
             delivery, start, stop, _ = segment
-            middle = start + quota.take(delivery.rollouts.lengths[start:stop].tolist())
+            middle = start + portion.take(delivery.rollouts.lengths[start:stop].tolist())
             if middle > start:
                 wanted.append(_slice_of(segment, start, middle))
             if middle < stop:
@@ -139,7 +139,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     def _put_away(self, call: Call, segments: list[Segment]) -> None:
         """Account for what was left out, and release the memory of what was copied."""
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
-        call.accounts.add_dropped(segments, call.gathering.pop_left_out(self._n_returned))
+        call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(self._n_returned))
         for segment in segments:
             if segment.delivery.ends_with(segment):
                 call.batches.release(segment.delivery)

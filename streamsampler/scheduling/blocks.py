@@ -90,7 +90,7 @@ class IndexQueue:
         size = self.size_of(indices)
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
-    def fresh(self, size: int, horizon: int) -> range:
+    def take_new(self, size: int, horizon: int) -> range:
         """Hand out up to about `size` indices below `horizon` that nobody had; the last block of them is whole."""
         own, cursor = self.own, self._cursor
         in_sight = len(range(own.start, min(own.stop, horizon), own.step))
@@ -102,11 +102,11 @@ class IndexQueue:
         self._cursor += len(taken)
         return taken
 
-    def first_lost(self) -> range | None:
+    def first_returned(self) -> range | None:
         """The first ticket that was given back; None if there is none."""
         return self._returned[-1] if self._returned else None
 
-    def lost(self, size: int) -> range:
+    def take_returned(self, size: int) -> range:
         """Hand out up to about `size` indices that were given back."""
         indices = self._returned.pop()
         block = self.size_of(indices)
@@ -115,12 +115,12 @@ class IndexQueue:
             self._returned.append(indices[size:])
         return indices[:size]
 
-    def give_back(self, indices: range) -> None:
+    def put_back(self, indices: range) -> None:
         """Take back a ticket: it is handed out again, before anything new."""
         self._returned.append(indices)
         self._returned.sort(key=lambda lost: -lost[0])
 
-    def give_back_rest(self, indices: range, n_done: int) -> int:
+    def put_back_rest(self, indices: range, n_done: int) -> int:
         """Take back what is missing of a ticket: it is handed out again with the whole of the block that was cut short.
 
         It comes before anything new where later indices were handed out; otherwise it counts as new.
@@ -134,5 +134,5 @@ class IndexQueue:
         if first + len(indices) == self._cursor:
             self._cursor = start
         else:
-            self.give_back(rest)
+            self.put_back(rest)
         return first + n_done - start

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from streamsampler.scheduling.throughput import Pace
+from streamsampler.scheduling.throughput import Throughput
 
-__all__ = ["Cuts"]
+__all__ = ["EarlyStops"]
 
 CAUTION = 2.0, 0.05
 """How much more than is expected to be missing a ticket is to bring, while others before it are under way: so many
@@ -17,7 +17,7 @@ standard deviations of what those bring, and such a share of it, since what is k
 block that was cut too short is run again from its start; one that was cut late costs the rest of a few trajectories."""
 
 
-class Cuts:
+class EarlyStops:
     """The terms of the tickets under way.
 
     Args:
@@ -25,7 +25,7 @@ class Cuts:
 
     Attributes:
         n_expected: How many new trajectories all tickets under way count for.
-        open: The ticket that less is expected of than it could bring, if there is one: it is the last one.
+        partial: The ticket that less is expected of than it could bring, if there is one: it is the last one.
     """
 
     def __init__(self, timesteps: int | None) -> None:
@@ -34,22 +34,22 @@ class Cuts:
         self._expected: dict[range, int] = {}
         self._short: dict[int, tuple[int, int]] = {}  # by a block's first index, trajectories and timesteps of it
         self.n_expected = 0
-        self.open: range | None = None
+        self.partial: range | None = None
 
     @property
     def allowed(self) -> bool:
         """Whether tickets may be cut short."""
         return self._timesteps is not None
 
-    def enough(self, indices: range) -> int:
+    def enough_of(self, indices: range) -> int:
         """How many timesteps of a ticket's first trajectories suffice; 0 where all are wanted."""
         return self._enough.get(indices, 0)
 
-    def there(self, first: int) -> tuple[int, int]:
+    def arrived_of(self, first: int) -> tuple[int, int]:
         """Trajectories and timesteps that are there of the block that begins with `first`, if it was cut short."""
         return self._short.get(first, (0, 0))
 
-    def hand(self, indices: range, enough: int, expected: int) -> None:
+    def add(self, indices: range, enough: int, expected: int) -> None:
         """Take note of a ticket.
 
         Args:
@@ -59,45 +59,45 @@ class Cuts:
         """
         if enough:
             self._enough[indices] = enough
-        could = len(indices) - self.there(indices[0])[0]
+        could = len(indices) - self.arrived_of(indices[0])[0]
         if expected < could:
-            self.open = indices
+            self.partial = indices
         self._expected[indices] = min(expected, could)
         self.n_expected += self._expected[indices]
 
-    def copy(self, indices: range, n_timesteps: int) -> None:
+    def add_copy(self, indices: range, n_timesteps: int) -> None:
         """Take note of a copy of a ticket, where a prefix of `n_timesteps` is there."""
         if self._timesteps is not None:
-            self._enough[indices] = self.enough_alone(indices, n_timesteps)
+            self._enough[indices] = self.enough_without_others(indices, n_timesteps)
 
-    def forget(self, indices: range) -> None:
+    def remove(self, indices: range) -> None:
         """Forget a ticket that is no longer under way."""
         self._enough.pop(indices, None)
-        if self.open == indices:
-            self.open = None
+        if self.partial == indices:
+            self.partial = None
         self.n_expected -= self._expected.pop(indices)
 
-    def cut_short(self, first: int, n_trajectories: int, n_timesteps: int) -> None:
+    def record_stop(self, first: int, n_trajectories: int, n_timesteps: int) -> None:
         """Take note of what is there of the block that begins with index `first`."""
         if n_trajectories:
             self._short[first] = n_trajectories, n_timesteps
 
-    def made_up(self, first: int) -> tuple[int, int]:
+    def pop_arrived(self, first: int) -> tuple[int, int]:
         """Take note that the block which begins with `first` was run again; returns what was there before."""
         return self._short.pop(first, (0, 0))
 
-    def enough_alone(self, indices: range, n_timesteps: int) -> int:
+    def enough_without_others(self, indices: range, n_timesteps: int) -> int:
         """How many timesteps suffice behind a prefix of `n_timesteps`, whatever else is under way."""
         if self._timesteps is None:
             return 0
-        return self._timesteps - n_timesteps + self.there(indices[0])[1]
+        return self._timesteps - n_timesteps + self.arrived_of(indices[0])[1]
 
-    def enough_after(self, indices: range, n_timesteps: int, n_others: int, pace: Pace) -> int:
+    def enough_with_others(self, indices: range, n_timesteps: int, n_others: int, throughput: Throughput) -> int:
         """How many timesteps suffice behind `n_timesteps` that are there and `n_others` trajectories under way."""
         if self._timesteps is None:
             return 0
-        others = n_others * (pace.timesteps or 1.0)
+        others = n_others * (throughput.timesteps or 1.0)
         deviations, share = CAUTION
         missing = self._timesteps - n_timesteps - others
-        missing += deviations * pace.spread * math.sqrt(n_others) + share * others
-        return max(1, math.ceil(missing - 1e-6)) + self.there(indices[0])[1]
+        missing += deviations * throughput.spread * math.sqrt(n_others) + share * others
+        return max(1, math.ceil(missing - 1e-6)) + self.arrived_of(indices[0])[1]

@@ -9,9 +9,9 @@ from now on than the copy would: it is slower, or the ticket waits behind anothe
 from __future__ import annotations
 
 from streamsampler.errors import ProtocolError
-from streamsampler.scheduling.throughput import Pace
+from streamsampler.scheduling.throughput import Throughput
 
-__all__ = ["WORTH_A_COPY", "Holdings"]
+__all__ = ["WORTH_A_COPY", "InFlight"]
 
 WORTH_A_COPY = 1.5
 """How many times longer than a copy a ticket must be expected to take from now on. Workers of the same speed are within
@@ -21,18 +21,18 @@ COPY_SECONDS = 0.001
 """What a copy costs beside its rollouts: a message, a worker that wakes up, and a report."""
 
 
-class Holdings:
+class InFlight:
     """The tickets of one call that are under way.
 
     Times are in seconds, from any one clock that does not go back.
 
     Args:
         n_workers: How many workers there are.
-        pace: How fast they are.
+        throughput: How fast they are.
     """
 
-    def __init__(self, n_workers: int, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, n_workers: int, throughput: Throughput) -> None:
+        self._pace = throughput
         self._queues: list[list[range]] = [[] for _ in range(n_workers)]
         self._since = [0.0] * n_workers  # when a worker began what is first in its queue
         self._holders: dict[range, int] = {}
@@ -40,7 +40,7 @@ class Holdings:
         self._last: tuple[float, range] | None = None
         self._fresh = False  # whether `_last` is up to date
 
-    def hold(self, worker: int, indices: range, now: float) -> None:
+    def add(self, worker: int, indices: range, now: float) -> None:
         """Take note that `worker` was given a ticket, or a copy of one."""
         queue = self._queues[worker]
         if not queue:
@@ -49,11 +49,11 @@ class Holdings:
         self._holders[indices] = self._holders.get(indices, 0) + 1
         self._fresh = False
 
-    def holds(self, indices: range) -> bool:
+    def __contains__(self, indices: range) -> bool:
         """Whether anybody holds just this ticket."""
         return indices in self._holders
 
-    def settle(self, worker: int, indices: range, now: float) -> bool:
+    def arrive(self, worker: int, indices: range, now: float) -> bool:
         """Take note that `worker` has run a ticket.
 
         Returns:
@@ -70,7 +70,7 @@ class Holdings:
             self._done.discard(indices)
         return first
 
-    def lose(self, worker: int, indices: range, now: float) -> bool:
+    def remove(self, worker: int, indices: range, now: float) -> bool:
         """Take note that `worker` will not run a ticket.
 
         Returns:
@@ -95,7 +95,7 @@ class Holdings:
         self._fresh = False
         return others
 
-    def copy_for(self, worker: int, now: float) -> range | None:
+    def ticket_to_copy(self, worker: int, now: float) -> range | None:
         """Return the ticket that `worker`, which is idle, had better run a second time; None if that does not pay."""
         own = self._pace.seconds_with(worker)
         if own is None or self._queues[worker]:
@@ -121,15 +121,15 @@ class Holdings:
                     last = end, indices
         return last
 
-    def end_of(self, worker: int, now: float) -> float:
+    def expected_end(self, worker: int, now: float) -> float:
         """When `worker` is expected to be done with what it holds; now if nothing is known of it."""
         queue, each = self._queues[worker], self._pace.seconds_with(worker)
         if not queue or each is None:
             return now
         return max(now, self._since[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
 
-    def others_end(self, worker: int, spare: int, now: float) -> float | None:
-        """When the busy workers other than `worker` would have run `spare` more trajectories beside what they hold.
+    def expected_end_of_others(self, worker: int, remaining: int, now: float) -> float | None:
+        """When the busy workers other than `worker` would have run `remaining` more trajectories beside what they hold.
 
         Returns:
             None where nobody else is busy, or one of them is not known.
@@ -146,4 +146,4 @@ class Holdings:
             rate += 1 / each
             owed += max(0.0, held)
             fastest = min(fastest, each)
-        return now + (owed + spare) / rate + fastest if rate else None
+        return now + (owed + remaining) / rate + fastest if rate else None

@@ -1,15 +1,14 @@
-"""The result of a call, in its order: what arrived, what is next, and what is to be decided now. Pure.
+"""Put the trajectories of a call in order, and hold back failures until their turn comes. Pure.
 
-Trajectories arrive in any order, and some of them fail. In index order none of that may show: the result is a prefix of
-trajectories 0, 1, 2, …, and a failure counts only when its turn comes, that is, when all trajectories before it are in
-the result and the result is not complete. Then the caller decides: it raises, or has the trajectory run again. If the
-result is complete before, the failure was surplus. So whether a call fails, and because of which trajectory, is decided
-by the seed alone, as the batch is.
+Trajectories arrive in any order, and some fail. In index order neither shows in the result: it is a prefix of
+trajectories 0, 1, 2, …, and the turn of a failure comes when all trajectories before it are in an incomplete result.
+Then the caller raises it, or has the trajectory run again. If the result is complete before, the failure is surplus. So
+whether a call fails, and with which trajectory, depends on the seed alone, as the batch does.
 
-A failure concerns one *unit*: the trajectories that are run together, which is one where workers run them one after the
-other, else one block. Its turn is that of its first trajectory that is not in the result yet.
+A failure concerns the trajectories that are run together: one trajectory, or one block. Its turn is that of the first
+of them that is not in the result.
 
-In order of arrival it is every failure's turn at once.
+In arrival order it is every failure's turn at once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from streamsampler.protocol.messages import Dropped
 from streamsampler.scheduling.plans import GatherPlan
 
-__all__ = ["Held", "LeftOut", "Order", "Result", "Segment", "too_many_dropped"]
+__all__ = ["HeldFailure", "LeftOut", "Order", "Result", "Segment", "too_many_dropped"]
 
 Order = Literal["index", "arrival"]
 
@@ -32,15 +31,15 @@ _DROPPED_FOR_EACH = 10  # kept
 
 
 def too_many_dropped(n_dropped: int, n_kept: int) -> bool:
-    """Whether so many were left out that the call is not to go on: (nearly) everything fails."""
+    """Return whether so many trajectories were left out that the call must end: nearly all of them fail."""
     return n_dropped >= _MANY_DROPPED and n_dropped > _DROPPED_FOR_EACH * n_kept
 
 
 class Segment(NamedTuple):
-    """Consecutive trajectories of one report, which stand together in the result.
+    """Consecutive trajectories of one report that stand together in the result.
 
     Attributes:
-        delivery: What the report brought, as it was handed in.
+        delivery: What the report brought, as it was given to `Gathering.add`.
         start: Position of the first one among the trajectories that the report brought.
         stop: One more than the position of the last one.
         indices: Their indices.
@@ -53,13 +52,13 @@ class Segment(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A trajectory that the result passed by, because it raised.
+    """A trajectory that is not in the result because it raised.
 
     Attributes:
         worker: The worker that ran it.
         trajectory: Its index.
-        dropped: What the worker reported of it.
-        n_before: How many trajectories of the result come before it.
+        dropped: What the worker reported about it.
+        n_before: How many trajectories of the result precede it.
     """
 
     worker: int
@@ -69,16 +68,16 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A unit that could not be run.
+class HeldFailure:
+    """Trajectories that could not be run.
 
     Attributes:
-        indices: Its trajectories.
-        turn: The index whose turn it waits for.
-        reason: What happened, as the caller knows it.
-        final: Whether it is never to be run again where it is wanted.
-        done: How many timesteps its first trajectories had, which had all ended before it failed: a result that needs
-            no more of it does not need what failed.
+        indices: One block, or one trajectory.
+        turn: The index at whose turn the failure counts.
+        reason: What happened, as the caller gave it.
+        final: Whether they are never run again once they are needed.
+        done: Timesteps of the block's finished prefix when it failed: a result that needs no more of the block does
+            not need what failed.
     """
 
     indices: range
@@ -90,7 +89,7 @@ class Held:
 
 @dataclass(slots=True)
 class _Arrived:
-    """Trajectories that arrived and are not in the result yet; `start` is the position of the first in its report."""
+    """Trajectories that wait for their turn; `start` is the position of the first one in its report."""
 
     delivery: Any
     start: int
@@ -99,20 +98,20 @@ class _Arrived:
 
 
 class Result:
-    """The result of one call.
+    """Collect the result of one call.
 
     Args:
-        plan: What is wanted.
+        plan: What the call asks for.
         order: "index", or "arrival" for whatever finishes first.
-        first: The index that it begins with, in index order.
+        first: The index that the result begins with, in index order.
 
     Attributes:
         n_trajectories: Trajectories in the result.
         n_timesteps: Their timesteps.
-        n_popped: Indices that were handed over or passed by when `pop_segments` was called last.
-        end: Nothing from this index on is of use any more: it failed for good. A very large number if there is none.
-        one_too_many: The trajectory with which too many were left out; None if that has not happened. Then nothing
-            more is taken into the result.
+        n_popped: Indices that were in the result or left out of it at the last call of `pop_segments`.
+        end: The first index that failed for good: nothing from it on is of use. A very large number if there is none.
+        one_too_many: The trajectory with which too many were left out; None before that. After it nothing more is added
+            to the result.
     """
 
     def __init__(self, plan: GatherPlan, order: Order, first: int) -> None:
@@ -120,7 +119,7 @@ class Result:
         self._in_order = order == "index"
         self._first = first
         self._pending: dict[int, _Arrived | LeftOut] = {}  # by their first index
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, HeldFailure] = {}
         self._segments: list[Segment] = []
         self._left_out: list[LeftOut] = []
         self._passed = 0  # indices that are in the result, or left out of it
@@ -130,24 +129,35 @@ class Result:
         self.end = _NEVER
         self.one_too_many: LeftOut | None = None
 
-    # ------------------------------------------------------------------ taking in
+    # ------------------------------------------------------------------ adding
 
-    def add(self, delivery: Any, start: int, indices: range, lengths: Sequence[int]) -> None:
-        """Take in trajectories.
+    def add(
+        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, n_before: int,
+        dropped: Sequence[Dropped],
+    ) -> None:  # fmt: skip
+        """Add the trajectories of a report when their turn comes, and leave out those that were dropped.
 
         Args:
+            worker: The worker that sent the report.
+            indices: The indices of all these trajectories.
+            lengths: The timesteps of those that were not dropped.
             delivery: What the report brought.
-            start: Position of the first one among the trajectories that the report brought.
-            indices: Their indices.
-            lengths: Their timesteps.
+            n_before: How many of the first ones arrived before.
+            dropped: Those that were dropped, in order.
         """
-        self._take_in(indices[0], _Arrived(delivery, start, indices, lengths))
+        start = position = n_before
+        for left_out in dropped:
+            if n := left_out.position - position:
+                own = indices[position : position + n]
+                self._queue(own[0], _Arrived(delivery, start, own, lengths[start : start + n]))
+                start += n
+            position = left_out.position + 1
+            index = indices[left_out.position]
+            self._queue(index, LeftOut(worker, index, left_out, 0))
+        if own := indices[position:]:
+            self._queue(own[0], _Arrived(delivery, start, own, lengths[start:]))
 
-    def leave_out(self, worker: int, index: int, dropped: Dropped) -> None:
-        """Pass by a trajectory when its turn comes."""
-        self._take_in(index, LeftOut(worker, index, dropped, 0))
-
-    def _take_in(self, first: int, entry: _Arrived | LeftOut) -> None:
+    def _queue(self, first: int, entry: _Arrived | LeftOut) -> None:
         self._pending[first] = entry
         if self._in_order:
             while self._open and (following := self._pending.pop(self.next, None)) is not None:
@@ -155,13 +165,13 @@ class Result:
         elif self._open:
             self._accept(self._pending.pop(first))
 
-    def hold(self, held: Held) -> None:
-        """Take in a failure."""
+    def hold_failure(self, held: HeldFailure) -> None:
+        """Hold back a failure until its turn comes."""
         self._held[held.turn] = held
         self._find_end()
 
-    def settle(self, held: Held) -> None:
-        """Forget a failure: it was decided about."""
+    def remove_failure(self, held: HeldFailure) -> None:
+        """Forget a failure, after the caller's decision."""
         del self._held[held.turn]
         self._find_end()
 
@@ -169,7 +179,7 @@ class Result:
         self.end = min((held.turn for held in self._held.values() if held.final), default=_NEVER)
 
     def _accept(self, entry: _Arrived | LeftOut) -> None:
-        """Take as much of `entry` into the result as is in order and needed; the rest of it stays pending."""
+        """Add as much of `entry` to the result as is in order and needed; the rest stays pending."""
         if isinstance(entry, LeftOut):
             self._passed += 1
             self._left_out.append(entry._replace(n_before=self.n_trajectories))
@@ -189,7 +199,7 @@ class Result:
             self._pending[rest.indices[0]] = rest
 
     def _needed_of(self, lengths: Sequence[int]) -> tuple[int, int]:
-        """How many of the next trajectories, which have these lengths, the result needs, and their timesteps."""
+        """Return how many of the next trajectories the result needs, and their timesteps."""
         plan, n, n_timesteps = self._plan, len(lengths), sum(lengths)
         if plan.timesteps is not None:
             missing = plan.timesteps - self.n_timesteps
@@ -199,16 +209,16 @@ class Result:
             n = min(n, plan.limit - self.n_trajectories)
         return n, n_timesteps if n == len(lengths) else sum(lengths[:n])
 
-    # ------------------------------------------------------------------ looking at
+    # ------------------------------------------------------------------ reading
 
     @property
     def next(self) -> int:
-        """The index that comes next, in index order."""
+        """The index whose turn it is, in index order."""
         return self._first + self._passed
 
     @property
     def complete(self) -> bool:
-        """Whether the result is there."""
+        """Whether the result is complete."""
         plan = self._plan
         if plan.timesteps is not None:
             return self.n_timesteps >= plan.timesteps
@@ -219,19 +229,19 @@ class Result:
         return self.one_too_many is None and not self.complete
 
     @property
-    def due(self) -> Held | None:
-        """The failure that is to be decided about now; None if there is none."""
+    def due(self) -> HeldFailure | None:
+        """The failure whose turn it is; None if there is none."""
         if not self._held or not self._open:
             return None
         return self._held.get(self.next) if self._in_order else next(iter(self._held.values()))
 
     @property
     def n_held(self) -> int:
-        """How many failures there are about which nothing was decided."""
+        """How many failures are held back."""
         return len(self._held)
 
-    def held(self) -> list[Held]:
-        """The failures about which nothing was decided."""
+    def held_failures(self) -> list[HeldFailure]:
+        """Return the failures that are held back."""
         return list(self._held.values())
 
     @property
@@ -241,30 +251,30 @@ class Result:
 
     @property
     def has_segments(self) -> bool:
-        """Whether there is anything that `pop_segments` has not handed over."""
+        """Whether there are segments that `pop_segments` has not returned."""
         return bool(self._segments)
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """The result so far, in order, from its segment number `first` on: a finished prefix, in the end all of it."""
+        """Return the result so far, in order, from segment number `first` on."""
         return self._segments[first:]
 
     def pop_segments(self) -> list[Segment]:
-        """Hand over the result so far and forget it: for consumers of an endless plan."""
+        """Return the result so far and forget it: for the consumer of a stream."""
         segments, self._segments = self._segments, []
         self.n_popped = self._passed
         return segments
 
     def pop_left_out(self, n_before: int | None = None) -> list[LeftOut]:
-        """Hand over, and forget, what was left out.
+        """Return and forget the trajectories that were left out.
 
         Args:
-            n_before: Only what has fewer trajectories of the result before it; None for all.
+            n_before: Only those that fewer trajectories of the result precede; None for all.
         """
         left_out = [it for it in self._left_out if n_before is None or it.n_before < n_before]
         del self._left_out[: len(left_out)]
         return left_out
 
     def pending(self) -> tuple[int, int]:
-        """Trajectories and timesteps that have arrived and are not in the result."""
+        """Return how many trajectories and timesteps arrived and are not in the result."""
         lengths = [entry.lengths for entry in self._pending.values() if isinstance(entry, _Arrived)]
         return sum(map(len, lengths)), sum(map(sum, lengths))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "Pace", "needed_for"]
+__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "Throughput", "needed_for"]
 
 TICKET_SECONDS = 0.1
 """What a ticket should take: long beside the cost of a report (some 0.5 ms on either side, with caches that have gone
@@ -22,10 +22,10 @@ processor's cache when they are copied."""
 SHORTEST_TICKET_SECONDS = 0.003
 """Below this the last tickets of a call cost more than what workers lose that end at different times."""
 
-_RELENTED = 0.2
+_APPROACH = 0.2
 
 
-class Pace:
+class Throughput:
     """The lengths of trajectories, and the time they take: averages that forget.
 
     Lengths are averaged over all workers, since a trajectory's length does not depend on who runs it. The time of a
@@ -69,7 +69,7 @@ class Pace:
         """Take note that another one works under this number from now on."""
         self._workers.pop(worker, None)
 
-    def relent(self, worker: int) -> None:
+    def approach_average(self, worker: int) -> None:
         """Believe a fifth less that a worker is slower than the average, because it is given nothing to show it by.
 
         It may have been the machine's fault, and over by now.
@@ -77,7 +77,7 @@ class Pace:
         if worker in self._workers and self._weight:
             timesteps, seconds = self._workers[worker]
             average = timesteps * self._seconds / (self._weight * max(1.0, self._mean))
-            self._workers[worker] = timesteps, seconds + _RELENTED * (average - seconds)
+            self._workers[worker] = timesteps, seconds + _APPROACH * (average - seconds)
 
     def _note_lengths(self, lengths: Sequence[int], total: int) -> None:
         # Means and squared deviations of two groups are joined as in Chan, Golub and LeVeque (1979): where all are of

@@ -17,7 +17,7 @@ from typing import Any
 
 from streamsampler.data.spaces import short
 from streamsampler.errors import StorageError
-from streamsampler.scheduling.quotas import Target
+from streamsampler.scheduling.plans import Target
 from streamsampler.storage.atomic import write_whole
 from streamsampler.storage.json_facts import LARGEST, integer, read_facts
 from streamsampler.version import __version__

@@ -180,7 +180,7 @@ def test_a_worker_of_blocks_refuses() -> None:
 
 def arrive(gathering: Gathering, worker: int, indices: range, lengths: list[int]) -> None:
     if kept := [length for length in lengths if length]:  # of what was left out nothing is known
-        gathering.pace.add(kept, 0.01, worker, 8)
+        gathering.throughput.add(kept, 0.01, worker, 8)
     dropped = [Dropped(position, "", "") for position, length in enumerate(lengths) if not length]
     gathering.add(worker, indices, kept, worker, dropped=dropped)
 
@@ -205,10 +205,10 @@ def test_any_course_of_events_gives_the_same_prefix(
         worker = events.choice(sorted(held))
         indices = held.pop(worker)
         if events.random() < 0.1:
-            gathering.give_back(worker, indices)
+            gathering.put_back(worker, indices)
         else:
             arrive(gathering, worker, indices, [lengths[index] for index in indices])
-    found = [index for segment in gathering.segments() for index in segment.indices]
+    found = [index for segment in gathering.result.segments() for index in segment.indices]
     expected, total = [], 0
     for index, length in enumerate(lengths):
         if (total >= plan.timesteps) if plan.timesteps is not None else (len(expected) == plan.limit):

@@ -151,7 +151,7 @@ class World:
         )  # fmt: skip
         if slowness > 1:
             for number in range(N_WORKERS):
-                self.session.pace.add([1, 2], seconds_of(number, 3, slowness), number)
+                self.session.throughput.add([1, 2], seconds_of(number, 3, slowness), number)
         self.plans = list(plans)
         self.deaths_left = deaths
         self.failures_left = failures
@@ -334,7 +334,7 @@ class World:
     def check_result(self):
         version, gathering = self.call.version, self.call.gathering
         indices, lengths = [], []
-        for delivery, start, stop, segment in gathering.segments():
+        for delivery, start, stop, segment in gathering.result.segments():
             assert delivery.rollouts.made_under == version, "no stale data"
             indices += list(segment)
             lengths += delivery.rollouts.lengths[start:stop].tolist()
@@ -363,7 +363,7 @@ class World:
 
     def check_books(self):
         """What gathering takes to be under way is what the workers owe."""
-        for number, queue in enumerate(self.call.gathering._holdings._queues if self.call else ()):
+        for number, queue in enumerate(self.call.gathering._in_flight._queues if self.call else ()):
             assert queue == self.side(number).current_tickets()
 
     def key(self):
@@ -392,20 +392,20 @@ class World:
                 and (
                     [queue._cursor for queue in gathering._queues],
                     [queue._returned for queue in gathering._queues],
-                    (gathering._cuts.open, sorted(gathering._cuts._short.items())),
-                    sorted(gathering._cuts._enough.items(), key=str),
-                    sorted(gathering._cuts._expected.items(), key=str),
+                    (gathering._early_stops.partial, sorted(gathering._early_stops._short.items())),
+                    sorted(gathering._early_stops._enough.items(), key=str),
+                    sorted(gathering._early_stops._expected.items(), key=str),
                     sorted(gathering.result._pending),
-                    [(held.indices, held.turn, held.final, held.done) for held in gathering.result.held()],
+                    [(held.indices, held.turn, held.final, held.done) for held in gathering.result.held_failures()],
                     sorted(gathering._retried, key=str),
                     gathering.n_trajectories,
                     gathering._handed_out,
                     gathering.arrived_trajectories,
-                    gathering.pace.timesteps,
-                    round(gathering.pace.spread, 9),
-                    gathering._holdings._queues,
-                    sorted(gathering._holdings._holders.items(), key=str),
-                    sorted(gathering._holdings._done, key=str),
+                    gathering.throughput.timesteps,
+                    round(gathering.throughput.spread, 9),
+                    gathering._in_flight._queues,
+                    sorted(gathering._in_flight._holders.items(), key=str),
+                    sorted(gathering._in_flight._done, key=str),
                 ),
             )
         )

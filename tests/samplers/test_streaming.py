@@ -7,7 +7,7 @@ from gymnasium.spaces import Discrete
 
 from streamsampler import LocalSampler, RandomAgent
 from streamsampler.errors import SamplerError
-from streamsampler.scheduling.quotas import Quota
+from streamsampler.scheduling.plans import Portion
 
 
 def make_sampler(**options):
@@ -21,15 +21,15 @@ def test_portions_are_what_one_call_returns():
     seen = []
     with make_sampler(n_workers=3) as sampler:
         with sampler.stream(first_trajectory=7) as stream:
-            assert stream.take(Quota(None, 10), lambda *so_far: seen.append(so_far)) == whole[7:17]
-            batch = stream.take(Quota(100, None))
+            assert stream.take(Portion(None, 10), lambda *so_far: seen.append(so_far)) == whole[7:17]
+            batch = stream.take(Portion(100, None))
         stop = 17 + len(batch)
         assert batch == whole[17:stop]
         assert batch.n_timesteps >= 100 > batch[:-1].n_timesteps
         assert (sampler.stats.kept_trajectories, sampler.agent_version) == (stop - 7, 1)
         assert sampler.obtain_trajectories(1).agent_version == 2
         with pytest.raises(SamplerError, match="stream is closed"):
-            stream.take(Quota(1, None))
+            stream.take(Portion(1, None))
     assert seen
     assert seen[-1][1] >= 10
 
@@ -38,7 +38,7 @@ def test_what_portions_leave_over_is_iterated_over_next():
     with make_sampler() as sampler:
         whole = sampler.obtain_trajectories(20)
     with make_sampler(n_workers=3) as sampler, sampler.stream() as stream:
-        assert stream.take(Quota(None, 3)) == whole[:3]
+        assert stream.take(Portion(None, 3)) == whole[:3]
         assert [next(stream) for _ in range(17)] == list(whole[3:])
 
 
@@ -60,14 +60,14 @@ def test_a_stream_that_ended_has_stopped_its_call(end):
             stream.close()
         elif end == "raise":
             with pytest.raises(ZeroDivisionError):
-                stream.take(Quota(None, 1000), lambda *_: 1 // 0)
+                stream.take(Portion(None, 1000), lambda *_: 1 // 0)
         if end == "delete":
             del stream
             gc.collect()
         else:
             assert list(stream) == []
             with pytest.raises(SamplerError, match="stream is closed"):
-                stream.take(Quota(None, 1))
+                stream.take(Portion(None, 1))
         assert sampler.stats.kept_trajectories == arrived
         assert end == "raise" or sampler.stats.seconds > 0, "the call goes on"
         assert sampler.obtain_trajectories(2).agent_version == 2
@@ -76,7 +76,7 @@ def test_a_stream_that_ended_has_stopped_its_call(end):
 def test_a_later_call_ends_portions():
     with make_sampler() as sampler:
         stream = sampler.stream()
-        stream.take(Quota(None, 2))
+        stream.take(Portion(None, 2))
         sampler.obtain_trajectories(1)
         with pytest.raises(SamplerError, match="ended by a later call"):
-            stream.take(Quota(None, 1))
+            stream.take(Portion(None, 1))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from streamsampler.protocol.states import CAPACITY
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.throughput import Pace
+from streamsampler.scheduling.throughput import Throughput
 
 
 def take(gathering, worker, **options):
@@ -43,7 +43,9 @@ class Outcome:
         self.seconds += call.now
         self.timesteps += call.gathering.n_timesteps
         self.busy += call.busy + sum(max(0.0, call.now - began) for began in under_way)
-        self.useful += sum(call.seconds(segment.delivery, segment.indices) for segment in call.gathering.segments())
+        self.useful += sum(
+            call.seconds(segment.delivery, segment.indices) for segment in call.gathering.result.segments()
+        )
         self.copies += call.copies
 
     @property
@@ -65,7 +67,7 @@ class Simulation:
     effort: Callable[[int, int], float] = lambda call, index: 1.0
     latency: float = 0.0005
     order: str = "index"
-    pace: Pace = field(default_factory=Pace)
+    throughput: Throughput = field(default_factory=Throughput)
     n_calls: int = 0
 
     def call(self, plan, outcome):
@@ -91,7 +93,7 @@ class _Call:
     def __init__(self, simulation, plan):
         self.simulation, self.number = simulation, simulation.n_calls
         n_workers = len(simulation.speeds)
-        self.gathering = Gathering(plan, n_workers=n_workers, order=simulation.order, pace=simulation.pace)
+        self.gathering = Gathering(plan, n_workers=n_workers, order=simulation.order, throughput=simulation.throughput)
         self.queues = [[] for _ in range(n_workers)]
         self.began = [0.0] * n_workers
         self.ends = []
@@ -134,5 +136,5 @@ class _Call:
         if self.queues[worker]:
             self.begin(worker, self.simulation.latency / 10)  # it need not be woken
         self.gathering.add(worker, indices, lengths, worker, self.now)
-        self.simulation.pace.add(lengths, took, worker)
+        self.simulation.throughput.add(lengths, took, worker)
         self.feed()

@@ -11,9 +11,9 @@ from streamsampler.scheduling.blocks import Blocks, IndexQueue
 def test_lost_tickets_are_handed_out_again_by_index_and_before_anything_new(order):
     """The result waits for the first index that is missing."""
     queue = IndexQueue(range(100), Blocks())
-    tickets = [queue.fresh(4, 100) for _ in range(4)]
+    tickets = [queue.take_new(4, 100) for _ in range(4)]
     for number in order:
-        queue.give_back(tickets[number])
-    assert [queue.lost(4) for _ in range(3)] == tickets[:3]
-    assert queue.first_lost() is None
-    assert queue.fresh(4, 100) == range(16, 20)
+        queue.put_back(tickets[number])
+    assert [queue.take_returned(4) for _ in range(3)] == tickets[:3]
+    assert queue.first_returned() is None
+    assert queue.take_new(4, 100) == range(16, 20)

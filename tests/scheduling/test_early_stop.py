@@ -8,18 +8,18 @@ from streamsampler.errors import ProtocolError, UsageError
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker
-from streamsampler.scheduling.throughput import Pace
+from streamsampler.scheduling.throughput import Throughput
 from tests.scheduling.simulation import take
 
 
 def known(length, n=100, seconds=1.0, spread=0):
-    pace = Pace()
-    pace.add([length - spread, length + spread] * (n // 2), seconds)
-    return pace
+    throughput = Throughput()
+    throughput.add([length - spread, length + spread] * (n // 2), seconds)
+    return throughput
 
 
 def indices_of(gathering):
-    return [index for segment in gathering.segments() for index in segment.indices]
+    return [index for segment in gathering.result.segments() for index in segment.indices]
 
 
 def test_blocks_grow():
@@ -38,7 +38,7 @@ def test_blocks_grow():
 
 
 def test_tickets_are_of_blocks_of_one_size():
-    gathering = Gathering(Exactly(100), n_workers=1, pace=known(1, 10_000), blocks=Blocks(3, 3))
+    gathering = Gathering(Exactly(100), n_workers=1, throughput=known(1, 10_000), blocks=Blocks(3, 3))
     taken = []
     while (indices := take(gathering, 0)) is not None:
         taken.append(indices)
@@ -48,7 +48,7 @@ def test_tickets_are_of_blocks_of_one_size():
 
 
 def test_a_worker_alone_is_told_what_is_missing():
-    gathering = Gathering(AtLeast(50), n_workers=1, pace=known(10), blocks=Blocks(8))
+    gathering = Gathering(AtLeast(50), n_workers=1, throughput=known(10), blocks=Blocks(8))
     assert gathering.take(0) == (range(8), 8, 50)
     gathering.add(0, range(8), [20, 5, 30], "part")
     assert gathering.complete
@@ -57,21 +57,21 @@ def test_a_worker_alone_is_told_what_is_missing():
 
 
 def test_the_second_worker_is_told_what_the_first_one_leaves():
-    gathering = Gathering(AtLeast(120), n_workers=2, pace=known(10), blocks=Blocks(8))
+    gathering = Gathering(AtLeast(120), n_workers=2, throughput=known(10), blocks=Blocks(8))
     assert gathering.take(0) == (range(8), 8, 120)
     assert gathering.take(1) == (range(8, 16), 8, 44), "40, and five percent of the 80 before"
     assert take(gathering, 0) is None, "nothing behind what is cut short"
 
 
 def test_lengths_that_vary_are_allowed_for():
-    gathering = Gathering(AtLeast(120), n_workers=2, pace=known(10, spread=5), blocks=Blocks(8))
+    gathering = Gathering(AtLeast(120), n_workers=2, throughput=known(10, spread=5), blocks=Blocks(8))
     take(gathering, 0)
     _, _, enough = gathering.take(1)
     assert 44 + 2 * 5 * 8**0.5 <= enough <= 46 + 2 * 5 * 8**0.5
 
 
 def test_a_block_that_was_cut_too_short_is_run_again():
-    gathering = Gathering(AtLeast(120), n_workers=2, pace=known(10), blocks=Blocks(8))
+    gathering = Gathering(AtLeast(120), n_workers=2, throughput=known(10), blocks=Blocks(8))
     first, second = take(gathering, 0), take(gathering, 1)
     gathering.add(1, second, [10, 10, 10, 14], "short")
     gathering.add(0, first, [5] * 8, "first")
@@ -83,14 +83,14 @@ def test_a_block_that_was_cut_too_short_is_run_again():
     gathering.add(0, again, [10, 10, 10, 14, 10, 10, 10, 6], "again")
     assert gathering.complete
     assert indices_of(gathering) == list(range(16))
-    assert [segment[:3] for segment in gathering.segments()] == [
+    assert [segment[:3] for segment in gathering.result.segments()] == [
         ("first", 0, 8), ("short", 0, 4), ("again", 4, 8),
     ]  # fmt: skip
     assert gathering.surplus() == (4, 44), "run twice, returned once"
 
 
 def test_a_ticket_of_several_blocks_is_run_again_from_the_block_that_was_cut():
-    gathering = Gathering(AtLeast(200), n_workers=1, pace=known(10, seconds=1e-3), blocks=Blocks(4))
+    gathering = Gathering(AtLeast(200), n_workers=1, throughput=known(10, seconds=1e-3), blocks=Blocks(4))
     indices = take(gathering, 0)
     assert indices == range(20)
     gathering.add(0, indices, [33] * 6, "part")
@@ -103,10 +103,10 @@ def test_a_ticket_of_several_blocks_is_run_again_from_the_block_that_was_cut():
 
 
 def test_a_copy_of_a_ticket_that_was_cut_short_changes_nothing():
-    pace = known(10, seconds=0.1)
-    pace.add([10] * 50, 10.0, worker=0)
-    pace.add([10] * 50, 0.05, worker=1)
-    gathering = Gathering(AtLeast(50), n_workers=2, pace=pace, blocks=Blocks(8))
+    throughput = known(10, seconds=0.1)
+    throughput.add([10] * 50, 10.0, worker=0)
+    throughput.add([10] * 50, 0.05, worker=1)
+    gathering = Gathering(AtLeast(50), n_workers=2, throughput=throughput, blocks=Blocks(8))
     indices = take(gathering, 0)
     assert take(gathering, 1) == indices, "a copy, for the fast one"
     gathering.add(1, indices, [10, 10, 10], "short")  # as if it had been told of 30
@@ -118,9 +118,9 @@ def test_a_copy_of_a_ticket_that_was_cut_short_changes_nothing():
 
 
 def test_a_lost_ticket_is_asked_for_what_is_missing_to_the_prefix():
-    gathering = Gathering(AtLeast(120), n_workers=2, pace=known(10), blocks=Blocks(8))
+    gathering = Gathering(AtLeast(120), n_workers=2, throughput=known(10), blocks=Blocks(8))
     first, second = take(gathering, 0), take(gathering, 1)
-    gathering.give_back(0, first)
+    gathering.put_back(0, first)
     gathering.add(1, second, [10] * 5, "second")
     assert gathering.take(0) == (first, 8, 120)
     gathering.add(0, first, [10] * 8, "first")
@@ -147,9 +147,9 @@ def test_where_all_are_wanted_nothing_is_cut(plan, options):
 
 
 def test_less_than_was_there_before_is_refused():
-    gathering = Gathering(AtLeast(50), n_workers=1, pace=known(10), blocks=Blocks(8))
+    gathering = Gathering(AtLeast(50), n_workers=1, throughput=known(10), blocks=Blocks(8))
     indices = take(gathering, 0)
     gathering.add(0, indices, [10] * 3, None)
     assert take(gathering, 0) == indices
-    with pytest.raises(ProtocolError, match="3 of them were there before"):
+    with pytest.raises(ProtocolError, match="3 of them arrived before"):
         gathering.add(0, indices, [10] * 3, None)

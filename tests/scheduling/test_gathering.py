@@ -8,7 +8,7 @@ from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker
-from streamsampler.scheduling.throughput import Pace
+from streamsampler.scheduling.throughput import Throughput
 from tests.scheduling.simulation import take
 
 LENGTHS = [2, 50, 1, 7, 3, 3, 20, 1, 1, 9, 4, 30]
@@ -29,7 +29,7 @@ def sequential(plan):
 
 def indices_of(gathering):
     indices = []
-    for delivery, start, stop, own in gathering.segments():
+    for delivery, start, stop, own in gathering.result.segments():
         assert list(own) == list(delivery[start:stop]), "the delivery's own trajectories"
         indices += own
     return indices
@@ -61,20 +61,20 @@ def delivered(data, indices, enough):
     return lengths[: data.draw(st.integers(suffice, len(lengths)))]
 
 
-def some_pace(data):
+def some_throughput(data):
     """What may be known of lengths and of each worker's speed."""
-    pace = Pace()
+    throughput = Throughput()
     for worker in data.draw(st.sets(st.integers(0, 2))):
         length, seconds = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([0.0, 0.001, 0.1, 1.0]))
-        pace.add([length] * 5 + [1] * 5, seconds, worker)
-    return pace
+        throughput.add([length] * 5 + [1] * 5, seconds, worker)
+    return throughput
 
 
 def gather(data, plan, *, order="index", own_queues=False, known=True, blocks=None, brought=None):
     """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost, when."""
     blocks = blocks or Blocks()
-    pace = some_pace(data) if known else Pace()
-    gathering = Gathering(plan, n_workers=3, order=order, pace=pace, own_queues=own_queues, blocks=blocks)
+    throughput = some_throughput(data) if known else Throughput()
+    gathering = Gathering(plan, n_workers=3, order=order, throughput=throughput, own_queues=own_queues, blocks=blocks)
     n_queues = 3 if own_queues else 1
     # In order of arrival others may take the place of those that take long.
     queues = AtLeast(1) if order == "arrival" and isinstance(plan, Exactly) else plan
@@ -100,7 +100,7 @@ def gather(data, plan, *, order="index", own_queues=False, known=True, blocks=No
         now += data.draw(st.sampled_from([0.0, 0.01, 1.0]))
         if losses and data.draw(st.integers(0, 4)) == 0:
             losses -= 1
-            gathering.give_back(worker, indices, now)
+            gathering.put_back(worker, indices, now)
         else:
             lengths = delivered(data, indices, enough)
             if gathering.add(worker, indices, lengths, indices, now) and brought is not None:
@@ -162,14 +162,14 @@ def test_few_timesteps_take_one_block():
 
 
 def test_a_lost_ticket_is_cut_between_blocks_only():
-    pace = Pace()
-    pace.add([1] * 1000, 0.1)
-    gathering = Gathering(Exactly(100), n_workers=1, pace=pace, blocks=Blocks(8))
+    throughput = Throughput()
+    throughput.add([1] * 1000, 0.1)
+    gathering = Gathering(Exactly(100), n_workers=1, throughput=throughput, blocks=Blocks(8))
     first = take(gathering, 0)
     assert len(first) == 48
     while take(gathering, 0) is not None:
         pass
-    gathering.give_back(0, first)
+    gathering.put_back(0, first)
     again = []
     while (indices := take(gathering, 0)) is not None:
         assert indices[0] % 8 == 0
@@ -187,9 +187,9 @@ def test_exactly_per_worker_gives_each_lane_its_block():
 
 
 def test_no_more_is_handed_out_than_is_expected_to_be_needed():
-    pace = Pace()
-    pace.add([10] * 100, 10.0)  # ten timesteps, a tenth of a second each: a ticket is one trajectory
-    gathering = Gathering(AtLeast(100), n_workers=4, pace=pace)
+    throughput = Throughput()
+    throughput.add([10] * 100, 10.0)  # ten timesteps, a tenth of a second each: a ticket is one trajectory
+    gathering = Gathering(AtLeast(100), n_workers=4, throughput=throughput)
     taken = []
     while (indices := take(gathering, 0)) is not None:
         taken += indices
@@ -203,9 +203,9 @@ def test_the_first_call_starts_with_one_trajectory_for_each_worker():
 
 
 def test_tickets_shrink_towards_the_end():
-    pace = Pace()
-    pace.add([1] * 1000, 0.1)
-    gathering = Gathering(Exactly(1000), n_workers=2, pace=pace)
+    throughput = Throughput()
+    throughput.add([1] * 1000, 0.1)
+    gathering = Gathering(Exactly(1000), n_workers=2, throughput=throughput)
     sizes = []
     while (indices := take(gathering, 0)) is not None:
         sizes.append(len(indices))
@@ -234,8 +234,8 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
     assert 0 < bound <= 8
     for index in taken:
         gathering.add(0, range(index, index + 1), [1], None)
-    assert [index for segment in gathering.pop_segments() for index in segment.indices] == taken
-    assert gathering.pop_segments() == []
+    assert [index for segment in gathering.result.pop_segments() for index in segment.indices] == taken
+    assert gathering.result.pop_segments() == []
     assert take(gathering, 0) is not None
 
 
@@ -251,10 +251,10 @@ def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_queues
         worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
         if losses and data.draw(st.integers(0, 4)) == 0:
             losses -= 1
-            gathering.give_back(worker, indices)
+            gathering.put_back(worker, indices)
         else:
             gathering.add(worker, indices, [length_of(index) for index in indices], indices)
-        popped += [index for segment in gathering.pop_segments() for index in segment.indices]
+        popped += [index for segment in gathering.result.pop_segments() for index in segment.indices]
     assert popped == list(range(first, first + len(popped)))
 
 
@@ -268,14 +268,14 @@ def test_what_comes_twice_is_refused():
 
 def test_in_order_of_arrival_nobody_is_idle_while_the_batch_is_incomplete():
     """One trajectory is expected to suffice, and may be a long one."""
-    pace = Pace()
-    pace.add([100] * 10, 1.0)
+    throughput = Throughput()
+    throughput.add([100] * 10, 1.0)
     for plan in (AtLeast(50), Exactly(1)):
-        gathering = Gathering(plan, n_workers=4, order="arrival", pace=pace)
+        gathering = Gathering(plan, n_workers=4, order="arrival", throughput=throughput)
         assert all(take(gathering, worker) is not None for worker in range(4))
         lost = take(gathering, 1)
         assert lost is not None
-        gathering.give_back(1, lost)
+        gathering.put_back(1, lost)
         assert take(gathering, 2) == lost, "what was lost comes first"
         gathering.add(2, lost, [length_of(index) for index in lost], lost)
         assert take(gathering, 3) is not None or gathering.complete
@@ -294,7 +294,7 @@ def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_nobody_
     while not gathering.complete:
         indices = take(gathering, 0)
         gathering.add(0, indices, [3] * len(indices), indices)
-    found = [index for segment in gathering.segments() for index in segment.indices]
+    found = [index for segment in gathering.result.segments() for index in segment.indices]
     assert found == list(range(0, 20, 2))
     assert slow == range(1, 2) or set(slow).isdisjoint(found)
 
@@ -316,12 +316,12 @@ def sound_prefix(plan, lengths, failing):
 def end_of_ticket(data, gathering, worker, indices, what, failing, now):
     wrong = next((index for index in indices if index in failing), None)
     if what == "lost":
-        gathering.give_back(worker, indices, now)
+        gathering.put_back(worker, indices, now)
     elif what == "died":
-        gathering.fail(worker, indices, data.draw(st.sampled_from(indices)), "lost", final=False, now=now)
+        gathering.add_failure(worker, indices, data.draw(st.sampled_from(indices)), "lost", final=False, now=now)
     elif wrong is not None:
         known_which = data.draw(st.booleans()) or len(indices) == 1
-        gathering.fail(worker, indices, wrong if known_which else None, wrong, final=True, now=now)
+        gathering.add_failure(worker, indices, wrong if known_which else None, wrong, final=True, now=now)
     else:
         gathering.add(worker, indices, [length_of(index) for index in indices], indices, now)
 
@@ -335,12 +335,12 @@ def end_of_ticket(data, gathering, worker, indices, what, failing, now):
 )
 def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, plan, own_queues, failing, known):
     """Failures for good, losses and lost tickets at random: what is decided about, and when, never depends on them."""
-    pace = some_pace(data) if known else Pace()
-    gathering = Gathering(plan, n_workers=3, pace=pace, own_queues=own_queues)
+    throughput = some_throughput(data) if known else Throughput()
+    gathering = Gathering(plan, n_workers=3, throughput=throughput, own_queues=own_queues)
     outstanding, losses, now, decided = [], 5, 0.0, None
     while not gathering.complete:
         if (held := gathering.due()) is not None:
-            assert held.turn == sum(segment.stop - segment.start for segment in gathering.segments()), (
+            assert held.turn == sum(segment.stop - segment.start for segment in gathering.result.segments()), (
                 "all before it are in"
             )
             if held.final:
@@ -365,7 +365,7 @@ def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, pl
 def test_what_comes_after_a_failure_for_good_is_not_handed_out():
     gathering = Gathering(Exactly(20), n_workers=2)
     first, second = take(gathering, 0), take(gathering, 1)
-    gathering.fail(1, second, second[0], "failed", final=True)
+    gathering.add_failure(1, second, second[0], "failed", final=True)
     while (indices := take(gathering, 1)) is not None:
         assert indices[0] < second[0]
     gathering.add(0, first, [1] * len(first), first)
@@ -374,12 +374,12 @@ def test_what_comes_after_a_failure_for_good_is_not_handed_out():
 
 @pytest.mark.parametrize("final", [True, False])
 def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(final):
-    pace = Pace()
-    pace.add([10] * 10, 40.0, 0)
-    pace.add([10] * 10, 0.1, 1)
-    gathering = Gathering(Exactly(1), n_workers=2, pace=pace)
+    throughput = Throughput()
+    throughput.add([10] * 10, 40.0, 0)
+    throughput.add([10] * 10, 0.1, 1)
+    gathering = Gathering(Exactly(1), n_workers=2, throughput=throughput)
     assert take(gathering, 0) == take(gathering, 1) == range(1), "the second is a copy for the faster worker"
-    gathering.fail(1, range(1), 0, "failed", final=final)
+    gathering.add_failure(1, range(1), 0, "failed", final=final)
     assert (gathering.due() is not None) == final
     assert gathering.add(0, range(1), [10], "late") == (not final)
     assert gathering.complete == (not final)

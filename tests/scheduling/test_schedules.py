@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from streamsampler.scheduling import gathering
-from streamsampler.scheduling import in_flight as holdings
+from streamsampler.scheduling import gathering, in_flight
 from streamsampler.scheduling.plans import AtLeast, Exactly
 from tests.scheduling.simulation import Outcome, Simulation
 
@@ -54,17 +53,17 @@ def bound(batch, n_calls):
 @pytest.mark.parametrize(("batch", "most_waste"), [(2_000, 0.07), (4_000, 0.045)])
 def test_lengths_that_vary_cost_hardly_more_than_they_must(monkeypatch, batch, most_waste):
     n_calls, speeds = 200, [STEP, STEP]
-    found, right = {}, gathering.PRUDENCE
-    for prudence in (0.0, right, 1.0, 2.0):
-        monkeypatch.setattr(gathering, "PRUDENCE", prudence)
+    found, right = {}, gathering.SAFETY_MARGIN
+    for margin in (0.0, right, 1.0, 2.0):
+        monkeypatch.setattr(gathering, "SAFETY_MARGIN", margin)
         outcome = Simulation(speeds, varied).calls_of(AtLeast(batch), n_calls)
-        found[prudence] = share(outcome, speeds), outcome.waste
+        found[margin] = share(outcome, speeds), outcome.waste
     chosen, waste = found[right]
     assert chosen > 0.99 * max(other for other, _ in found.values())
     assert chosen > found[0.0][0]
     assert chosen > 0.975 * bound(batch, n_calls)
     assert waste < most_waste
-    assert found[2.0][1] > 1.8 * waste, "more prudence would waste more"
+    assert found[2.0][1] > 1.8 * waste, "more margin would waste more"
 
 
 @pytest.mark.parametrize("n_workers", [2, 4])
@@ -82,7 +81,7 @@ def test_a_worker_four_times_slower_is_not_waited_for(monkeypatch):
     chosen = Simulation(speeds, twenty, heavy_tailed).calls_of(plan, 15)
     assert share(chosen, speeds) > 0.96
     assert chosen.waste < 0.01
-    monkeypatch.setattr(holdings, "WORTH_A_COPY", float("inf"))
+    monkeypatch.setattr(in_flight, "WORTH_A_COPY", float("inf"))
     monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
     plain = Simulation(speeds, twenty, heavy_tailed).calls_of(plan, 15)
     assert share(plain, speeds) < 0.92
@@ -124,10 +123,10 @@ def test_a_worker_that_was_slow_once_is_tried_again():
     """It may have been the machine's fault; and who is given nothing shows nothing."""
     simulation = Simulation([1e-3] * 4, twenty)
     simulation.calls_of(Exactly(40), 1)
-    simulation.pace.add([20], 10.0, 3)
+    simulation.throughput.add([20], 10.0, 3)
     shares = []
     for _ in range(40):
-        segments = simulation.call(Exactly(40), Outcome()).segments()
+        segments = simulation.call(Exactly(40), Outcome()).result.segments()
         shares.append(sum(len(segment.indices) for segment in segments if segment.delivery == 3))
     assert shares[0] == 0
     assert sum(shares[-5:]) >= 40

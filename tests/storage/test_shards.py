@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import StorageError, UsageError
-from streamsampler.scheduling.quotas import Quota, Target
+from streamsampler.scheduling.plans import Portion, Target
 from streamsampler.storage import atomic
 from streamsampler.storage.manifest import MANIFEST, Manifest, read_manifest, shard_name
 from streamsampler.storage.shards import ShardWriter
@@ -68,11 +68,11 @@ def test_shards_depend_on_the_data_and_their_size_alone(data, lengths, size, uni
     bounds, timesteps = [0], 0
     while target.missing(bounds[-1], timesteps):
         # Each shard as if another process had just gone on, with trajectories that come in any pieces.
-        quota, position = target.next_quota(size, bounds[-1], timesteps), bounds[-1]
-        while not quota.met:
+        portion, position = target.next_portion(size, bounds[-1], timesteps), bounds[-1]
+        while not portion.met:
             piece = lengths[position : position + data.draw(st.integers(1, 7))]
             assert piece, "what is wanted is never beyond what there is"
-            position += quota.take(piece)
+            position += portion.take(piece)
         timesteps += sum(lengths[bounds[-1] : position])
         bounds.append(position)
     assert bounds == reference(lengths, size, target)
@@ -81,10 +81,10 @@ def test_shards_depend_on_the_data_and_their_size_alone(data, lengths, size, uni
 
 
 def test_a_quota_that_is_met_takes_nothing():
-    quota = Quota(3, None)
-    assert quota.take([1, 1, 5, 1]) == 3
-    assert quota.met
-    assert quota.take([1]) == 0
+    portion = Portion(3, None)
+    assert portion.take([1, 1, 5, 1]) == 3
+    assert portion.met
+    assert portion.take([1]) == 0
 
 
 # --- Killed anywhere
