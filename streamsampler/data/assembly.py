@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.buffers import empty
+from streamsampler.data.copying import empty
 from streamsampler.data.info_columns import InfoColumn, InfoColumns, merge
 from streamsampler.data.infos import infos_of
 from streamsampler.data.recorder import Rollouts

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import trees
 from streamsampler.data.anomalies import Anomaly
-from streamsampler.data.buffers import Allocate, make_recorder
+from streamsampler.data.copying import Allocate, make_recorder
 from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import AnySpace, check_actions

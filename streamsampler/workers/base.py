@@ -35,7 +35,7 @@ import gymnasium
 import numpy as np
 
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
-from streamsampler.data.buffers import Allocate
+from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
 from streamsampler.errors import ActionError, CheckMode, DataError

@@ -9,8 +9,8 @@ from gymnasium import spaces as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.data import buffers, trees
-from streamsampler.data.buffers import empty, make_recorder
+from streamsampler.data import copying, trees
+from streamsampler.data.copying import empty, make_recorder
 from streamsampler.data.spaces import check_actions, validate
 from streamsampler.errors import ActionError, DataError, ObservationError
 
@@ -116,7 +116,7 @@ def test_an_array_made_from_an_unpickled_one_takes_the_quick_way(monkeypatch, sh
     assert value.dtype == space.dtype
     assert value.dtype is not space.dtype
     recorder: Any = make_recorder(space, "observation")
-    monkeypatch.setattr(buffers.Leaf, "convert", None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(copying.Leaf, "convert", None)  # type: ignore[attr-defined]
     recorder.record(value)
     assert np.array_equal(recorder.view(0, 1)[0], value)
 

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.data.buffers import make_recorder
+from streamsampler.data.copying import make_recorder
 from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts, packed_floats

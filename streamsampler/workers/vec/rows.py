@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.data.buffers import Recorder, empty, make_recorder
 from streamsampler.data.conversion import Leaf
+from streamsampler.data.copying import Recorder, empty, make_recorder
 from streamsampler.data.spaces import AnySpace, AnyTuple, misfit, row_spec, short
 from streamsampler.data.trees import Array, Tree, concatenate, map_tree, object_array, snapshot, take
 from streamsampler.errors import DataError

@@ -1,7 +1,7 @@
-"""Buffers that values of a space are recorded into, one per environment step.
+"""Copy values of a space into buffers, one per environment step: observations and actions.
 
-This is the hottest code of the package beside the rollout's own loop, so a recorder is a few closures over local
-variables: for an array that fits, one look at its shape, one at its dtype, and one copy.
+Next to the rollout's own loop this is the hottest code of the package, so a recorder is a few closures over local
+variables: for an array that fits, one check of the shape, one of the dtype, and one copy.
 """
 
 from __future__ import annotations
