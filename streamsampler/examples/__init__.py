@@ -1,1 +1,1 @@
-"""Short programs to copy from; each runs by `python -m streamsampler.examples.NAME`."""
+"""Short programs to copy from. Run one with `python -m streamsampler.examples.NAME`."""

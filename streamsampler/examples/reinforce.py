@@ -1,4 +1,4 @@
-"""REINFORCE with a learned baseline, in plain NumPy, solves CartPole-v1.
+"""Solve CartPole-v1 with REINFORCE and a learned baseline, in plain NumPy.
 
     python -m streamsampler.examples.reinforce --workers 4 --seed 1
 
@@ -29,11 +29,11 @@ SCALE = np.array([2.4, 3.0, 0.21, 3.0])  # brings CartPole's observations to the
 
 
 class LogisticPolicy:
-    """Pushes to the right with a probability that is a logistic function of the observation.
+    """Push to the right with a probability that is a logistic function of the observation.
 
     Attributes:
         weights: One for each entry of the observation, and a bias.
-        greedy: Whether it takes the likelier action instead of drawing one.
+        greedy: Whether to take the likelier action instead of drawing one.
     """
 
     def __init__(self, greedy: bool = False) -> None:
@@ -42,7 +42,7 @@ class LogisticPolicy:
         self.random = random.Random()  # noqa: S311 - nothing secret is drawn
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory: what is drawn in it depends on nothing but its seed."""
+        """Begin a trajectory: actions are drawn from its seed alone."""
         self.random.seed(seed)
 
     def get_action(self, observation: NDArray[Any]) -> tuple[int, dict[str, Any]]:
@@ -57,11 +57,11 @@ class LogisticPolicy:
         return self.weights
 
     def set_param_values(self, weights: NDArray[Any]) -> None:
-        """Take new parameters: `agent_update` arrives here, in the workers."""
+        """Set the parameters. In the workers, `agent_update` arrives here."""
         self.weights = np.array(weights)
 
     def log_probability_gradients(self, batch: TrajectoryBatch) -> NDArray[Any]:
-        """The gradient of each action's log-probability by the weights, (T, 5)."""
+        """Return the gradient of each action's log-probability by the weights, (T, 5)."""
         inputs = np.column_stack([batch.observations / SCALE, np.ones(batch.n_timesteps)])
         right = 1.0 / (1.0 + np.exp(-inputs @ self.weights))
         gradients: NDArray[Any] = (batch.actions - right)[:, None] * inputs
@@ -69,20 +69,20 @@ class LogisticPolicy:
 
 
 class LinearBaseline:
-    """Predicts discounted returns from features of the observation and of the time, fitted by least squares."""
+    """Predict discounted returns from features of the observation and the time, by least squares."""
 
     def __init__(self) -> None:
         self.coefficients: NDArray[Any] | None = None
 
     def predict(self, batch: TrajectoryBatch) -> NDArray[Any]:
-        """The return that was to be expected at each timestep, by what earlier batches have shown."""
+        """Return the expected return at each timestep, as fitted to earlier batches."""
         if self.coefficients is None:
             return np.zeros(batch.n_timesteps)
         values: NDArray[Any] = self._features(batch) @ self.coefficients
         return values
 
     def fit(self, batch: TrajectoryBatch, returns: NDArray[Any]) -> None:
-        """Learn from a batch, after it was predicted: the baseline must not depend on the actions it judges."""
+        """Fit a batch, after its prediction: the baseline must not depend on the actions that it judges."""
         features = self._features(batch)
         normal = features.T @ features + 1e-3 * np.eye(features.shape[1])
         self.coefficients = np.linalg.solve(normal, features.T @ returns)
@@ -96,14 +96,14 @@ class LinearBaseline:
 
 
 class Adam:
-    """Gradient ascent with a step size for each parameter (Kingma and Ba, 2015)."""
+    """Ascend gradients with a step size for each parameter (Kingma and Ba, 2015)."""
 
     def __init__(self, size: int, learning_rate: float) -> None:
         self.learning_rate = learning_rate
         self.mean, self.square, self.steps = np.zeros(size), np.zeros(size), 0
 
     def step(self, gradient: NDArray[Any]) -> NDArray[Any]:
-        """What to add to the parameters."""
+        """Return the change of the parameters."""
         self.steps += 1
         self.mean += 0.1 * (gradient - self.mean)
         self.square += 0.001 * (gradient**2 - self.square)
@@ -112,7 +112,7 @@ class Adam:
 
 
 def improve(policy: LogisticPolicy, baseline: LinearBaseline, adam: Adam, batch: TrajectoryBatch, gamma: float) -> None:
-    """One iteration of REINFORCE."""
+    """Run one iteration of REINFORCE."""
     returns = batch.discounted_returns(gamma)
     advantages = returns - baseline.predict(batch)
     baseline.fit(batch, returns)
@@ -123,9 +123,9 @@ def improve(policy: LogisticPolicy, baseline: LinearBaseline, adam: Adam, batch:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--workers", default=2, help="Worker processes.")
-@click.option("--seed", default=0, help="Everything random is derived from it.")
-@click.option("--iterations", default=100, help="At most; it stops when a batch's mean return is 475.")
-@click.option("--timesteps", default=4000, help="At least so many in each batch.")
+@click.option("--seed", default=0, help="The seed of everything random.")
+@click.option("--iterations", default=100, help="Iterations at most; training stops at a mean return of 475.")
+@click.option("--timesteps", default=4000, help="Timesteps in each batch, at least.")
 @click.option("--gamma", default=0.99, help="Discount.")
 @click.option("--learning-rate", default=0.15, help="Step size.")
 def main(workers: int, seed: int, iterations: int, timesteps: int, gamma: float, learning_rate: float) -> None:
