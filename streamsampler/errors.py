@@ -1,4 +1,4 @@
-"""Everything this package raises of its own, and checks of arguments that several parts of it take.
+"""All exceptions of this package, and checks of arguments that several of its rooms take.
 
 ::
 
@@ -10,11 +10,11 @@
     │   ├── ObservationError           an observation of another shape or dtype than its space
     │   └── ActionError                an action outside its space
     ├── StorageError (ValueError)      a file that is no trajectory batch, or data that cannot be stored
-    │   └── DamagedShardError           a shard that is damaged, missing or of another run
+    │   └── DamagedShardError          a shard that is damaged, missing or of another run
     ├── SerializationError             an agent, an environment or an update that cannot be pickled
     ├── ResourceLimitError (OSError)   the system allows this process fewer descriptors than the workers need
     ├── ClosedError                    a call after close
-    ├── ConcurrentCallError            a call while another is under way
+    ├── ConcurrentCallError            a call while another one runs
     ├── WorkerError                    what a worker was asked to do failed
     │   ├── RolloutError               user code raised in a worker; its traceback is the cause
     │   ├── NotReproducibleError       a trajectory depends on more than its seed; see `check` of the samplers
@@ -187,7 +187,7 @@ class WorkerError(SamplerError):
         worker_number: The worker, 0 to n-1.
         phase: What it was doing, a word of `streamsampler.protocol.messages.Phase`.
         trajectory: Index of the trajectory in hand, or None outside trajectories.
-        incidents: What was lost before and run again (`streamsampler.scheduling.restarts.Incident`), this loss included
+        incidents: The losses before (`streamsampler.scheduling.restarts.Incident`), this loss included
             if it was one; oldest first, and empty for an exception that is raised at once.
         what: What happened: the message without `quota`, `outlook` and the list of `incidents`.
         quota: The quota that is spent; None where none is.

@@ -43,14 +43,14 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def fresh_seed() -> int:
-    """Draws a seed of 128 bits from the operating system's entropy."""
+    """Draw a seed of 128 bits from the operating system's entropy."""
     entropy = np.random.SeedSequence().entropy
     assert isinstance(entropy, int)
     return entropy
 
 
 def check_seed(seed: Any) -> int:
-    """Makes a plain integer of the seed a user gave.
+    """Return the seed that a user gave as a plain integer.
 
     Args:
         seed: A non-negative integer of any size, or None for a fresh one.
@@ -72,7 +72,7 @@ def check_seed(seed: Any) -> int:
 
 
 def _as_index(value: Any) -> int | None:
-    """The Python integer that a value stands for, or None for a bool or anything else that is no integer."""
+    """Return the Python integer that a value stands for, or None for a bool or anything else that is no integer."""
     if isinstance(value, bool | np.bool_):
         return None
     try:
@@ -114,7 +114,7 @@ class TrajectorySeeds:
         return f"TrajectorySeeds(seed={self.seed}, agent_version={self.agent_version})"
 
     def __getitem__(self, index: int) -> int:
-        """Gives the seed of one trajectory.
+        """Return the seed of one trajectory.
 
         Args:
             index: The trajectory index, at least 0 and less than 2**31.
@@ -134,7 +134,7 @@ class TrajectorySeeds:
         return x ^ (x >> _LAST_SHIFT)
 
     def of(self, indices: Indices) -> list[int]:
-        """Gives the seeds of many trajectories, as Python integers.
+        """Return the seeds of many trajectories, as Python integers.
 
         Args:
             indices: Trajectory indices, each at least 0 and less than 2**31.
@@ -181,7 +181,7 @@ def _out_of_range(index: int) -> UsageError:
 
 
 class Stream(enum.IntEnum):
-    """Who draws from a seed derived from the trajectory's. The environment has the trajectory seed itself."""
+    """What draws from a seed derived from the trajectory's; the environment gets the trajectory seed itself."""
 
     AGENT = 1
     PYTHON = 2
@@ -190,7 +190,7 @@ class Stream(enum.IntEnum):
 
 
 def derived_seed(trajectory_seed: int, stream: Stream) -> int:
-    """Derives the seed of one of a trajectory's generators.
+    """Derive the seed of one of a trajectory's generators.
 
     Two generators of the same kind seeded alike draw the same numbers. An agent that was given the environment's own
     seed would, with ``default_rng(seed)``, draw the very noise that the environment draws, so each of them gets a

@@ -1,8 +1,8 @@
-"""Pickling what crosses process boundaries: agents, environments and updates one way, reports the other.
+"""Pickle what crosses process boundaries: agents, environments and updates one way, reports the other.
 
 Going to the workers, cloudpickle takes what the user's main script defines along by value. Coming back, the standard
 pickler is tried first, which is several times faster. Either way large arrays stay outside the pickle, as raw buffers,
-so that whoever transports them copies them once.
+so that an engine copies them once.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Payload:
 
     Attributes:
         data: The pickle.
-        buffers: The arrays' memory, in the order of the pickle. A memoryview shows the live array: whoever sends the
-            payload copies it before the user can change the array.
-        about: What the sender keeps to know of the object. It is not sent.
+        buffers: The arrays' memory, in the order of the pickle. A memoryview shows the live array: engines copy
+            it before the user can change the array.
+        about: What the sender knows of the object. It is not sent.
     """
 
     data: bytes
@@ -53,7 +53,7 @@ class Payload:
 
 
 def dumps(obj: Any, what: str) -> Payload:
-    """Pickles an object for the workers.
+    """Pickle an object for the workers.
 
     Args:
         obj: Any object.
@@ -75,7 +75,7 @@ def dumps(obj: Any, what: str) -> Payload:
 
 
 def loads(payload: Payload) -> Any:
-    """Unpickles a payload; arrays come out in memory of their own, which may be written to.
+    """Unpickle a payload; arrays come out in memory of their own, which may be written to.
 
     An array that was read-only when it was pickled is read-only again.
 
@@ -107,27 +107,27 @@ _PLAINLY = {**copyreg.dispatch_table, np.ndarray: _reduce_array}
 
 
 def dumps_report(rollouts: Any, spaces: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Pickles what a worker recorded.
+    """Pickle what a worker recorded.
 
     Args:
         rollouts: The rollouts.
-        spaces: Its spaces, or None: pickled by themselves, because they are mostly the ones that were told before,
-            which the reader sees without unpickling them. That takes longer than all else in a report.
+        spaces: Its spaces, or None: pickled by themselves, because they are mostly those that were sent before,
+            which the reader sees without unpickling them: that takes longer than the rest of a report.
 
     Returns:
         The pickle of the rollouts and of the spaces' pickle, and the rollouts' memory as `pickle.loads(…, buffers=…)`
-        wants it back.
+        takes it.
 
     Raises:
         SerializationError: If it cannot be pickled; the pickler's exception is the cause.
     """
     buffers: list[pickle.PickleBuffer] = []
-    told = None if spaces is None else _dumps_plainly(spaces, None)
-    return _dumps_plainly((rollouts, told), buffers), buffers
+    pickled_spaces = None if spaces is None else _dumps_plainly(spaces, None)
+    return _dumps_plainly((rollouts, pickled_spaces), buffers), buffers
 
 
 def _dumps_plainly(obj: Any, buffers: list[pickle.PickleBuffer] | None) -> bytes:
-    """Pickles what comes from a worker, with its arrays' memory in `buffers`, or in the pickle if that is None."""
+    """Pickle what comes from a worker, with its arrays' memory in `buffers`, or in the pickle if that is None."""
     callback = None if buffers is None else buffers.append
     try:
         try:
@@ -155,7 +155,7 @@ def _not_picklable(obj: Any, what: str, error: Exception) -> SerializationError:
 
 
 def _culprit(obj: Any) -> str:
-    """The path of the attribute or entry that cannot be pickled, such as ``.env.window``, or an empty string."""
+    """Return the path of the attribute or entry that cannot be pickled, such as ``.env.window``, or an empty string."""
     path = ""
     for _ in range(_SEARCH_DEPTH):
         found = next(((step, part) for step, part in _parts(obj) if not _can_pickle(part)), None)

@@ -72,6 +72,4 @@ def _by_attribute(path: str | PathLike[str], data: dict[str, Any]) -> str:
     for attribute, name in _BY_ATTRIBUTE.items():
         if attribute in data:
             return name
-    raise UsageError(
-        f"{path} does not tell which algorithm it was trained with: name it, as in SB3Agent.load(…, 'PPO')"
-    )
+    raise UsageError(f"{path} does not say which algorithm it was trained with: name it, as in SB3Agent.load(…, 'PPO')")

@@ -239,7 +239,7 @@ class GaussianHead(Head):
 
 
 def default_head(space: Space[Any]) -> Head:
-    """The head for an action space: categorical for Discrete, a clipped Gaussian for a Box of floats.
+    """Return the head for an action space: categorical for Discrete, a clipped Gaussian for a Box of floats.
 
     Raises:
         UsageError: Another space.

@@ -157,7 +157,7 @@ class MlpAgent:
         return (rows,) if self._log_std is None else (rows, self._log_std)
 
     def get_param_values(self) -> dict[str, NDArray[Any]]:
-        """The parameters by their names in the network's `state_dict`, and `log_std`; for `agent_update`."""
+        """Return the parameters by their names in the network's `state_dict`, and `log_std`; for `agent_update`."""
         if self._source is None:
             return self._values
         network, log_std = self._source
@@ -165,7 +165,7 @@ class MlpAgent:
         return values if log_std is None else values | {"log_std": _array_of(log_std)}
 
     def set_param_values(self, values: dict[str, NDArray[Any]]) -> None:
-        """Act with other parameters from now on; the network that the agent was made of stays as it is.
+        """Set the parameters; the network that the agent was made of does not change.
 
         Args:
             values: What `get_param_values` gave.
@@ -187,12 +187,12 @@ class MlpAgent:
         self._log_std = self._values.get("log_std")
 
     def get_param_converter(self) -> ModuleConverter:
-        """What makes parameters of an agent update that is a network like this agent's, or its `state_dict`."""
+        """Return what makes parameters of an agent update that is a network like this agent's, or its `state_dict`."""
         return ModuleConverter.like(type(self).__name__, self._values, _array_of)
 
 
 def _flat(network: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """The modules within, by the names they have in the state_dict."""
+    """Return the modules within, by their names in the state_dict."""
     if type(network).__name__ != "Sequential":
         raise UsageError(f"MlpAgent takes an nn.Sequential, not {network!r}; TorchAgent takes any module")
     for name, module in network.named_children():

@@ -18,7 +18,7 @@ __all__ = ["ModuleConverter", "array_of", "arrays_of", "is_module", "load_arrays
 
 
 def arrays_of(module: Any) -> dict[str, Any]:
-    """A module's `state_dict` as NumPy arrays.
+    """Return a module's `state_dict` as NumPy arrays.
 
     Pickled tensors become byte strings inside the pickle; arrays stay outside it, and are copied once.
 
@@ -44,7 +44,7 @@ def array_of(value: Any) -> Any:
 
 
 def is_module(obj: Any) -> bool:
-    """Tell whether an object is a torch module, without importing torch."""
+    """Return whether an object is a torch module, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(obj, torch.nn.Module)
 
@@ -146,7 +146,7 @@ def _tensor_of(value: Any) -> Any:
 
 
 def on_cpu(module: Any) -> Any:
-    """The module itself if it is on the CPU, else a copy that is."""
+    """Return the module itself if it is on the CPU, else a copy that is."""
     if all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers())):
         return module
     return copy.deepcopy(module).to("cpu")

@@ -31,13 +31,13 @@ class SB3Agent:
     """Acts by `predict(observation, state=…, episode_start=…, deterministic=…)`, which returns (actions, state).
 
     Of a model only its `policy` is kept: workers need no replay buffer, no optimiser and no training environment. The
-    random exploration of DQN belongs to the model and not to its policy, and stays behind. Workers compute on the CPU.
+    random exploration of DQN belongs to the model and not to its policy, and is left out. Workers compute on the CPU.
 
     A model that was trained under a `VecNormalize` acts on normalised observations: with the statistics of
     `model.get_vec_normalize_env()`, which acting does not change. This agent takes the present ones whenever it is
     pickled or asked for its parameters. What is recorded, rewards included, is the environment's own.
 
-    A recurrent policy gets its state back, and is told where trajectories start. One that draws, draws from the global
+    A recurrent policy gets its state back, and where trajectories start. One that draws, draws from the global
     generators, which are seeded for each trajectory.
 
     An agent update may be a model like this agent's, with its statistics if it has some; a policy or its `state_dict`,
@@ -81,7 +81,7 @@ class SB3Agent:
 
         Raises:
             ImportError: The package is not installed.
-            UsageError: There is no such algorithm, the file does not tell it, or `vec_normalize` is something else.
+            UsageError: There is no such algorithm, the file does not name it, or `vec_normalize` is something else.
             OSError: A file cannot be read.
         """
         if algorithm is None:
@@ -137,7 +137,7 @@ class SB3Agent:
         self._state, self._starts, self._padded = None, True, None
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Predict one action; there is nothing to record beside it."""
+        """Predict one action; there are no infos."""
         action, self._state = self._predict(observation, self._state, np.array([self._starts]))
         self._starts = False
         return action[()] if isinstance(action, np.ndarray) and not action.shape else action, {}
@@ -184,7 +184,7 @@ class SB3Agent:
         return predicted
 
     def get_param_values(self) -> dict[str, Any]:
-        """The policy's `state_dict` as arrays, and the statistics if there are some.
+        """Return the policy's `state_dict` as arrays, and the statistics if there are any.
 
         Raises:
             UsageError: The policy is no torch module.
@@ -218,7 +218,7 @@ class SB3Agent:
             self._vec_normalize, self._statistics = None, statistics.replaced(values)
 
     def get_param_converter(self) -> _ModelConverter:
-        """What makes parameters of an agent update that is a model, a policy or a `state_dict`."""
+        """Return what makes parameters of an agent update that is a model, a policy or a `state_dict`."""
         if not self._on_torch:
             return _ModelConverter(None, None)
         return _ModelConverter(ModuleConverter.like(type(self).__name__, self.get_param_values()), self.statistics)

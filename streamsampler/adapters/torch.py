@@ -117,7 +117,7 @@ class TorchAgent:
             observation: One of the environment's.
 
         Returns:
-            The action, and infos: `log_prob`, what the head adds, and what the module returned beside.
+            The action, and infos: `log_prob`, what the head adds, and what else the module returned.
 
         Raises:
             ActionError: The module's output has the wrong shape, or logits that are not finite.
@@ -146,7 +146,7 @@ class TorchAgent:
         return actions, infos | extras
 
     def get_param_values(self) -> dict[str, Any]:
-        """The module's `state_dict` as arrays, for `agent_update`; they share memory with a module on the CPU."""
+        """Return the module's `state_dict` as arrays, for `agent_update`; a module on the CPU shares their memory."""
         return arrays_of(self.module)
 
     def set_param_values(self, values: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ class TorchAgent:
         self._log_std = None
 
     def get_param_converter(self) -> ModuleConverter:
-        """What makes parameters of an agent update that is a module like this agent's, or its `state_dict`."""
+        """Return what makes parameters of an agent update that is a module like this agent's, or its `state_dict`."""
         return ModuleConverter.like(type(self).__name__, self.module.state_dict())
 
     def _forward(self, inputs: Callable[[Any], Any], observation: Any) -> Any:
@@ -178,7 +178,7 @@ class TorchAgent:
         return _moved(self.module(_moved(tensors, first.device)), "cpu")
 
     def _parted(self, output: Any) -> tuple[tuple[Any, ...], dict[str, NDArray[Any]]]:
-        """The head's parameters, and what shall be recorded beside, as arrays."""
+        """Return the head's parameters, and what else is recorded, as arrays."""
         names = self.head.names
         extras: dict[str, NDArray[Any]] = {}
         if output.__class__ is torch.Tensor:
@@ -201,7 +201,7 @@ class TorchAgent:
                 "with a Gaussian head, give it a parameter log_std"
             )
         if self._log_std is None or not self._is_copy:
-            # The head takes the exponential anew for another array. A copy's changes in set_param_values alone.
+            # The head takes the exponential again for another array. A copy's changes in set_param_values alone.
             self._log_std = self.module.log_std.detach().cpu().numpy()
         return (self._log_std,)
 
@@ -252,7 +252,7 @@ class _Inputs:
         self._row_tensor: Any = None
 
     def one(self, observation: Any) -> Any:
-        """A batch of one."""
+        """Return a batch of one."""
         if (
             observation.__class__ is not np.ndarray
             or observation.shape != self._shape
@@ -268,7 +268,7 @@ class _Inputs:
         return self._row_tensor
 
     def batch(self, observations: Any) -> Any:
-        """A batch of n."""
+        """Return a batch of n."""
         if isinstance(observations, Mapping):
             return {key: self._child(key).batch(part) for key, part in observations.items()}
         if isinstance(observations, tuple):

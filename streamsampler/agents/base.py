@@ -21,13 +21,13 @@ __all__ = [
     "RandomAgent",
     "as_agent",
     "binds",
+    "give_spaces",
     "is_agent",
     "mask_argument",
     "reset_agent_function",
     "signature_of",
     "takes_keyword",
     "takes_seed",
-    "tell_spaces",
 ]
 
 WHAT_AN_AGENT_IS = (
@@ -60,7 +60,7 @@ class Agent(Protocol):
       number is that of the rows that `get_actions` gets from then on. Slots that have fallen silent get observations of
       other ones, and what comes of them is dropped. It may take ``seed`` besides. `DefaultWorker` gives no mask, or one
       of one True where it has no default.
-    - ``set_spaces(observation_space, action_space)`` tells a worker's copy of the agent the environment's spaces, once,
+    - ``set_spaces(observation_space, action_space)`` gives a worker's copy of the agent the environment's spaces, once,
       before it takes parameters or acts. They are the environment's own objects: copy what you draw from. After an
       ``env_update`` workers get a new copy of such an agent.
     - ``get_param_values()`` and ``set_param_values(values)``: an agent update that is a tuple, a dict or an array goes
@@ -88,7 +88,7 @@ class Agent(Protocol):
     """
 
     def get_action(self, observation: Any, /) -> tuple[Any, dict[str, Any]]:
-        """Chooses an action.
+        """Choose an action.
 
         Args:
             observation: An observation of the environment.
@@ -121,12 +121,12 @@ class CallableAgent:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Calls the function; there is nothing to record beside its action."""
+        """Call the function; there are no infos."""
         return self.function(observation), {}
 
 
 def as_agent(obj: Any) -> Agent:
-    """Makes an agent of what a user passed as one.
+    """Return the agent that a user passed in any form.
 
     Args:
         obj: An agent, a plain callable ``observation -> action``, or "random".
@@ -155,7 +155,7 @@ def as_agent(obj: Any) -> Agent:
 
 
 def is_agent(obj: Any) -> bool:
-    """Tells whether an object can be nothing else than an agent: it has `get_action`, is a plain function or a name.
+    """Return whether an object is certainly an agent: it has `get_action`, is a plain function or a name.
 
     Other callables, such as a torch module, may be the parameters of one.
     """
@@ -165,7 +165,7 @@ def is_agent(obj: Any) -> bool:
 
 
 def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
-    """Finds out once how an agent is reset, so that no trajectory has to.
+    """Return the function that resets an agent at a trajectory's start, or None.
 
     Args:
         agent: An agent, with a `reset` that takes a seed, or nothing, or without one.
@@ -199,27 +199,27 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
     )
 
 
-def tell_spaces(agent: Agent, observation_space: Space[Any], action_space: Space[Any]) -> None:
-    """Tell an agent the spaces of its environment, if it has `set_spaces`."""
+def give_spaces(agent: Agent, observation_space: Space[Any], action_space: Space[Any]) -> None:
+    """Call an agent's `set_spaces`, if it has that."""
     set_spaces = getattr(agent, "set_spaces", None)
     if callable(set_spaces):
         set_spaces(observation_space, action_space)
 
 
 def mask_argument(reset: Callable[..., Any]) -> str | None:
-    """Tell which argument of an agent's `reset` takes the mask of slots that begin a trajectory; None if none does."""
+    """Return the argument of an agent's `reset` that takes the mask of slots that begin a trajectory, or None."""
     signature = signature_of(reset)
     return next((name for name in _MASKS if signature is not None and takes_keyword(signature, name)), None)
 
 
 def takes_seed(reset: Callable[..., Any]) -> bool:
-    """Tell whether an agent's `reset` takes a seed by keyword."""
+    """Return whether an agent's `reset` takes a seed by keyword."""
     signature = signature_of(reset)
     return signature is None or takes_keyword(signature, "seed")
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature, or None where Python knows none (functions written in C)."""
+    """Return the signature, or None where Python knows none (functions written in C)."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -227,7 +227,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
-    """Whether a function with that signature can be called so."""
+    """Return whether a function with that signature can be called with these arguments."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
@@ -236,6 +236,6 @@ def binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
 
 
 def takes_keyword(signature: inspect.Signature, name: str) -> bool:
-    """Whether a signature has a parameter of that name that may be given by it."""
+    """Return whether a signature has a parameter that may be given by that name."""
     parameter = signature.parameters.get(name)
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

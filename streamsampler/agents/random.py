@@ -42,7 +42,7 @@ class RandomAgent:
             self._by_slot = {}
 
     def reset(self, seed: int) -> None:
-        """Seeds the space at a trajectory's start.
+        """Seed the space at a trajectory's start.
 
         Args:
             seed: The trajectory's seed for its agent.
@@ -53,7 +53,7 @@ class RandomAgent:
         self._space().seed(seed)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
-        """Draws an action, whatever the observation.
+        """Draw an action, whatever the observation.
 
         Raises:
             UsageError: There is no space yet.
@@ -63,7 +63,7 @@ class RandomAgent:
     def get_actions(
         self, observations: Any, *, slots: Any = None, starts: Any = None, seeds: Any = None
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Draws n actions, each from its trajectory's own generator.
+        """Draw n actions, each from its trajectory's own generator.
 
         Args:
             observations: Tree of (n, *O).
@@ -100,7 +100,7 @@ class RandomAgent:
 
 
 def _n_rows(tree: Any) -> int:
-    """How many rows a batch has: a tree of arrays."""
+    """Return the number of rows of a batch, a tree of arrays."""
     while isinstance(tree, dict | tuple):
         tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
     return len(tree)

@@ -1,7 +1,7 @@
-"""Updating an agent: what is parameters, what is a new agent, and what is refused.
+"""Update an agent: distinguish parameters from a new agent, and refuse anything else.
 
-Updates are judged in the caller, before they are sent. There the agent in force is a pickled one; what has to be known
-of it are its `AgentTraits`.
+Updates are checked in the caller, before they are sent. There the current agent is pickled, so the check needs only its
+`AgentTraits`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.spaces import Space
 
-from streamsampler.agents.base import Agent, CallableAgent, as_agent, is_agent, tell_spaces
+from streamsampler.agents.base import Agent, CallableAgent, as_agent, give_spaces, is_agent
 from streamsampler.errors import UsageError
 from streamsampler.serialization import Payload, dumps, loads
 
@@ -69,7 +69,7 @@ def traits_of(agent: Agent) -> AgentTraits:
 
 
 def resolved_update(update: Any, traits: AgentTraits) -> tuple[UpdateKind, Any]:
-    """Tell what an update does to an agent.
+    """Return what an update does to an agent.
 
     Args:
         update: Any agent update but None.
@@ -138,12 +138,12 @@ def updated_agent(agent: Agent | None, update: Any, spaces: tuple[Space[Any], Sp
     """
     updated = as_agent(update) if agent is None else apply_agent_update(agent, update)
     if updated is not agent and spaces is not None:
-        tell_spaces(updated, *spaces)
+        give_spaces(updated, *spaces)
     return updated
 
 
 def is_parameters(update: Any) -> bool:
-    """Tell an agent update that goes to `set_param_values` from all others.
+    """Return whether an agent update goes to `set_param_values`.
 
     Args:
         update: Any agent update but None.

@@ -35,7 +35,7 @@ _PACKAGES = {
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """Resolves an id as `gymnasium.make` does: ``[module:][namespace/]name[-v0]``.
+    """Resolve an id as `gymnasium.make` does: ``[module:][namespace/]name[-v0]``.
 
     Args:
         env_id: The id.
@@ -71,7 +71,7 @@ def _import_for(module: str, env_id: str) -> None:
 
 
 def _latest_version(name: str) -> EnvSpec | None:
-    """The newest registered environment of an id's name; None for an id with a version that is not registered."""
+    """Return the newest registered environment of an id's name; None for a version that is not registered."""
     try:
         namespace, bare_name, version = parse_env_id(name)
     except gymnasium.error.Error:

@@ -62,7 +62,7 @@ class EnvUpdate(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Gives the environment to use from now on.
+        """Return the environment to use from now on.
 
         Args:
             old_env: The worker's environment so far, None if it has none. Unless it is returned, it is to be closed.
@@ -91,7 +91,7 @@ class NewEnvUpdate(EnvUpdate):
         self.env_kwargs = dict(env_kwargs or {})
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Closes and makes, in this order: an environment may hold what there is only one of, such as a port."""
+        """Close the old environment, then make the new one: both may need the same port."""
         _close(old_env)
         return _checked(self.factory(**with_worker_number(self.factory, self.env_kwargs)), describe(self))
 
@@ -109,7 +109,7 @@ class ExistingEnvUpdate(EnvUpdate):
         self.env = cast("AnyEnv", env)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Closes the old environment unless it is this very one."""
+        """Close the old environment unless it is the new one."""
         if old_env is not self.env:
             _close(old_env)
         return self.env
@@ -137,7 +137,7 @@ class SpecEnvUpdate(EnvUpdate):
         self._main_objects = _main_objects(self.spec)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Closes and makes."""
+        """Close the old environment, then make the new one."""
         _close(old_env)
         with _lent_to_main(self._main_objects):
             entry = self.spec.entry_point
@@ -153,7 +153,7 @@ class SpecEnvUpdate(EnvUpdate):
 
 
 def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
-    """A copy of the spec with these arguments, of which gymnasium.make's own change fields."""
+    """Return a copy of the spec with these arguments, of which gymnasium.make's own change fields."""
     limit = env_kwargs.pop("max_episode_steps", spec.max_episode_steps)
     # The checker costs time in each step. What it finds is the environment author's business, not the sampler's.
     return dataclasses.replace(
@@ -165,7 +165,7 @@ def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
 
 
 def _main_objects(spec: EnvSpec) -> dict[str, Any]:
-    """What a spec's entry points name in the user's main script."""
+    """Return what a spec's entry points name in the user's main script."""
     entry_points = [spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
     names = [str(entry).partition(":")[2] for entry in entry_points if str(entry).startswith("__main__:")]
     main = vars(sys.modules["__main__"])
@@ -174,7 +174,7 @@ def _main_objects(spec: EnvSpec) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _lent_to_main(objects: dict[str, Any]) -> Iterator[None]:
-    """Lets this process's ``__main__`` have the user's classes while Gymnasium looks them up by name."""
+    """Give this process's ``__main__`` the user's classes while Gymnasium looks them up by name."""
     main = vars(sys.modules["__main__"])
     absent = object()
     before = {name: main.get(name, absent) for name in objects}
@@ -222,7 +222,7 @@ class SetTaskUpdate(EnvUpdate):
         return {**self.__dict__, "_source": None}
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Makes the environment if need be, and sets the task."""
+        """Make the environment if there is none, and set the task."""
         origin = None if old_env is None else _origins.pop(old_env)
         if old_env is not None and origin is not None and self._has_source_of(origin):
             env = old_env
@@ -231,7 +231,7 @@ class SetTaskUpdate(EnvUpdate):
         try:
             _set_task(env)(self.task)
         except BaseException:
-            # The worker never sees an environment made here, so nobody else would close it.
+            # The worker never sees an environment made here, and does not close it.
             _close(env if env is not old_env else None)
             raise
         _origins.put(env, self)
@@ -278,7 +278,7 @@ def _set_task(env: AnyEnv) -> Callable[[Any], Any]:
 
 
 def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
-    """Calls an update, in the worker.
+    """Apply an update, in the worker.
 
     Args:
         update: The update.
@@ -301,7 +301,7 @@ def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
 
 
 def apply_any_env_update(update: EnvUpdate, old_env: AnyEnv | AnyVectorEnv | None) -> AnyEnv | AnyVectorEnv:
-    """Does what `apply_env_update` does, and lets vector environments be."""
+    """Apply an update as `apply_env_update` does, and allow vector environments."""
     if old_env is not None and not isinstance(update, SetTaskUpdate):
         # The update may change the environment and hand it back: it no longer is what its source made.
         _origins.pop(cast("AnyEnv", old_env))
@@ -309,7 +309,7 @@ def apply_any_env_update(update: EnvUpdate, old_env: AnyEnv | AnyVectorEnv | Non
 
 
 def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> EnvUpdate:
-    """Makes an update of what a user passed as an environment. This happens in the parent.
+    """Return the update for what a user passed as an environment, in the caller's process.
 
     Args:
         env: An id for `gymnasium.make`, an EnvSpec, an environment, a callable that makes one, or an EnvUpdate.
@@ -341,7 +341,7 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
 
 
 def describe(env_update: EnvUpdate) -> str:
-    """Gives a short name of an environment, for errors and summaries.
+    """Return a short name of an environment, for errors and summaries.
 
     Args:
         env_update: An update.

@@ -1,4 +1,4 @@
-"""Telling functions that make environments which worker they work for."""
+"""Pass the worker's number to functions that make environments."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from streamsampler.agents.base import Agent, reset_agent_function, tell_spaces
+from streamsampler.agents.base import Agent, give_spaces, reset_agent_function
 from streamsampler.environments.updates import EnvUpdate, apply_env_update
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class FaultyAgent:
 
     def set_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Tell the agent the spaces of its environment."""
-        tell_spaces(self._agent, observation_space, action_space)
+        give_spaces(self._agent, observation_space, action_space)
 
     def reset(self, seed: int) -> None:
         """Begin a trajectory, unless a fault is due."""

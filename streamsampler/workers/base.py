@@ -43,7 +43,7 @@ from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.episodes import Episodes
-from streamsampler.workers.explain import class_names, name_of_env, summary_of, tell_where
+from streamsampler.workers.explain import class_names, locate, name_of_env, summary_of
 
 __all__ = ["Outcome", "Worker", "WorkerContext"]
 
@@ -52,11 +52,11 @@ _ROLLOUT_PHASES = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, Pha
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a ticket.
+    """The result of a ticket.
 
     Attributes:
         rollouts: The ticket's trajectories in order, or the first ones that suffice; None if the ticket was given up.
-            The arrays may be the recorder's own memory: they are valid until the next rollout.
+            The arrays may be the recorder's own memory, valid until the next rollout.
         n_trajectories: Trajectories that were finished, those of `rollouts` if there are any.
         n_timesteps: Their timesteps.
         n_abandoned: Rollouts that were cut short.
@@ -80,7 +80,7 @@ def _nothing() -> None:
 
 def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:
     error = DataError(anomaly.what, position=anomaly.position)
-    tell_where(error, env, anomaly.timestep)
+    locate(error, env, anomaly.timestep)
     return error
 
 
@@ -153,14 +153,13 @@ class Worker(ABC):
 
     @classmethod
     def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:  # noqa: ARG003 - for those whose blocks depend on them
-        """Which trajectories of consecutive indices such a worker runs together.
+        """Return which trajectories of consecutive indices such a worker runs together.
 
-        A worker may let the trajectories of a block influence one another, as long as each is a function of the whole
-        block: tickets are whole blocks, whatever the number of workers (see `gathering`). It is asked in the sampler's
-        process, before there is a worker.
+        The trajectories of a block may influence each other, as long as each is a function of the whole block: tickets
+        are whole blocks, whatever the number of workers. The sampler calls this in its own process.
 
         Args:
-            worker_args: The keyword arguments that it will be made with.
+            worker_args: The further keyword arguments that workers are made with.
 
         Returns:
             Blocks of at least 1; and of 1 for a worker whose trajectories do not depend on each other at all.
@@ -171,7 +170,7 @@ class Worker(ABC):
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters (see `agents.updates.apply_agent_update`).
 
-        A new agent is told the environment's spaces (see `agents.tell_spaces`): the environment is there before it.
+        A new agent gets the environment's spaces (see `agents.base.give_spaces`): `update_env` is called first.
         """
 
     @abstractmethod
@@ -185,7 +184,7 @@ class Worker(ABC):
         Where `ticket.enough` is not 0, the first ones suffice that have so many timesteps together: as they are
         whether or not the others are run to their ends.
 
-        Whatever the agent or the environment raises is let through, with `phase` and `trajectory` telling where.
+        What agent or environment raise is not caught; `phase` and `trajectory` say where it was raised.
         """
 
     def environments(self) -> Sequence[AnyEnv | AnyVectorEnv]:
@@ -209,14 +208,14 @@ class Worker(ABC):
         raise NotImplementedError
 
     def drops(self, error: BaseException) -> bool:
-        """Whether the trajectory in hand is to be left out because of an exception, instead of raising it."""
+        """Return whether to leave out the trajectory in hand because of an exception, instead of raising it."""
         drop_unless = self.context.drop_unless
         if drop_unless is None or self.trajectory is None or self.phase not in _ROLLOUT_PHASES:
             return False
         return isinstance(error, (Exception, SystemExit)) and not drop_unless(class_names(error))
 
     def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int], env: Any = None) -> Rollouts:
-        """Return what a recorder's `finish` gives; if it raises, `phase` and `trajectory` tell where.
+        """Return what a recorder's `finish` returns; if that raises, set `phase` and `trajectory`.
 
         Args:
             finish: The recorder's method.
@@ -231,7 +230,7 @@ class Worker(ABC):
         except DataError as error:
             if error.position is not None:
                 self.trajectory = indices[error.position]
-            tell_where(error, env, error.timestep)
+            locate(error, env, error.timestep)
             if isinstance(error, ActionError):
                 self.phase = Phase.ACTION
             raise

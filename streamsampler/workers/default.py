@@ -18,7 +18,7 @@ from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, raised_in, step_error, summary_of, tell_where
+from streamsampler.workers.explain import begin_of, locate, raised_in, step_error, summary_of
 from streamsampler.workers.generators import seed_generators
 
 __all__ = ["DefaultWorker"]
@@ -26,10 +26,10 @@ __all__ = ["DefaultWorker"]
 _NO_LIMIT = 2**62
 
 _PROGRESS_SECONDS = 1e-2
-"""How old a worker's progress on the board may be. A word written, or two clock readings, in each timestep would cost
-1 to 2 % of a cheap environment's speed. Beside a network, which pushes this code out of the processor's caches, one
-such timestep in eight cost 1 %. So it is done once in a window of timesteps that take about this long, as the first of
-the last window did. Who needs it to the timestep asks for it: see `StatusBoard.request_progress`."""
+"""How old a worker's progress on the board may be. Writing a word, or reading the clock twice, in each timestep costs 1
+to 2 % of a cheap environment's speed. With a network, which pushes this code out of the processor's caches, doing so in
+one timestep of eight cost 1 %. So it is done once in a window of timesteps, as many as take about this long.
+`StatusBoard.request_progress` asks for each timestep."""
 _WINDOW = (True,) + (False,) * 63
 _NOTHING: tuple[bool, ...] = ()
 
@@ -135,8 +135,8 @@ class DefaultWorker(Worker):
     def _rollout_dropping(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, and leave out those that raise.
 
-        After each of them agent and environment are made anew: they may be half of something, and what comes next must
-        not depend on what was run before.
+        After each of those agent and environment are replaced: they may be in any state, and the next trajectory must
+        not depend on it.
         """
         seconds = Times()
         if self.spoiled:
@@ -167,11 +167,11 @@ class DefaultWorker(Worker):
             self.trajectory = None
             recorder.abandon()
             if not self.row.may_run(ticket.version):
-                self.spoiled = True  # what is in force may not be there to be loaded any more
+                self.spoiled = True  # the payloads of this version may be freed already
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             seconds = seconds.plus(self._timed_rebuild())
             if finishing or self.spaces != spaces:
-                # What is wrong lies among what was recorded, or does not go with what comes: the others once more.
+                # Recorded data is wrong, or of other spaces than the data to come: run the others once more.
                 self._recorder.clear()
                 todo = [index for index in ticket.indices if index not in left_out]
             else:
@@ -181,7 +181,7 @@ class DefaultWorker(Worker):
     def _left_out_by(
         self, error: BaseException, ticket: Ticket, failed: int, kept: Sequence[int]
     ) -> dict[int, Dropped]:
-        """The trajectories that are to be left out because of an error, by their indices."""
+        """Return the trajectories to leave out because of an error, by their indices."""
         others = {
             kept[position]: summary for position, summary in (error.others if isinstance(error, DataError) else ())
         }
@@ -191,7 +191,7 @@ class DefaultWorker(Worker):
         }
 
     def _timed_rebuild(self) -> Times:
-        """Make agent and environment anew; it is for a reset that it is done, and counted as one."""
+        """Replace agent and environment, and count the time as a reset's."""
         began = perf_counter()
         self.context.rebuild()
         return Times(perf_counter() - began)
@@ -310,7 +310,7 @@ class DefaultWorker(Worker):
                                 recorder.abandon()
                                 spent = clock() - began
                                 return n_abandoned, _shares(spent, reset_seconds, agent_seconds, step_seconds)
-                            stride = 1  # somebody watches: each timestep is a window of its own
+                            stride = 1  # progress was requested: each timestep is a window of its own
                             for _ in window:
                                 pass
                     else:
@@ -344,7 +344,7 @@ class DefaultWorker(Worker):
         data_error = error if isinstance(error, ActionError) or phase is Phase.RECORDING else None
         if isinstance(data_error, DataError) and recorder is not None:
             row = len(recorder.float_rewards) if data_error.row is None else data_error.row
-            tell_where(data_error, self._env, None if row < 0 else row - recorder.n_timesteps)
+            locate(data_error, self._env, None if row < 0 else row - recorder.n_timesteps)
         if phase is Phase.ACTION and isinstance(error, TypeError | ValueError) and raised_in(error, self._run):
             raise UsageError("get_action must return (action, agent_info), with agent_info a dict") from error
         better = step_error(error, action, self.spaces[1], self._run) if phase is Phase.STEP else None
@@ -361,7 +361,7 @@ class DefaultWorker(Worker):
 
 
 def _shares(seconds: float, reset: float, agent: float, step: float) -> Times:
-    """Lay what was not timed to agent and steps, in the proportion of the timesteps that were; else to resets."""
+    """Divide the time that was not measured between agent and steps, in proportion; or count it as resets'."""
     timed = agent + step
     if not timed:
         return Times(seconds)

@@ -1,4 +1,4 @@
-"""What a call says of its trajectories: the seeds that they begin from, and the options of their resets."""
+"""Check and keep what a call is given for its trajectories: seeds, and options of resets."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Episodes:
 
     @property
     def vector_arguments(self) -> dict[str, Any]:
-        """What a vector environment's `reset` gets besides seeds: the options, if there are any.
+        """The options that a vector environment's `reset` gets, as keyword arguments.
 
         Raises:
-            UsageError: Each trajectory has its own, or the options have a key that tells what to reset.
+            UsageError: Each trajectory has its own, or the options have the key that says what to reset.
         """
         if isinstance(self.options, tuple):
             raise UsageError(
@@ -70,7 +70,7 @@ class Episodes:
         if self.options is None:
             return {}
         if "reset_mask" in self.options:
-            raise UsageError('a vector environment takes no "reset_mask" in reset_options: it tells what to reset')
+            raise UsageError('a vector environment takes no "reset_mask" in reset_options: it says what to reset')
         return {"options": self.options_of(0)}
 
 

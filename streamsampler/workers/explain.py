@@ -12,12 +12,12 @@ from streamsampler.errors import ActionError, DataError, UsageError
 __all__ = [
     "begin_of",
     "class_names",
+    "locate",
     "name_of_env",
     "raised_in",
     "row_at_fault",
     "step_error",
     "summary_of",
-    "tell_where",
 ]
 
 _SUMMARY_LENGTH = 2_000
@@ -43,7 +43,7 @@ def name_of_env(env: Any) -> str:
     return str(spec.id) if spec is not None else type(env).__qualname__
 
 
-def tell_where(error: DataError, env: Any, timestep: int | None) -> None:
+def locate(error: DataError, env: Any, timestep: int | None) -> None:
     """Add environment and timestep to the message of an error about recorded data, unless it has them.
 
     Args:

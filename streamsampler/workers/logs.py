@@ -1,7 +1,7 @@
-"""Log records that user code makes in worker processes: kept there, sent with the next answer, handled by the sampler.
+"""Log records of worker processes: kept there, sent with the next answer, handled by the sampler.
 
 A worker process has one handler of its own, a `RecordKeeper`, and none of those that it inherited by fork: a copy of a
-file's handler would write what the sampler's process writes as well. The sampler tells its levels with the first
+file's handler would write what the sampler's process writes as well. The sampler sends its levels with the first
 `Start` after they changed, so that loggers in workers make the records that its own loggers would let through.
 
 What crosses is text and plain values, written by `marshal`: arguments are formatted in the worker, where their objects
@@ -41,7 +41,7 @@ class Levels:
     """Which records a process lets through.
 
     Attributes:
-        disabled: What `logging.disable` was told: records of this level and below are disabled; 0 for none.
+        disabled: What `logging.disable` was given: records of this level and below are disabled; 0 for none.
         root: The level of the root logger.
         named: The levels of all other loggers that have one, by name.
     """
@@ -93,7 +93,7 @@ class RecordKeeper(logging.Handler):
             if logger is logging.root or not logger.propagate:
                 logger.addHandler(self)
 
-    def tell(self, levels: Levels) -> None:
+    def set_levels(self, levels: Levels) -> None:
         """Let through what the sampler's process lets through from now on."""
         for name in self._levels.named.keys() - levels.named.keys():
             logging.getLogger(name).setLevel(logging.NOTSET)
@@ -110,7 +110,7 @@ class RecordKeeper(logging.Handler):
                 logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record that the sampler's process wants."""
+        """Keep a record, if the sampler's process lets it through."""
         name, level = record.name, record.levelno
         least = self._least.get(name)
         if least is None:

@@ -1,4 +1,4 @@
-"""One worker's life: hear, obey, answer."""
+"""A worker's loop: receive messages, run tickets, send answers."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ class WorkerLoop:
         self._seed = context.seed
         self._side = WorkerSide()
         self._worker: Worker | None = None
-        self._spaces_told = False
+        self._spaces_sent = False
         self._seconds = [0.0, 0.0, 0.0]  # sending, idle, checking
         self._check_order: CheckOrder | None = None
-        self._checked: Checked | None = None  # what the next answer is to tell
+        self._checked: Checked | None = None  # for the next answer
         self._in_force: dict[str, Any] = {}  # payloads by kind
-        self._spoiled = False  # whether a rollout raised: agent and environment may be half of something
+        self._spoiled = False  # whether a rollout raised: agent and environment may be in any state
 
     def turn(self, *, wait: bool) -> bool:
-        """Hear one message or run one ticket. False means that this was the end.
+        """Receive one message or run one ticket. False means that the worker has ended.
 
         Args:
             wait: Whether to wait for a message when there is nothing to do.
@@ -130,20 +130,20 @@ class WorkerLoop:
         return True
 
     def _start(self, start: Start) -> None:
-        """Bring the worker up to date."""
+        """Apply the updates of a `Start`."""
         self._row.begin_ticket(start.version)
-        # Once a version, not once an environment: a stale report, spaces included, is never looked at.
-        self._spaces_told = False
+        # Once a version, not once an environment: stale reports are not read, spaces included.
+        self._spaces_sent = False
         phase = Phase.AGENT_CONSTRUCTION
         try:
-            # What constructors draw, too, must not depend on the process, nor on when it was started.
+            # What constructors draw must not depend on the process either, nor on when it was started.
             seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
             if self._worker is None:
                 self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
                 self._worker = self._make_worker(self._context)
             worker = self._worker
             worker.trajectory = None
-            self._take_note(start)
+            self._remember(start)
             if self._spoiled or (worker.spoiled and start.env is not None):
                 self._discard(worker)
             if start.env is not None:
@@ -156,8 +156,8 @@ class WorkerLoop:
             if start.parameters is not None:
                 phase = self._enter(worker, Phase.AGENT_UPDATE)
                 worker.update_agent(self._channel.load(start.parameters))
-            self._take_orders(worker, start)
-        except BaseException as error:  # whatever user code raises, SystemExit included, is the sampler's to report
+            self._keep_orders(worker, start)
+        except BaseException as error:  # the sampler reports whatever user code raises, SystemExit included
             self._let_interrupts_through(error)
             if self._worker is not None:
                 phase = self._worker.phase
@@ -165,8 +165,8 @@ class WorkerLoop:
             assert ticket is not None
             self._fail(ticket, phase, None, error)
 
-    def _take_orders(self, worker: Worker, start: Start) -> None:
-        """Take in what is to be done with an environment and an agent that are up to date."""
+    def _keep_orders(self, worker: Worker, start: Start) -> None:
+        """Keep what the call says of checks and trajectories; the environment and the agent are up to date."""
         self._check_order = start.check
         if start.episodes is not None:
             self._enter(worker, Phase.RESET)
@@ -174,15 +174,15 @@ class WorkerLoop:
         if start.env is not None and worker.context.check is not None and (files := files_of(worker.environments())):
             self._checked = Checked(files=files)
 
-    def _take_note(self, start: Start) -> None:
-        """Remember what is in force. It can be loaded as long as the version is wanted."""
+    def _remember(self, start: Start) -> None:
+        """Keep the payloads of the last updates, for `_rebuild`. They can be loaded as long as the version may run."""
         if start.agent is not None:
             self._in_force.pop("parameters", None)  # a new agent comes without them
-        told = {"env": start.env, "agent": start.agent, "parameters": start.parameters}
-        self._in_force.update({kind: payload for kind, payload in told.items() if payload is not None})
+        new = {"env": start.env, "agent": start.agent, "parameters": start.parameters}
+        self._in_force.update({kind: payload for kind, payload in new.items() if payload is not None})
 
     def _rebuild(self) -> None:
-        """Give the worker a new agent and a new environment, whatever became of the old ones."""
+        """Give the worker a new agent and a new environment, from the last updates."""
         worker = self._worker
         assert worker is not None
         self._discard(worker)
@@ -197,7 +197,7 @@ class WorkerLoop:
             worker.update_agent(self._channel.load(self._in_force["parameters"]))
 
     def _discard(self, worker: Worker) -> None:
-        """Close an environment that raised: what it says to that is of no interest any more."""
+        """Close an environment after an exception, and ignore further ones."""
         self._spoiled = False
         with contextlib.suppress(Exception, SystemExit):
             worker.shutdown()
@@ -225,11 +225,11 @@ class WorkerLoop:
             outcome = worker.rollout(ticket, self._seeds_of(ticket.version, ticket.indices))
             worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.set_phase(Phase.SENDING)
-            told = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
-            worker.ran_timesteps = max(told, worker.ran_timesteps)
+            reported = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
+            worker.ran_timesteps = max(reported, worker.ran_timesteps)
             self._row.end_ticket(worker.ran_timesteps)
             ended = True
-            self._report(ticket, outcome, worker.ran_timesteps - told)
+            self._report(ticket, outcome, worker.ran_timesteps - reported)
         except BaseException as error:  # see _start
             if not ended:
                 self._row.end_ticket(worker.ran_timesteps)
@@ -247,21 +247,21 @@ class WorkerLoop:
         return worker.episodes.seeds_of(derived, indices)
 
     def _check(self, worker: Worker, order: CheckOrder, version: int) -> bool:
-        """Check that trajectories depend on their seeds alone; return whether there is anything to go on with."""
+        """Check that trajectories depend on their seeds alone; return whether the ticket is to be run."""
         began = perf_counter()
         self._check_order = None
         outcome = check_purity(worker, order, version, partial(self._seeds_of, version))
         worker.trajectory, worker.ran_timesteps = None, 0
         self._row.end_ticket(outcome.checked.timesteps)
         self._checked = replace(outcome.checked, files=() if self._checked is None else self._checked.files)
-        wanted = self._row.may_run(version)
+        may_run = self._row.may_run(version)
         refused = worker.context.check == "error" and bool(outcome.checked.finding)
-        if outcome.spoiled and wanted and not refused:
+        if outcome.spoiled and may_run and not refused:
             self._rebuild()
         self._seconds[2] += perf_counter() - began
-        if wanted and not refused:
+        if may_run and not refused:
             self._row.begin_ticket(version)
-        return wanted and not refused
+        return may_run and not refused
 
     def _let_interrupts_through(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt) and self._channel.interruptible:
@@ -288,9 +288,9 @@ class WorkerLoop:
         else:
             assert self._worker is not None
             self._side.before_answer()
-            spaces = None if self._spaces_told else self._worker.spaces
+            spaces = None if self._spaces_sent else self._worker.spaces
             self._channel.answer(report, (outcome.rollouts, spaces))
-            self._spaces_told = True
+            self._spaces_sent = True
         self._checked = None
         self._seconds[0] += perf_counter() - begin
 
@@ -308,7 +308,7 @@ class WorkerLoop:
         done: int = 0,
         lost_timesteps: int = 0,
     ) -> None:
-        """Answer `ticket` with a failure, and give up the others."""
+        """Answer a ticket with a failure, and give up the others."""
         others = self._side.fail()
         failure = replace(_failure(ticket, phase, trajectory, error, done), lost_timesteps=lost_timesteps)
         self._channel.answer(replace(failure, checked=self._checked), error)
@@ -318,7 +318,7 @@ class WorkerLoop:
     def _shut_down(self) -> None:
         if self._worker is None:
             return
-        self._row.set_phase(Phase.CLOSE)  # the sampler has more patience then
+        self._row.set_phase(Phase.CLOSE)  # the sampler waits longer in this phase
         if self._spoiled or self._worker.spoiled:
             self._discard(self._worker)
             return

@@ -1,7 +1,7 @@
-"""Checking that a trajectory depends on its seed alone: one is run twice, before and after another one.
+"""Check that a trajectory depends on its seed alone: run it twice, before and after another trajectory.
 
 The worker's own environment and agent are used, through stand-ins that note what passes between them. What is noted the
-second time is compared at once with the first, so that the first difference tells where it comes from.
+second time is compared at once with the first, so that the first difference shows where it comes from.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Enough(BaseException):
 
 
 class _BrokenOff(BaseException):
-    """The time is up, or the version is no longer wanted."""
+    """The time is up, or the version may no longer run."""
 
 
 class _Differs(BaseException):
@@ -68,10 +68,10 @@ class _Differs(BaseException):
 
 @dataclass
 class Outcome:
-    """What a check came to.
+    """The result of a check.
 
     Attributes:
-        checked: What the sampler is told.
+        checked: What the answer says of it.
         spoiled: Whether environment and agent are to be replaced by new ones: they carry something, or raised.
     """
 
@@ -83,14 +83,14 @@ class Outcome:
 class _Limits:
     """What ends a check early."""
 
-    wanted: Callable[[], bool]
+    may_run: Callable[[], bool]
     until: float | None
     trajectories: int = 0
     timesteps: int = 0
 
     def look(self) -> None:
         """Raise if nothing more is to begin."""
-        if (self.until is not None and perf_counter() >= self.until) or not self.wanted():
+        if (self.until is not None and perf_counter() >= self.until) or not self.may_run():
             raise _BrokenOff
 
 
@@ -163,7 +163,7 @@ class _StandIn:
 
 
 def is_checking() -> bool:
-    """Whether what is run now is run for a check."""
+    """Return whether user code is being run for a check."""
     return _checking.get()
 
 
@@ -173,11 +173,11 @@ def check_purity(worker: Worker, order: CheckOrder, version: int, seeds_of: Call
     Args:
         worker: The worker, with its agent and its environments.
         order: What was checked before.
-        version: The agent version in hand. The check ends when it is no longer wanted.
+        version: The agent version in hand. The check ends when it may no longer run.
         seeds_of: Gives the seeds of trajectories.
 
     Returns:
-        What to tell the sampler, and whether agent and environment are to be replaced.
+        What the answer says of it, and whether agent and environment are to be replaced.
 
     Raises:
         KeyboardInterrupt: The user's.
@@ -205,7 +205,7 @@ def check_purity(worker: Worker, order: CheckOrder, version: int, seeds_of: Call
         finding, spoiled = _finding(difference, envs[0]), True
     except KeyboardInterrupt:
         raise
-    except BaseException:  # what raises is no verdict: the rollout to come tells of it
+    except BaseException:  # no verdict: the rollout to come raises it again
         spoiled = True
     seconds = perf_counter() - began + (order.seconds if kind == order.begun else 0.0)
     complete = bool(finding) or worker.row.may_run(version) or (not strict and seconds >= SECONDS)

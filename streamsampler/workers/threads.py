@@ -1,7 +1,7 @@
-"""How many threads numerical libraries compute on: in a worker, or in this process for a while.
+"""Limit the threads that numerical libraries compute on, in a worker or for a while in this process.
 
-Some sums depend on how many threads share them, so that the number is part of what a trajectory is a function of. And
-workers share the machine already: with one thread for each core in each of them, they get in each other's way.
+Some sums depend on how many threads share them: trajectories depend on that number. And workers share the machine
+already: with a thread for each core in each of them, they slow each other down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARIABLES = (
 
 
 class _Control(NamedTuple):
-    """How a library that is loaded is told the number of its threads.
+    """How to get and set the number of threads of a library that is loaded.
 
     Attributes:
         get: Returns the number.
@@ -48,7 +48,7 @@ class _Kind(NamedTuple):
     Attributes:
         file: Matches the name of its file.
         functions: What the functions may be called, those that set the number and those that get it.
-        variables: The environment variables that are the user's word on it.
+        variables: The environment variables by which users set it.
     """
 
     file: re.Pattern[str]
@@ -96,7 +96,7 @@ def set_unset(environ: MutableMapping[str, str], threads: int | None) -> None:
 
 
 class ThreadLimit:
-    """Holds the libraries that are loaded to a number of threads: torch, OpenBLAS and MKL.
+    """Limits the libraries that are loaded, torch, OpenBLAS and MKL, to a number of threads.
 
     OpenBLAS and MKL are left alone where the user's environment variables are about them.
 
@@ -113,7 +113,7 @@ class ThreadLimit:
         self._before: dict[str, int] = {}
 
     def hold(self) -> None:
-        """Hold what is loaded by now. That costs nothing where nothing was loaded since."""
+        """Limit the libraries that are loaded by now. Where none was loaded since the last call this costs nothing."""
         if self._threads is None or len(sys.modules) == self._n_modules:
             return
         self._n_modules = len(sys.modules)
@@ -123,7 +123,7 @@ class ThreadLimit:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold what is loaded in this block alone, and put back the numbers that were found."""
+        """Limit libraries in this block alone, and restore the numbers that were found."""
         if self._threads is None:
             yield
             return
@@ -143,7 +143,7 @@ class ThreadLimit:
                 control.set(threads)
 
     def _loaded(self) -> Iterator[tuple[str, _Control]]:
-        """The libraries that are loaded and were not known yet."""
+        """Yield the libraries that were loaded since the last call."""
         torch: Any = sys.modules.get("torch")
         if "torch" not in self._controls and hasattr(torch, "set_num_threads"):  # it may be half-way loaded
             yield "torch", _Control(torch.get_num_threads, torch.set_num_threads)
@@ -167,16 +167,16 @@ def _control_of(path: Path, kind: _Kind) -> _Control | None:
 
 
 def _loaded_files() -> list[Path]:
-    """The libraries that are loaded; where the system does not tell, those that NumPy and SciPy bring along."""
+    """Return the libraries that are loaded; where the system does not say, those that NumPy and SciPy contain."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
-        return _files_brought_along()
+        return _files_in_wheels()
     names = {line[line.index("/") :] for line in lines if ".so" in line and "/" in line}
     return [Path(name) for name in sorted(names)]
 
 
-def _files_brought_along() -> list[Path]:
+def _files_in_wheels() -> list[Path]:
     found: list[Path] = []
     for package in ("numpy", "scipy"):
         module = sys.modules.get(package)

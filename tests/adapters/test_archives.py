@@ -43,7 +43,7 @@ def test_other_files_are_named(tmp_path):
         with pytest.raises(UsageError, match=f"{path.name} is no model that Stable-Baselines3 saved"):
             algorithm_of(path)
     with pytest.raises(
-        UsageError, match=r"does not tell which algorithm it was trained with: name it, as in SB3Agent\.load"
+        UsageError, match=r"does not say which algorithm it was trained with: name it, as in SB3Agent\.load"
     ):
         algorithm_of(archive(tmp_path / "odd.zip", policy_class={"__module__": "mine"}))
     with pytest.raises(FileNotFoundError):

@@ -39,7 +39,7 @@ def logger():
 @pytest.fixture
 def keeper(logger):
     keeper = RecordKeeper(3)
-    keeper.tell(Levels(0, logging.root.level, {logger.name: logging.DEBUG}))
+    keeper.set_levels(Levels(0, logging.root.level, {logger.name: logging.DEBUG}))
     logger.addHandler(keeper)
     yield keeper
     logger.removeHandler(keeper)
@@ -175,12 +175,12 @@ def test_long_texts_are_cut_in_the_middle(keeper, logger):
 )
 def test_a_worker_keeps_what_the_sampler_lets_through(name, level, kept):
     keeper = RecordKeeper(0)
-    keeper.tell(Levels(0, logging.root.level, {"a": logging.INFO, "a.loud": logging.DEBUG}))
+    keeper.set_levels(Levels(0, logging.root.level, {"a": logging.INFO, "a.loud": logging.DEBUG}))
     try:
         keeper.handle(logging.LogRecord(name, level, "", 0, "message", None, None))
         assert bool(keeper.take()) == (kept or level >= logging.root.level)
     finally:
-        keeper.tell(Levels(0, logging.root.level, {}))
+        keeper.set_levels(Levels(0, logging.root.level, {}))
     assert (logging.getLogger("a").level, logging.getLogger("a.loud").level) == (0, 0)
 
 

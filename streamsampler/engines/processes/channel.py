@@ -83,7 +83,7 @@ class ProcessChannel:
             self._arena.give_back(region)
         if isinstance(message, Start):
             if message.levels is not None:
-                self._keeper.tell(self.load(message.levels))
+                self._keeper.set_levels(self.load(message.levels))
             else:
                 self._keeper.apply()
         return message

@@ -1,4 +1,4 @@
-"""Asking an agent for the actions of several environments at once."""
+"""Ask an agent for the actions of several environments at once."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ class BatchedAgent(ABC):
 
     Attributes:
         row: The row in hand, for error messages; -1 for all of them.
-        by_slot: Whether it wants to be told of each trajectory's beginning.
+        by_slot: Whether `begin_trajectory` is to be called.
     """
 
     row = -1
     by_slot = False
 
-    def begin_block(self, seed: int) -> None:  # noqa: B027 - most agents need not know
-        """Take note that a block begins.
+    def begin_block(self, seed: int) -> None:  # noqa: B027 - most agents do nothing then
+        """Begin a block.
 
         Args:
             seed: The block's seed for the agent.
         """
 
-    def begin_trajectory(self, slot: int, seed: int) -> None:  # noqa: B027 - most agents need not know
-        """Take note that a slot begins a trajectory.
+    def begin_trajectory(self, slot: int, seed: int) -> None:  # noqa: B027 - most agents do nothing then
+        """Begin a trajectory in a slot.
 
         Args:
             slot: The slot.
@@ -83,7 +83,7 @@ class BatchedAgent(ABC):
         Args:
             rows: The rows.
             recorder: Where they are recorded.
-            worker: Told about the phase.
+            worker: Shows the phase.
 
         Returns:
             The actions as they were recorded, where there is a batch of them, and the single actions.
@@ -156,7 +156,7 @@ class _ByMask(_Together):
         self._n_rows = 0
 
     def begin_block(self, seed: int) -> None:
-        del seed  # the first trajectory's will do
+        del seed  # rows are reset with the first trajectory's
         self._begun.clear()
         self._n_rows = 0
 
@@ -257,7 +257,7 @@ class AgentPool:
         Args:
             agent_update: The update.
             n_slots: How many agents may be needed.
-            spaces: The observation and action space of one environment, which a new agent is told; None where there
+            spaces: The observation and action space of one environment, for a new agent; None where there
                 is none yet.
         """
         self._batched = None
@@ -271,7 +271,7 @@ class AgentPool:
         self.batched(n_slots)
 
     def batched(self, n_slots: int) -> BatchedAgent:
-        """The agent for so many slots."""
+        """Return the agent for so many slots."""
         if self._batched is None or self._batched[0] != n_slots:
             self._batched = n_slots, self._make(n_slots)
         return self._batched[1]
@@ -310,7 +310,7 @@ class AgentPool:
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:
-    """Which of the keywords that a recurrent agent needs this function takes."""
+    """Return which of the keywords that a recurrent agent needs a function takes."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

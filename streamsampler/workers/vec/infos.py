@@ -1,4 +1,4 @@
-"""Infos that come in batches, under Gymnasium's vector convention; and columns put into another order."""
+"""Collect infos that come in batches, under Gymnasium's vector convention, and reorder columns."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class BatchInfos:
 
         Args:
             steps: (n,) the steps' numbers.
-            infos: Arrays of (n, ...), or lists of n values; beside `key` there may be `_key`, a boolean mask of (n,)
-                that tells in which rows it is there. Dicts nest.
+            infos: Arrays of (n, ...), or lists of n values; with `key` there may be `_key`, a boolean mask of (n,)
+                that says in which rows it is there. Dicts nest.
             rows: Which rows of the arrays are those steps'; None for all of them.
 
         Raises:
@@ -61,7 +61,7 @@ class BatchInfos:
         self, prefix: KeyPath, steps: NDArray[np.int64], infos: Mapping[str, Any], rows: Array | None,
         outer: Array | None,
     ) -> None:  # fmt: skip
-        """`outer` is the mask of the dict itself."""
+        """Record infos, of which `outer` is the mask of the dict itself."""
         for key, value in infos.items():
             if not isinstance(key, str):
                 raise DataError(
@@ -106,14 +106,14 @@ class BatchInfos:
         self._pieces.clear()
 
     def finish(self, length: int, owners: Owners | None = None) -> InfoColumns:
-        """The infos of steps 0 to length - 1, as columns.
+        """Return the infos of steps 0 to length - 1, as columns.
 
         Args:
             length: How many steps there are.
-            owners: Tells whose the steps are; see `check_names`.
+            owners: Returns whose the steps are; see `check_names`.
 
         Raises:
-            DataError: A key `_x` beside a key `x`, whose mask goes by that name.
+            DataError: A key `_x` next to a key `x`, whose mask has that name.
         """
         columns = {path: _column(pieces, length) for path, pieces in self._pieces.items()}
         check_names(columns, self._path, owners)
@@ -147,7 +147,7 @@ def _column(pieces: list[_Piece], length: int) -> InfoColumn:
 
 
 def info_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """The info of one environment, from those of a vector environment."""
+    """Return the info of one environment, from those of a vector environment."""
     info: dict[str, Any] = {}
     for key, value in infos.items():
         mask = _mask(infos.get(f"_{key}"))

@@ -14,7 +14,7 @@ from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, raised_in, row_at_fault, tell_where
+from streamsampler.workers.explain import begin_of, locate, raised_in, row_at_fault
 from streamsampler.workers.vec.agents import BatchedAgent, Rows
 from streamsampler.workers.vec.block import Block, BlockCursor, Seconds, explain_batch
 from streamsampler.workers.vec.infos import info_of
@@ -204,14 +204,14 @@ class _Run:
         self._filler = filled(self._filler, chosen, live)
 
     def _actions(self) -> Any:
-        """Actions for all slots: those that need none get the first one's, which is as good as any."""
+        """Return actions for all slots; slots that need none get those of the first row."""
         assert self._filler is not None
         return for_env(self._filler)
 
-    def _checked(self, observations: Any, wanted: NDArray[np.int64]) -> Tree:
-        """A copy of observations, of the space's dtypes.
+    def _checked(self, observations: Any, used: NDArray[np.int64]) -> Tree:
+        """Return a copy of observations, of the space's dtypes.
 
-        Slots that are not wanted go on with any actions, and nobody looks: what their observations hold is no error.
+        Slots that are not used go on with any actions: whatever their observations hold is no error.
         """
         try:
             return self._reader.checked(observations, self._n_slots)
@@ -220,12 +220,12 @@ class _Run:
             if error.row is None or not is_array:
                 raise
         try:
-            rows = self._reader.checked(take(observations, wanted), len(wanted))
+            rows = self._reader.checked(take(observations, used), len(used))
         except DataError as error:
-            error.row = int(wanted[error.row or 0])
+            error.row = int(used[error.row or 0])
             raise
         whole = map_tree(lambda leaf: np.zeros((self._n_slots, *leaf.shape[1:]), leaf.dtype), rows)
-        return filled(whole, rows, wanted)
+        return filled(whole, rows, used)
 
     def _checked_rewards(self, rewards: Any, live: NDArray[np.int64]) -> list[float]:
         found = column_of_slots(rewards, self._n_slots, "rewards", "biuf")[live]
@@ -241,7 +241,7 @@ class _Run:
         last = row_of(self._observations, slot)
         if self._env.mode == SAME_STEP:
             if "final_obs" not in infos:
-                raise DataError("a vector environment with AutoresetMode.SAME_STEP must tell final_obs in its infos")
+                raise DataError("a vector environment with AutoresetMode.SAME_STEP must have final_obs in its infos")
             last = row_of(infos["final_obs"], slot)
         length = int(self._step - self._begun[slot])
         try:
@@ -281,4 +281,4 @@ class _Run:
                 timestep = int(self._step - self._begun[slot]) - (not isinstance(error, ObservationError))
             error.add_note(f"the vector environment was running trajectories {', '.join(map(str, running))}")
         if isinstance(error, DataError) and worker.phase is Phase.RECORDING:
-            tell_where(error, self._env.env, timestep)
+            locate(error, self._env.env, timestep)

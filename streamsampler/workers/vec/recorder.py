@@ -1,4 +1,4 @@
-"""Recording trajectories that are run side by side: step by step as they come, put into order when they have ended."""
+"""Record trajectories that are run side by side, step by step, and put them into order when they have ended."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class BatchRecorder:
         self.n_timesteps += length
 
     def finish(self, most: int | None = None) -> Rollouts:
-        """The trajectories that have ended of which all before them have, in the ticket's order.
+        """Return the trajectories that have ended with all before them, in the ticket's order.
 
         That is all of them, unless the ticket was cut short.
 
@@ -118,7 +118,7 @@ class BatchRecorder:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
                 ticket.
             ObservationError: A last observation that its space's dtype cannot hold, with the same attribute.
-            DataError: A trajectory with infos with a key `_x` beside a key `x`, with the same attribute.
+            DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
         """
         positions = np.array([position for position, _, _ in self._ends], dtype=np.int64)
         ends = np.argsort(positions)
@@ -177,7 +177,7 @@ class BatchRecorder:
 
 
 def _place(lengths: NDArray[np.int64], row: int) -> tuple[int, int]:
-    """Which trajectory of the ticket a row belongs to, once they are in order, and which timestep of it that is."""
+    """Return position and timestep of a row, once rows are in the ticket's order."""
     ends = np.cumsum(lengths)
     position = int(np.searchsorted(ends, row, side="right"))
     return position, row - int(ends[position] - lengths[position])
@@ -186,7 +186,7 @@ def _place(lengths: NDArray[np.int64], row: int) -> tuple[int, int]:
 def _finished(
     single: InfoRecorder, batches: BatchInfos, trajectory: NDArray[np.int64], n_trajectories: int
 ) -> InfoColumns:
-    """What the one or the other holds: an agent and an environment always use the same."""
+    """Return what either recorder holds: an agent and an environment always use the same."""
 
     def owners(rows: NDArray[np.int64]) -> NDArray[np.int64]:
         owning = trajectory[rows]

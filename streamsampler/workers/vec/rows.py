@@ -1,4 +1,4 @@
-"""Rows of a space that come in batches, or one by one: what a step of several environments brings."""
+"""Check and keep rows of a space that come in batches or one by one: those of a step of several environments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BatchRows:
         error: What is raised for a value that does not fit.
 
     Attributes:
-        record: Copies a single value behind the rows so far.
+        record: Appends a copy of a single value.
         encoded: Where a loop may append the bytes of a value of just this shape and dtype; None where it may not.
         shape: The shape of such values.
         dtype: Their dtype; where there are none, one that no value has.
@@ -47,7 +47,7 @@ class BatchRows:
         self.shape, self.dtype = row_spec(space)[0], self._singles.dtype
 
     def take(self, batch: Any, n_rows: int) -> tuple[Tree, list[Any]]:
-        """Check a batch and copy it behind the rows so far.
+        """Check a batch and append a copy of it.
 
         Args:
             batch: Leaves of shape (n, ...); where the space is no leaf, a sequence of n values will do.
@@ -69,16 +69,16 @@ class BatchRows:
         self._batches.append(rows)
 
     def checked(self, batch: Any, n_rows: int) -> Tree:
-        """Do what `take` does, and append nothing."""
+        """Return what `take` returns, and append nothing."""
         return self._take(batch, n_rows)[0]
 
     def rows(self, start: int, stop: int) -> Tree:
-        """The single values from start to stop, in arrays of their own."""
+        """Return the single values from start to stop, in arrays of their own."""
         rows = self._singles.view(start, stop)
         return _own(rows) if rows.__class__ is np.ndarray else map_tree(_own, rows)
 
     def in_order(self, n_rows: int, order: NDArray[np.int64]) -> Tree:
-        """Some of all rows, of which there are `n_rows`; see the function `in_order`."""
+        """Return some of all `n_rows` rows in order; see the function `in_order`."""
         if self._batches:
             return take(concatenate(self._batches), order)
         return in_order(self._singles.view, n_rows, order) if n_rows else empty(self._space)
@@ -90,12 +90,12 @@ class BatchRows:
 
 
 def in_order(view: Callable[[int, int], Tree], n_rows: int, order: NDArray[np.int64]) -> Tree:
-    """Some of a recorder's rows, put into order; what is wrong with the others does not matter.
+    """Return some of a recorder's rows in order, whatever is wrong with the others.
 
     Args:
         view: The recorder's method.
         n_rows: How many rows it has.
-        order: The numbers of the rows that are wanted.
+        order: The numbers of these rows.
 
     Raises:
         DataError: One of those does not fit; the error's attribute `row` is its position in `order`.
@@ -121,7 +121,7 @@ def _own(array: Array) -> Array:
 
 
 def row_of(tree: Any, row: int) -> Any:
-    """One value of a batch of them."""
+    """Return one value of a batch."""
     if isinstance(tree, dict):
         return {key: row_of(child, row) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -130,7 +130,7 @@ def row_of(tree: Any, row: int) -> Any:
 
 
 def copied(batch: Any) -> Any:
-    """A copy of a batch of values, of any form that `BatchRows.take` takes."""
+    """Return a copy of a batch of values, of any form that `BatchRows.take` takes."""
     if isinstance(batch, Mapping):
         return {key: copied(child) for key, child in batch.items()}
     if isinstance(batch, tuple):

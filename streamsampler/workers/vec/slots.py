@@ -1,4 +1,4 @@
-"""Running a block of trajectories in several environments of this process."""
+"""Run a block of trajectories in several environments of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, row_at_fault, step_error, tell_where
+from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
 from streamsampler.workers.vec.agents import BatchedAgent, Rows
 from streamsampler.workers.vec.block import Block, BlockCursor, Seconds, explain_batch
 from streamsampler.workers.vec.recorder import BatchRecorder
@@ -37,7 +37,7 @@ class SlotRunner:
 
     Args:
         envs: The environments.
-        worker: Told what is being done.
+        worker: Shows phase and trajectory.
     """
 
     def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker) -> None:
@@ -107,7 +107,7 @@ class _Run:
         return not self._cursor.abandoned
 
     def _one_step(self, first: int, n_rows: int) -> None:
-        """One action and one step of every environment whose slot is not silent."""
+        """Choose actions for, and step, every environment whose slot is not silent."""
         worker, recorder, seconds = self._worker, self._recorder, self._seconds
         worker.phase = _RECORDING
         self._row = -1
@@ -137,7 +137,7 @@ class _Run:
     def _step_all(self, first: int) -> list[int]:  # noqa: C901 - see below
         """Step the environments, and return the rows that fall silent.
 
-        This is the loop that all else is kept out of. It records the observations of the next step.
+        The inner loop: it is measured, and nothing else belongs here. It records the observations of the next step.
         """
         recorder = self._recorder
         rewards, record_info, record = recorder.rewards, recorder.record_env_info, recorder.observations.record
@@ -208,7 +208,7 @@ class _Run:
             cursor.begin_recording(position, slot, info)
             self._recorder.observations.record(observation)
         except DataError as error:
-            tell_where(error, self._envs[slot], 0)
+            locate(error, self._envs[slot], 0)
             raise
         words[phase_word] = _STEP_NUMBER
         self._resetting += perf_counter() - began
@@ -242,4 +242,4 @@ class _Run:
         if isinstance(error, ActionError) or (isinstance(error, DataError) and worker.phase is _RECORDING):
             # What a step returned is recorded as the next timestep's observation.
             follows = isinstance(error, ObservationError) and self._row >= 0
-            tell_where(error, self._envs[0], self._step + follows - self._begun[row])
+            locate(error, self._envs[0], self._step + follows - self._begun[row])

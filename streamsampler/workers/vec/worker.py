@@ -88,7 +88,7 @@ class VecWorker(Worker):
 
     @classmethod
     def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:
-        """Which trajectories make a block.
+        """Return which trajectories make a block.
 
         Args:
             worker_args: `n_envs` and `block_size`, where they are given.
@@ -188,7 +188,7 @@ class VecWorker(Worker):
     # ------------------------------------------------------------------ rolling out
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
-        """Run a block in stand-ins, one trajectory in each environment, and keep nothing of it."""
+        """Run a block in stand-ins, one trajectory in each environment, without recording it."""
         runner = self._runner
         native = isinstance(runner, NativeRunner)
         self._runner = NativeRunner(stand_ins[0], self) if native else SlotRunner(list(stand_ins), self)
@@ -204,34 +204,34 @@ class VecWorker(Worker):
         recorder, seconds = self._recorder, Seconds()
         assert recorder is not None
         recorder.clear()
-        wanted = True
+        may_run = True
         size, begun = self._block_size(ticket), 0
         for first in range(0, len(seeds), size):
             if first % ticket.block == 0:
                 begun = recorder.n_timesteps
             enough = ticket.enough - recorder.n_timesteps
-            if not wanted or enough <= 0 < ticket.enough:
+            if not may_run or enough <= 0 < ticket.enough:
                 break
             stop = first + size
             block = Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop], max(0, enough))
             done = recorder.n_timesteps - begun
             try:
-                wanted = self._run(block, recorder, seconds)
+                may_run = self._run(block, recorder, seconds)
             except BaseException:
-                self.done_timesteps += done  # what was run apart of the ticket's block
+                self.done_timesteps += done  # the parts of the ticket's block that were run before
                 raise
             finally:
                 self.ran_timesteps = len(recorder.rewards)
-        if not wanted:
+        if not may_run:
             return self._outcome(None, recorder, seconds, recorder.n_ended, recorder.n_timesteps)
         rollouts = self._finished(recorder, ticket)
-        self.done_timesteps = recorder.n_timesteps  # if they cannot be sent, all of them may be wanted, or fewer
+        self.done_timesteps = recorder.n_timesteps  # all of them have ended, should sending them fail
         return self._outcome(rollouts, recorder, seconds, rollouts.n_trajectories, rollouts.n_timesteps)
 
     def _finished(self, recorder: BatchRecorder, ticket: Ticket) -> Rollouts:
-        """Return what was recorded; if something is wrong with it, the error is the first such trajectory's.
+        """Return what was recorded; if some of it is wrong, raise the error of the first such trajectory.
 
-        Whatever is looked at first, and however much of a block was run: the same error.
+        So the error does not depend on what is looked at first, nor on how much of a block was run.
         """
         first: DataError | None = None
         position, phase = 0, self.phase
@@ -254,7 +254,7 @@ class VecWorker(Worker):
             raise first
 
     def _block_size(self, ticket: Ticket) -> int:
-        """How many trajectories to run together.
+        """Return how many trajectories to run together.
 
         A vector environment that resets itself takes a seed and options only when the whole of it is reset: where a
         call has given some, a block has one trajectory for each of its environments.
@@ -304,6 +304,6 @@ class VecWorker(Worker):
 
 
 def _close_quietly(env: AnyEnv | AnyVectorEnv) -> None:
-    """Close an environment of which an error is to be told already."""
+    """Close an environment after another error, and ignore what that raises."""
     with contextlib.suppress(Exception):
         env.close()
