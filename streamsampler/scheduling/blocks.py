@@ -1,4 +1,4 @@
-"""Which trajectories are run together, and what of a queue was handed out: pure."""
+"""Cut queues of indices into blocks that are run together, and hand out tickets of whole blocks. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _FOREVER = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a queue is cut into blocks of consecutive trajectories, from its start, whatever is wanted of it.
+    """How a queue is cut into blocks of consecutive trajectories, from its start, whatever a call needs of it.
 
     The first four blocks have `size` trajectories, the next four twice as many, then three times, up to `rounds` times.
-    Few and long trajectories are then shared among workers in small blocks; where there are many, blocks are larger,
-    and less is lost where they end. Blocks that grow like this come to about the square root of what there is, which is
-    the best there is where what is lost at a block's end and what workers wait at a call's end weigh the same.
+    So workers share a few long trajectories in small blocks, and many short ones in larger blocks, at whose ends less
+    is lost. The last block has about the square root of all trajectories, which is optimal if the loss at a block's end
+    weighs as much as the wait at a call's end.
 
     Attributes:
         size: Trajectories of the first blocks.
         rounds: How many times as long blocks become.
 
     Raises:
-        UsageError: They are not positive.
+        UsageError: One of the two is not positive.
     """
 
     size: int = 1
@@ -58,7 +58,7 @@ class Blocks:
 
 
 class IndexQueue:
-    """Indices that are handed out in order, in tickets of whole blocks of one size.
+    """Hand out indices in order, in tickets of whole blocks of one size.
 
     Args:
         own: The indices.
@@ -78,11 +78,11 @@ class IndexQueue:
 
     @property
     def next_size(self) -> int:
-        """The size of the next block that nobody had."""
+        """The size of the next new block."""
         return self._blocks.span(self._cursor)[0]
 
     def size_of(self, indices: range) -> int:
-        """The size of each block of a ticket; its last one may be shorter, where the queue ends."""
+        """Return the size of each block of a ticket; the last one may be shorter where the queue ends."""
         return self._blocks.span(self.own.index(indices[0]))[0]
 
     def blocks_of(self, indices: range) -> list[range]:
@@ -91,7 +91,7 @@ class IndexQueue:
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
     def take_new(self, size: int, horizon: int) -> range:
-        """Hand out up to about `size` indices below `horizon` that nobody had; the last block of them is whole."""
+        """Hand out about `size` new indices below `horizon`, in whole blocks."""
         own, cursor = self.own, self._cursor
         in_sight = len(range(own.start, min(own.stop, horizon), own.step))
         if in_sight <= cursor:
@@ -103,11 +103,11 @@ class IndexQueue:
         return taken
 
     def first_returned(self) -> range | None:
-        """The first ticket that was given back; None if there is none."""
+        """Return the first ticket that was put back; None if there is none."""
         return self._returned[-1] if self._returned else None
 
     def take_returned(self, size: int) -> range:
-        """Hand out up to about `size` indices that were given back."""
+        """Hand out about `size` indices that were put back."""
         indices = self._returned.pop()
         block = self.size_of(indices)
         size = max(1, size // block) * block
@@ -116,17 +116,17 @@ class IndexQueue:
         return indices[:size]
 
     def put_back(self, indices: range) -> None:
-        """Take back a ticket: it is handed out again, before anything new."""
+        """Put back a ticket, to be handed out before new indices."""
         self._returned.append(indices)
         self._returned.sort(key=lambda lost: -lost[0])
 
     def put_back_rest(self, indices: range, n_done: int) -> int:
-        """Take back what is missing of a ticket: it is handed out again with the whole of the block that was cut short.
+        """Put back the rest of a ticket that was stopped early, from the start of the block that was stopped.
 
-        It comes before anything new where later indices were handed out; otherwise it counts as new.
+        The rest is handed out before new indices; it is new itself if no later indices were handed out.
 
         Returns:
-            How many of the block's trajectories are there already.
+            How many of that block's trajectories arrived.
         """
         first = self.own.index(indices[0])
         start = self._blocks.at(first + n_done).start

@@ -1,6 +1,7 @@
-"""How many timesteps of a ticket suffice, and what is known of blocks that were cut short: pure.
+"""Decide how many timesteps of a ticket suffice, and keep what arrived of blocks that were stopped early. Pure.
 
-It is about tickets whose trajectories are run side by side: a ticket is whole blocks, and may be more than is missing.
+This concerns workers that run the trajectories of a block together: their tickets are whole blocks, which may bring
+more than is missing.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from streamsampler.scheduling.throughput import Throughput
 __all__ = ["EarlyStops"]
 
 CAUTION = 2.0, 0.05
-"""How much more than is expected to be missing a ticket is to bring, while others before it are under way: so many
-standard deviations of what those bring, and such a share of it, since what is known of lengths may be out of date. A
-block that was cut too short is run again from its start; one that was cut late costs the rest of a few trajectories."""
+"""How much more than expected a ticket must bring while earlier ones are in flight: so many standard deviations of what
+those bring, and such a share of it, since known lengths may be out of date. A block that stops too early is run again
+from its start; one that stops late costs the rest of a few trajectories."""
 
 
 class EarlyStops:
-    """The terms of the tickets under way.
+    """Track how much is expected of the tickets in flight.
 
     Args:
-        timesteps: How many are wanted in all; None where no ticket is ever cut short.
+        timesteps: How many the call needs in all; None if no ticket is stopped early.
 
     Attributes:
-        n_expected: How many new trajectories all tickets under way count for.
-        partial: The ticket that less is expected of than it could bring, if there is one: it is the last one.
+        n_expected: How many new trajectories are expected of all tickets in flight.
+        partial: The last ticket, if fewer trajectories are expected of it than it has; or None.
     """
 
     def __init__(self, timesteps: int | None) -> None:
@@ -38,24 +39,24 @@ class EarlyStops:
 
     @property
     def allowed(self) -> bool:
-        """Whether tickets may be cut short."""
+        """Whether tickets may be stopped early."""
         return self._timesteps is not None
 
     def enough_of(self, indices: range) -> int:
-        """How many timesteps of a ticket's first trajectories suffice; 0 where all are wanted."""
+        """Return how many timesteps of a ticket's first trajectories suffice; 0 if all are needed."""
         return self._enough.get(indices, 0)
 
     def arrived_of(self, first: int) -> tuple[int, int]:
-        """Trajectories and timesteps that are there of the block that begins with `first`, if it was cut short."""
+        """Return the trajectories and timesteps that arrived of the stopped block that begins with `first`."""
         return self._short.get(first, (0, 0))
 
     def add(self, indices: range, enough: int, expected: int) -> None:
-        """Take note of a ticket.
+        """Track a ticket.
 
         Args:
             indices: Its indices.
             enough: How many timesteps suffice.
-            expected: How many new trajectories are wanted of it.
+            expected: How many new trajectories are expected of it.
         """
         if enough:
             self._enough[indices] = enough
@@ -66,34 +67,34 @@ class EarlyStops:
         self.n_expected += self._expected[indices]
 
     def add_copy(self, indices: range, n_timesteps: int) -> None:
-        """Take note of a copy of a ticket, where a prefix of `n_timesteps` is there."""
+        """Track a copy of a ticket; the result has `n_timesteps`."""
         if self._timesteps is not None:
             self._enough[indices] = self.enough_without_others(indices, n_timesteps)
 
     def remove(self, indices: range) -> None:
-        """Forget a ticket that is no longer under way."""
+        """Forget a ticket that is no longer in flight."""
         self._enough.pop(indices, None)
         if self.partial == indices:
             self.partial = None
         self.n_expected -= self._expected.pop(indices)
 
     def record_stop(self, first: int, n_trajectories: int, n_timesteps: int) -> None:
-        """Take note of what is there of the block that begins with index `first`."""
+        """Keep what arrived of the block that begins with index `first`."""
         if n_trajectories:
             self._short[first] = n_trajectories, n_timesteps
 
     def pop_arrived(self, first: int) -> tuple[int, int]:
-        """Take note that the block which begins with `first` was run again; returns what was there before."""
+        """Forget and return what arrived before of a block that was run again."""
         return self._short.pop(first, (0, 0))
 
     def enough_without_others(self, indices: range, n_timesteps: int) -> int:
-        """How many timesteps suffice behind a prefix of `n_timesteps`, whatever else is under way."""
+        """Return how many timesteps of a ticket suffice after a prefix of `n_timesteps`, whatever else is in flight."""
         if self._timesteps is None:
             return 0
         return self._timesteps - n_timesteps + self.arrived_of(indices[0])[1]
 
     def enough_with_others(self, indices: range, n_timesteps: int, n_others: int, throughput: Throughput) -> int:
-        """How many timesteps suffice behind `n_timesteps` that are there and `n_others` trajectories under way."""
+        """Return how many timesteps suffice after `n_timesteps` that arrived and `n_others` trajectories in flight."""
         if self._timesteps is None:
             return 0
         others = n_others * (throughput.timesteps or 1.0)

@@ -1,9 +1,9 @@
-"""Which worker holds which tickets, and what an idle one had better run a second time: pure.
+"""Track tickets in flight, and pick one for an idle worker to run a second time. Pure.
 
-An idle worker may run a *copy* of a ticket that another worker still owes, the backup tasks of MapReduce (Dean and
-Ghemawat, 2004). A trajectory does not depend on who runs it, so whichever comes first counts. A copy costs CPU time
-that a learner or another worker could use; so there is one only where the holder is expected to need notably longer
-from now on than the copy would: it is slower, or the ticket waits behind another one.
+An idle worker may run a *copy* of a ticket that another worker holds, as the backup tasks of MapReduce (Dean and
+Ghemawat, 2004). A trajectory does not depend on the worker that runs it, so the first result is used. A copy costs CPU
+time that a learner or another worker could use; so a ticket is copied only if its holder is expected to need notably
+longer than the copy: it is slower, or the ticket waits for another one.
 """
 
 from __future__ import annotations
@@ -14,34 +14,32 @@ from streamsampler.scheduling.throughput import Throughput
 __all__ = ["WORTH_A_COPY", "InFlight"]
 
 WORTH_A_COPY = 1.5
-"""How many times longer than a copy a ticket must be expected to take from now on. Workers of the same speed are within
-it, however unlucky the noise in their averages."""
+"""How many times longer than its copy a ticket must be expected to take. Noise in the averages of equally fast workers
+stays below it."""
 
 COPY_SECONDS = 0.001
-"""What a copy costs beside its rollouts: a message, a worker that wakes up, and a report."""
+"""What a copy costs besides its rollouts: a message, a worker that wakes up, and a report."""
 
 
 class InFlight:
-    """The tickets of one call that are under way.
-
-    Times are in seconds, from any one clock that does not go back.
+    """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock.
 
     Args:
-        n_workers: How many workers there are.
+        n_workers: The number of workers.
         throughput: How fast they are.
     """
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
         self._pace = throughput
         self._queues: list[list[range]] = [[] for _ in range(n_workers)]
-        self._since = [0.0] * n_workers  # when a worker began what is first in its queue
+        self._since = [0.0] * n_workers  # when each worker began the first ticket of its queue
         self._holders: dict[range, int] = {}
-        self._done: set[range] = set()  # has arrived, and a copy is still under way
+        self._done: set[range] = set()  # arrived, while a copy is still in flight
         self._last: tuple[float, range] | None = None
         self._fresh = False  # whether `_last` is up to date
 
     def add(self, worker: int, indices: range, now: float) -> None:
-        """Take note that `worker` was given a ticket, or a copy of one."""
+        """Track a ticket, or a copy of one, that `worker` got."""
         queue = self._queues[worker]
         if not queue:
             self._since[worker] = now
@@ -50,17 +48,14 @@ class InFlight:
         self._fresh = False
 
     def __contains__(self, indices: range) -> bool:
-        """Whether anybody holds just this ticket."""
+        """Whether a worker holds exactly this ticket."""
         return indices in self._holders
 
     def arrive(self, worker: int, indices: range, now: float) -> bool:
-        """Take note that `worker` has run a ticket.
-
-        Returns:
-            Whether it is the first to come in of the ticket and its copy.
+        """Remove a ticket that `worker` has run; return whether it is the first of its copies to arrive.
 
         Raises:
-            ProtocolError: It does not hold the ticket.
+            ProtocolError: The worker does not hold the ticket.
         """
         others = self._remove(worker, indices, now)
         first = indices not in self._done
@@ -71,10 +66,10 @@ class InFlight:
         return first
 
     def remove(self, worker: int, indices: range, now: float) -> bool:
-        """Take note that `worker` will not run a ticket.
+        """Remove a ticket that `worker` will not run.
 
         Returns:
-            Whether it is to be handed out again: it has not come in, and nobody else has it.
+            Whether it must be assigned again: it has not arrived, and no other worker holds it.
         """
         others = self._remove(worker, indices, now)
         done = indices in self._done
@@ -96,7 +91,7 @@ class InFlight:
         return others
 
     def ticket_to_copy(self, worker: int, now: float) -> range | None:
-        """Return the ticket that `worker`, which is idle, had better run a second time; None if that does not pay."""
+        """Return the ticket that the idle `worker` should run a second time; None if that does not pay."""
         own = self._pace.seconds_with(worker)
         if own is None or self._queues[worker]:
             return None
@@ -108,7 +103,7 @@ class InFlight:
         return indices if end - now > WORTH_A_COPY * (own * len(indices) + COPY_SECONDS) else None
 
     def _last_to_end(self, now: float) -> tuple[float, range] | None:
-        """Of the tickets without a copy, the one that is expected to end last, and when that is."""
+        """Return when the last of the tickets without a copy is expected to end, and that ticket."""
         last: tuple[float, range] | None = None
         for worker, queue in enumerate(self._queues):
             each = self._pace.seconds_with(worker)
@@ -122,17 +117,17 @@ class InFlight:
         return last
 
     def expected_end(self, worker: int, now: float) -> float:
-        """When `worker` is expected to be done with what it holds; now if nothing is known of it."""
+        """Return when `worker` is expected to finish its tickets; now if its speed is unknown."""
         queue, each = self._queues[worker], self._pace.seconds_with(worker)
         if not queue or each is None:
             return now
         return max(now, self._since[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
 
     def expected_end_of_others(self, worker: int, remaining: int, now: float) -> float | None:
-        """When the busy workers other than `worker` would have run `remaining` more trajectories beside what they hold.
+        """Return when the other busy workers are expected to finish their tickets and `remaining` more trajectories.
 
         Returns:
-            None where nobody else is busy, or one of them is not known.
+            None if no other worker is busy, or the speed of one is unknown.
         """
         rate = owed = 0.0
         fastest = float("inf")

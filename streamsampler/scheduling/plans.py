@@ -1,4 +1,4 @@
-"""How much a call wants, and who may run what: values, pure."""
+"""Say how much a call needs, and which worker may run which index. Values; pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
 
 
 class GatherPlan(Protocol):
-    """How much is wanted, and who may run what."""
+    """How much a call needs, and which worker may run which index."""
 
     @property
     def limit(self) -> int | None:
-        """How many trajectories there are in all; None if that is not known before."""
+        """How many trajectories the batch has; None if lengths decide."""
 
     @property
     def timesteps(self) -> int | None:
@@ -35,10 +35,10 @@ class GatherPlan(Protocol):
 
     @property
     def fixed(self) -> bool:
-        """Whether no other trajectory can make up for one that is left out."""
+        """Whether no other trajectory may take the place of one that is left out."""
 
     def queue(self, number: int, n_queues: int) -> range:
-        """The indices that worker `number` runs where each worker has its own agent or environment."""
+        """Return the indices that worker `number` runs if each worker has its own agent or environment."""
 
 
 _FOREVER = 2**62
@@ -61,8 +61,7 @@ class AtLeast:
 class Exactly:
     """Trajectories 0 to `limit - 1`.
 
-    With `fixed` each of them is wanted in its place, because it has a seed or options of its own: none makes up for one
-    that is left out.
+    With `fixed` each has its place, because it has a seed or options of its own: no other one replaces it.
     """
 
     limit: int
@@ -78,7 +77,7 @@ class Exactly:
 class ExactlyPerWorker:
     """`n_traj_per_worker` trajectories of each worker, in worker order.
 
-    Worker w's k-th has index `w * n_traj_per_worker + k`. Only where workers differ does it matter who runs it.
+    Worker w's k-th has index `w * n_traj_per_worker + k`. Any worker may run it, unless workers differ.
     """
 
     n_traj_per_worker: int
@@ -100,7 +99,7 @@ class ExactlyPerWorker:
 
 @dataclass(frozen=True)
 class Endless:
-    """Trajectories `first`, `first + 1`, … without end, for a consumer that takes them in order."""
+    """Trajectories `first`, `first + 1`, … without end: a stream."""
 
     first: int = 0
     limit: None = None
@@ -113,29 +112,29 @@ class Endless:
 
 
 def endless(queue: range, n_queues: int) -> range:
-    """Return a queue that does not end where the plan does.
+    """Return a plan's queue without its end.
 
     Args:
-        queue: A queue of a plan.
+        queue: The queue.
         n_queues: How many queues the plan has.
 
     Raises:
-        UsageError: It is one of several that lie one after the other.
+        UsageError: Another queue begins where this one ends.
     """
     if n_queues > 1 and queue.step == 1:
         raise UsageError(
-            'on_failure="drop" cannot make up for trajectories of one worker in obtain_exact_trajectories, '
-            "where workers have agents or environments of their own"
+            'with on_failure="drop", obtain_exact_trajectories cannot replace trajectories of workers that have agents '
+            "or environments of their own"
         )
     return range(queue.start, _FOREVER, queue.step)
 
 
 def expected_rows(plan: GatherPlan, mean: float | None) -> tuple[int, int]:
-    """How many timesteps and trajectories a plan's result will have, as far as one can tell.
+    """Estimate how many timesteps and trajectories a plan's result will have.
 
     Args:
-        plan: What is wanted.
-        mean: Timesteps of a trajectory; None if nothing is known.
+        plan: The plan.
+        mean: Timesteps of a trajectory; None if unknown.
     """
     mean = mean or 1.0
     if plan.timesteps is None:
@@ -147,7 +146,7 @@ def expected_rows(plan: GatherPlan, mean: float | None) -> tuple[int, int]:
 
 
 class Portion:
-    """What a portion is to have: the first trajectories that have so many timesteps, or are so many.
+    """How much a portion of a stream still lacks: timesteps, or trajectories, whichever suffices first.
 
     Args:
         timesteps: Timesteps that suffice; None if only trajectories count.
@@ -160,15 +159,12 @@ class Portion:
 
     @property
     def met(self) -> bool:
-        """Whether what was taken suffices."""
+        """Whether the portion is complete."""
         enough_timesteps = self._timesteps is not None and self._timesteps <= 0
         return enough_timesteps or (self._trajectories is not None and self._trajectories <= 0)
 
     def take(self, lengths: Iterable[int]) -> int:
-        """Take trajectories with these lengths, from the first on, until they suffice; returns how many.
-
-        A length of 0 is a trajectory that was left out: it is passed by, and counts for nothing.
-        """
+        """Take trajectories with these lengths, from the first on, until they suffice; return how many."""
         taken = 0
         for length in lengths:
             if self.met:
@@ -177,16 +173,16 @@ class Portion:
             if self._timesteps is not None:
                 self._timesteps -= length
             if self._trajectories is not None:
-                self._trajectories -= bool(length)
+                self._trajectories -= 1
         return taken
 
 
 @dataclass(frozen=True)
 class Target:
-    """How much there is to be in all.
+    """How much all portions together must have.
 
     Attributes:
-        unit: "timesteps", for the first trajectories that have so many, or "trajectories".
+        unit: "timesteps" or "trajectories".
         number: How many.
     """
 
@@ -194,13 +190,13 @@ class Target:
     number: int
 
     def missing(self, n_trajectories: int, n_timesteps: int) -> int:
-        """How many are missing where so much is there; never less than 0."""
+        """Return how many are missing if there are so many; at least 0."""
         return max(0, self.number - (n_timesteps if self.unit == "timesteps" else n_trajectories))
 
     def next_portion(self, size: int, n_trajectories: int, n_timesteps: int) -> Portion:
-        """What the next portion of at least `size` timesteps is to have; less if it is the last one.
+        """Return what the next portion must have: `size` timesteps, or less for the last one.
 
-        It depends on nothing but what is there: portions are the same wherever the work was interrupted.
+        It depends only on the portions so far: they are the same wherever sampling was interrupted.
         """
         missing = self.missing(n_trajectories, n_timesteps)
         return Portion(min(size, missing), None) if self.unit == "timesteps" else Portion(size, missing)

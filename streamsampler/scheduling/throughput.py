@@ -1,6 +1,6 @@
-"""How long trajectories are and how fast each worker is, as far as one can tell from what came in: pure.
+"""Estimate how long trajectories are and how fast each worker is, from the reports so far. Pure.
 
-It decides how much work is handed out, when and to whom; never what is returned.
+The estimates decide which tickets are assigned, when and to which worker; never what is returned.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from operator import mul
 __all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "Throughput", "needed_for"]
 
 TICKET_SECONDS = 0.1
-"""What a ticket should take: long beside the cost of a report (some 0.5 ms on either side, with caches that have gone
-cold since the last one), short beside a human's patience."""
+"""What a ticket should take: long compared with the cost of a report (some 0.5 ms in either process, with cold caches),
+short compared with a human's patience."""
 
 TICKET_BYTES = 1 << 24
-"""What a ticket's observations should have at most: they lie in memory twice for a while, and had better be in the
+"""What a ticket's observations should take at most: they are in memory twice for a while, and should be in the
 processor's cache when they are copied."""
 
 SHORTEST_TICKET_SECONDS = 0.003
-"""Below this the last tickets of a call cost more than what workers lose that end at different times."""
+"""Below this the last tickets of a call cost more than workers lose by finishing at different times."""
 
 _APPROACH = 0.2
 
 
 class Throughput:
-    """The lengths of trajectories, and the time they take: averages that forget.
+    """Average the lengths of trajectories and the time they take; old reports weigh less and less.
 
-    Lengths are averaged over all workers, since a trajectory's length does not depend on who runs it. The time of a
-    timestep is averaged for each worker, too.
+    Lengths are averaged over all workers, since a trajectory's length does not depend on its worker. The time of a
+    timestep is also averaged for each worker.
     """
 
     _MEMORY = 200.0  # trajectories: enough to be steady, few enough to follow a policy that learns
@@ -44,12 +44,12 @@ class Throughput:
         self._workers: dict[int, tuple[float, float]] = {}  # timesteps and seconds
 
     def add(self, lengths: Sequence[int], seconds: float, worker: int | None = None, n_bytes: int = 0) -> None:
-        """Take note of trajectories that one worker ran in a row.
+        """Add the trajectories of one report.
 
         Args:
             lengths: Their timesteps.
             seconds: What they took together.
-            worker: Who ran them; None where nobody asks for single workers.
+            worker: The worker that ran them; None to leave the averages of single workers alone.
             n_bytes: The size of their observations.
         """
         if not lengths:
@@ -66,13 +66,13 @@ class Throughput:
             self._workers[worker] = (self._KEPT * old_timesteps + total, self._KEPT * old_seconds + seconds)
 
     def forget(self, worker: int) -> None:
-        """Take note that another one works under this number from now on."""
+        """Forget the averages of a worker that another one replaces."""
         self._workers.pop(worker, None)
 
     def approach_average(self, worker: int) -> None:
-        """Believe a fifth less that a worker is slower than the average, because it is given nothing to show it by.
+        """Move a worker's average a fifth of the way to that of all workers.
 
-        It may have been the machine's fault, and over by now.
+        A worker without tickets cannot show its speed, and what made it slow may be over.
         """
         if worker in self._workers and self._weight:
             timesteps, seconds = self._workers[worker]
@@ -104,21 +104,21 @@ class Throughput:
         return self._seconds / self._weight if self._weight else None
 
     def seconds_with(self, worker: int) -> float | None:
-        """Seconds that a trajectory is expected to take with `worker`; None before its first one."""
+        """Return the seconds that a trajectory is expected to take on `worker`; None before its first one."""
         if worker not in self._workers:
             return None
         timesteps, seconds = self._workers[worker]
         return max(1.0, self._mean) * seconds / max(1.0, timesteps)
 
     def slowness(self, worker: int) -> float:
-        """How many times as long as the average `worker` takes; 1 before its first trajectory."""
+        """Return how many times the average duration `worker` takes; 1 before its first trajectory."""
         each, mean = self.seconds_with(worker), self.seconds
         return each / mean if each and mean else 1.0
 
     def trajectories_in(self, seconds: float) -> int:
-        """How many trajectories one worker runs in so many seconds on average; at least 1, and 1 if unknown.
+        """Return how many trajectories a worker runs in so many seconds, at least 1, and 1 if that is unknown.
 
-        No more than `TICKET_BYTES` hold.
+        At most as many as fit into `TICKET_BYTES`.
         """
         if not self._weight:
             return 1
@@ -127,18 +127,18 @@ class Throughput:
         return max(1, int(min(in_time, in_room)))
 
     def ticket_size(self, share: int, slowness: float) -> int:
-        """How many trajectories make a ticket.
+        """Return how many trajectories a ticket should have.
 
         Args:
-            share: How many are to be had; no fewer than are worth a report are taken.
-            slowness: How many times as long as the average their worker takes.
+            share: How many the worker should get; more, if so few are not worth a report.
+            slowness: How many times the average duration the worker takes.
         """
         share = max(share, self.trajectories_in(SHORTEST_TICKET_SECONDS / slowness))
         return min(self.trajectories_in(TICKET_SECONDS / slowness), share)
 
 
 def needed_for(timesteps: int, mean: float, spread: float) -> int:
-    """How many trajectories have that many timesteps together, if they fall short of their mean.
+    """Return how many trajectories have that many timesteps together, if they fall short of their mean.
 
     Args:
         timesteps: Timesteps.

@@ -80,7 +80,7 @@ def test_shards_depend_on_the_data_and_their_size_alone(data, lengths, size, uni
     assert bounds[-1] == prefix, "all shards together are the shortest prefix that suffices"
 
 
-def test_a_quota_that_is_met_takes_nothing():
+def test_a_portion_that_is_met_takes_nothing():
     portion = Portion(3, None)
     assert portion.take([1, 1, 5, 1]) == 3
     assert portion.met
