@@ -91,7 +91,7 @@ def test_in_order_of_arrival_a_slow_worker_is_not_waited_for_and_nobody_is_idle(
     speeds = [8e-3] + [2e-3] * 7
     chosen = Simulation(speeds, twenty, heavy_tailed, order="arrival").calls_of(AtLeast(4_000), 15)
     assert share(chosen, speeds) > 0.96
-    # All workers run on until the last trajectory arrives. In vain is only what the seven others are in the midst of: half
+    # All workers run until the last trajectory arrives. In vain is only what the seven others are in the midst of: half
     # a trajectory each, and a share of 0.086 more, the squared spread of their durations: long ones are in hand longer.
     in_the_midst = 1.086 * (sum(speeds) - 2e-3) * 20 / 2
     useful = 4_000 / sum(1 / speed for speed in speeds) * len(speeds)
