@@ -50,8 +50,8 @@ class Answered:
     """A worker answered.
 
     Attributes:
-        worker: Its number.
-        answer: What it said.
+        worker: The worker number.
+        answer: The report or failure.
         contents: With a report: `(rollouts, spaces or None)`, whose arrays are valid until `release` is called.
             With a failure: the exception itself, where it did not leave this process.
         release: Gives the memory of the contents back; to be called exactly once.
@@ -65,12 +65,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A worker ended without being asked to; everything it had sent was handed over before.
+    """A worker ended; all events of what it had sent came before.
 
     Attributes:
-        worker: Its number.
+        worker: The worker number.
         exitcode: Negative for a signal; None if unknown.
-        why: What it did that it was killed for, as the end of a sentence; empty if it ended by itself.
+        why: Why the engine killed it, as the end of a sentence about the worker; empty if it ended by itself.
         hopeless: Whether a new worker in its place would do the same.
     """
 
@@ -82,10 +82,10 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A worker made log records; comes before the answer that they travelled with.
+    """A worker made log records; comes before the answer that they were sent with.
 
     Attributes:
-        worker: Its number.
+        worker: The worker number.
         records: The records, for `workers.logs.handle_records`.
     """
 

@@ -33,35 +33,34 @@ class _LocalChannel:
         self.messages: deque[Message] = deque()
 
     def receive(self, *, wait: bool) -> Message | None:
-        del wait  # there is nothing to wait for: the sampler is in this thread
+        del wait  # the sampler is in this thread: no message can come meanwhile
         self._threads.hold()
         return self.messages.popleft() if self.messages else None
 
     def load(self, payload: Payload) -> Any:
         loaded = loads(payload)
-        self._threads.hold()  # it may have brought torch along
+        self._threads.hold()  # torch may have been imported with it
         return loaded
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
         if not isinstance(contents, BaseException):
             try:
-                contents = copy.deepcopy(contents)  # the recorder's memory serves the next ticket, too
+                contents = copy.deepcopy(contents)  # the recorder uses its memory again for the next ticket
             except Exception as error:
                 raise SerializationError(f"the rollouts cannot be copied: {type(error).__name__}: {error}") from error
         self._events.append(Answered(self._worker, answer, contents))
 
 
 class LocalEngine(Engine):
-    """All workers in this process and thread; the reference that the other engines are held to.
+    """Workers in this process and thread; the reference for the other engines.
 
-    Agents and environments are pickled here as they are for processes, so that what happens to the user's own objects
-    later changes nothing.
+    Agents and environments are pickled as for processes, so that later changes of the user's objects have no effect.
 
     Args:
         n_workers: How many workers there are.
         make_worker: Makes a worker.
         seed: The sampler's seed.
-        threads: How many threads libraries compute on while workers take turns; None leaves all as it is.
+        threads: How many threads libraries compute on while workers take turns; None for no limit.
     """
 
     concurrent = False
@@ -95,8 +94,8 @@ class LocalEngine(Engine):
         self._channels[worker].messages.append(message)
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Let workers take turns until one of them has answered."""
-        del timeout  # a rollout in this thread cannot be left in the middle
+        """Let workers take turns until a worker has answered."""
+        del timeout  # a rollout in this thread cannot be interrupted
         with preserved_generators(), self._threads.held():
             turns_without_event = 0
             while not self._events and turns_without_event < 2 * self.n_workers:
@@ -109,12 +108,12 @@ class LocalEngine(Engine):
         return events
 
     def restart(self, worker: int) -> None:
-        """Start a new life: never needed, since these workers do not die alone."""
+        """Replace a worker; never needed, since these workers do not die."""
         self._channels[worker].messages.clear()
         self._loops[worker] = self._loop(worker)
 
     def kill(self) -> None:
-        """Let the rollout in hand be abandoned."""
+        """Let workers abandon their rollouts."""
         self.board.abandon_all()
 
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:

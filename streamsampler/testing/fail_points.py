@@ -1,4 +1,4 @@
-"""Places in a worker process where a test can let it die; see `streamsampler.testing.FailPoint`.
+"""Kill a worker process at a chosen place of its loop; see `streamsampler.testing.FailPoint`.
 
 Off, there is nothing: one look at an environment variable when a worker starts, and the worker's loop has no trace of
 them. On, the worker talks to its sampler through a channel that counts what passes by. (FreeBSD's and TiKV's fail
@@ -27,7 +27,7 @@ __all__ = ["POINTS", "armed", "encode"]
 
 POINTS = ("start", "continue", "stop", "exit", "rollout", "write", "send", "sent")
 
-_HEARD: dict[type[Message], str] = {Start: "start", Continue: "continue", Stop: "stop", Exit: "exit"}
+_MESSAGES: dict[type[Message], str] = {Start: "start", Continue: "continue", Stop: "stop", Exit: "exit"}
 _STEP = 2  # of a trajectory, in which "rollout" is reached
 
 Send = Callable[[int, bytes], None]
@@ -92,7 +92,7 @@ class _FailingChannel:
     def receive(self, *, wait: bool) -> Message | None:
         message = self._channel.receive(wait=wait)
         if message is not None:
-            self._point.reach(_HEARD[type(message)])
+            self._point.reach(_MESSAGES[type(message)])
         return message
 
     def load(self, payload: Any) -> Any:

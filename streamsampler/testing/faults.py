@@ -1,4 +1,4 @@
-"""What is to fail, where, and how often."""
+"""Choose what fails, where, and how often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamsampler.agents.base import as_agent
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
-from streamsampler.testing.misdeeds import KINDS, InjectedError, Kind, commit
+from streamsampler.testing.failures import KINDS, InjectedError, Kind, fail
 from streamsampler.testing.records import Records
 from streamsampler.testing.wrappers import FaultyAgent, make_faulty_env
 from streamsampler.workers.purity import is_checking
@@ -28,7 +28,7 @@ _IN_TRAJECTORIES: dict[str, Stream | None] = {
     "agent_reset": Stream.AGENT,
     "action": Stream.AGENT,
 }
-"""The places inside trajectories, and who draws there: an agent is told a seed of its own."""
+"""The places inside trajectories, and the stream of the seed there: an agent is reset with a seed of its own."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Fault:
                 raise UsageError(f"{name} is at least {least}, got {value}")
 
     def seed(self, sampler_seed: int) -> int | None:
-        """Return the seed that tells its trajectory, as the environment or the agent sees it; None for any."""
+        """Return the seed that the environment or the agent is given in the fault's trajectory; None for any."""
         if self.trajectory is None:
             return None
         seed = TrajectorySeeds(sampler_seed, self.version)[self.trajectory]
@@ -83,7 +83,7 @@ class Fault:
 class Faults:
     """Some faults, and the record of those that happened.
 
-    None happens while a sampler checks that trajectories depend on their seeds alone (its argument `check`).
+    No fault happens while a sampler checks that trajectories depend on their seeds alone (its argument `check`).
 
     Args:
         folder: Where the record is kept; made if need be. Take a fresh one, or what was recorded there counts.
@@ -95,12 +95,12 @@ class Faults:
         faults: As given.
 
     Raises:
-        UsageError: A fault names a trajectory, and there is no seed; or the seed is none.
+        UsageError: A fault names a trajectory, and there is no seed; or the seed is invalid.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *faults: Fault, seed: int | None = None) -> None:
         if seed is None and any(fault.trajectory is not None for fault in faults):
-            raise UsageError("a fault names a trajectory: pass the sampler's seed, which tells where that is")
+            raise UsageError("a fault names a trajectory: pass the sampler's seed, from which trajectories are known")
         self.faults = faults
         self._records = Records(folder)
         known = check_seed(seed) if seed is not None else 0
@@ -120,7 +120,7 @@ class Faults:
             env: Whatever a sampler takes as an environment.
 
         Raises:
-            UsageError: It is none.
+            UsageError: `env` is no environment.
         """
         return NewEnvUpdate(partial(make_faulty_env, as_env_update(env), self))
 
@@ -141,10 +141,10 @@ class Faults:
                 continue
             if self._records.add(str(number), fault.times) is not None:
                 self._records.wake()
-                commit(fault.kind, place, fault.n_bytes)
+                fail(fault.kind, place, fault.n_bytes)
 
     def fired(self, fault: int | None = None) -> int:
-        """Return how often faults have happened: the one of that position, or all together."""
+        """Return how often the fault of a position has happened, or all faults together."""
         return self._records.count(None if fault is None else str(fault))
 
     def pids(self, fault: int | None = None) -> list[int]:
@@ -152,9 +152,9 @@ class Faults:
         return self._records.pids(None if fault is None else str(fault))
 
     def wait(self, n: int = 1, timeout: float = 30.0) -> None:
-        """Wait until faults have happened `n` times in all. Without polling: whoever fails says so first.
+        """Wait until faults have happened `n` times in all; without polling.
 
         Raises:
-            TimeoutError: They have not, after `timeout` seconds.
+            TimeoutError: They have not happened within `timeout` seconds.
         """
         self._records.wait(n, timeout)

@@ -1,4 +1,4 @@
-"""An environment and an agent whose data tell whether anything was lost, repeated or mixed up."""
+"""An environment and an agent whose data show what was lost, repeated or mixed up."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ScriptedEnv(gymnasium.Env[Observation, Any]):
 
 
 class ScriptedAgent:
-    """Draws its actions, and adds its parameter, which each agent info tells.
+    """Draws its actions and adds its parameter, which is in each agent info.
 
     Args:
         offset: The parameter, an integer; ``{"offset": 2}`` is an update.

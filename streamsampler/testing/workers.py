@@ -1,4 +1,4 @@
-"""Workers that die at a chosen place inside this package's own code."""
+"""Kill workers at a chosen place inside this package's own code."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class FailPoint:
         assert point.fired()
 
     Args:
-        point: "start": it heard of a call and has done nothing yet. "continue": the same with further tickets.
+        point: "start": it has read a `Start`, and done nothing yet. "continue": the same with further tickets.
             "rollout": in a trajectory's second step. "write": its rollouts lie in shared memory, if they are large, and
             nothing is sent. "send": half of the message is sent. "sent": all of it is, and nothing else happened.
-            "stop": it was told to stop and has not yet. "exit": it was told to end, and has closed nothing.
-        worker: Which one.
+            "stop" and "exit": it has read that message, and done nothing yet.
+        worker: The worker number.
         occurrence: At which time that worker gets there, from 1; those before it in the same place are counted, too.
         folder: Where the record is kept; a fresh one.
 
@@ -48,7 +48,7 @@ class FailPoint:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Tell samplers that are made inside; their workers keep it for their life."""
+        """Switch the fail point on, for all the life of workers of samplers that are made inside."""
         before = os.environ.get(FAIL_POINT_VARIABLE)
         os.environ[FAIL_POINT_VARIABLE] = self._value
         try:

@@ -1,4 +1,4 @@
-"""An environment and an agent that do what another one does, and fail where they are told to."""
+"""Wrap an environment or an agent such that it fails at chosen places."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: The environment.
-        faults: What is to go wrong, and where.
+        faults: What fails, and where.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], faults: Faults) -> None:
@@ -58,7 +58,7 @@ class FaultyAgent:
 
     Args:
         agent: The agent.
-        faults: What is to go wrong, and where.
+        faults: What fails, and where.
     """
 
     def __init__(self, agent: Agent, faults: Faults) -> None:
@@ -72,7 +72,7 @@ class FaultyAgent:
         self._faults.maybe("agent_construct")
 
     def set_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Tell the agent the spaces of its environment."""
+        """Give the agent the spaces of its environment."""
         give_spaces(self._agent, observation_space, action_space)
 
     def reset(self, seed: int) -> None:
@@ -104,5 +104,5 @@ class FaultyAgent:
 
 
 def _of_no_kind(update: Any) -> Any:  # noqa: ARG001 - whatever it is
-    """Take no update for one of the agent's own kind."""
+    """Return that no update is of the agent's own kind."""
     return NotImplemented

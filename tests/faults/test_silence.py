@@ -46,7 +46,7 @@ def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
         assert faults.pids()[0] not in sampler.worker_pids()
     # Its pipe has ended, which the kernel tells it of.
     assert gone_within(faults.pids(), 2)
-    children.bury_strays()
+    children.reap_strays()
     assert children._strays == []
 
 
@@ -207,7 +207,7 @@ def parent_of(pid):
 @pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
 def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch, method):
     """It may be the child of this process: then it is reaped when it goes on and ends."""
-    monkeypatch.setattr(worker_child, "_TOLD_SECONDS", 0.1)
+    monkeypatch.setattr(worker_child, "_REPORT_SECONDS", 0.1)
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED, start_method=method) as sampler:
         assert calls(sampler) == undisturbed()
         watchdogs = [parent_of(pid) for pid in sampler.worker_pids()]
@@ -217,7 +217,7 @@ def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch, method
     for pid in watchdogs:
         os.kill(pid, signal.SIGCONT)
     assert gone_within(watchdogs, 2)
-    children.bury_strays()
+    children.reap_strays()
     assert children._strays == []
 
 

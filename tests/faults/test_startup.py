@@ -25,7 +25,7 @@ def make(n_workers, method):
 
 def assert_nothing_new(processes, files):
     assert gone_within(descendants() - processes, 5)
-    children.bury_strays()  # a watchdog that took long to end, on a busy machine
+    children.reap_strays()  # a watchdog that took long to end, on a busy machine
     assert children._strays == []
     assert open_files() == files
 

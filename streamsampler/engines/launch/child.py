@@ -28,7 +28,7 @@ Main = Callable[[int, Sequence[int]], None]
 """What a worker process runs: a function of a module, called with the worker number and descriptors."""
 
 STATUS = struct.Struct("<q")
-"""How the fork server is told worker numbers, and how a watchdog tells a process id and an exit code."""
+"""How a worker number is sent to the fork server, and a process id and an exit code to the sampler's process."""
 
 PARENT_FD = 2
 """The place, among a worker's descriptors, of the pipe whose other end only the sampler's process holds."""
@@ -53,8 +53,8 @@ def own_group(pid: int = 0) -> None:
 def kill_at_end_of(fd: int, pid: int) -> bool:
     """Let the kernel kill process `pid` when the last writing end of a pipe closes, whatever the process is doing then.
 
-    A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG speaks of the process
-    that forked, and of its thread. Nothing is ever written to such a pipe, so that its only event is its end.
+    A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG is about the thread
+    that forked. Nothing is ever written to such a pipe, so that its only event is its end.
 
     Args:
         fd: The pipe's reading end, of which a copy stays open in any process.
@@ -97,7 +97,7 @@ def close_all_but(kept: Iterable[int]) -> None:
 
 
 def run_as_child(main: Callable[[], None]) -> None:
-    """Run `main` in a forked process and end that process, whatever happens: its parent's stack is not its own."""
+    """Run `main` in a forked process, and end the process: it must not return into its parent's code."""
     status = 1
     try:
         null = os.open(os.devnull, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Processes as the sampler's process sees them: how they end, and what of them is left."""
+"""Wait for child processes of the sampler's process, and reap them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, readable_within
 
-__all__ = ["ServerProcess", "bury_strays", "end_of_life_pipe", "forget_or_reap", "open_pidfd"]
+__all__ = ["ServerProcess", "end_of_life_pipe", "forget_or_reap", "open_pidfd", "reap_strays"]
 
 
 def open_pidfd(pid: int) -> int | None:
@@ -28,7 +28,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def end_of_life_pipe() -> tuple[int, int]:
-    """Return a pipe that tells of a child's end: it alone holds the second descriptor."""
+    """Return a pipe whose first descriptor reports the end of a child, which alone is to hold the second."""
     read_end, write_end = os.pipe()
     return own_fd(read_end), write_end
 
@@ -38,7 +38,7 @@ def end_of_life_pipe() -> tuple[int, int]:
 
 class _Stray(Protocol):
     def is_stray(self) -> bool:
-        """Whether a process that was given up is there still; reap it if it has ended."""
+        """Whether a process that was given up still runs; reap it if it has ended."""
 
 
 class _StrayWatchdog:
@@ -49,15 +49,15 @@ class _StrayWatchdog:
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] == 0
         except ChildProcessError:
-            return False  # somebody else in this process waited for all children
+            return False  # other code of this process has waited for all children
 
 
-# Given up before they ended.
+# Processes that were given up before they ended.
 _strays: list[_Stray] = []
 
 
-def bury_strays() -> None:
-    """See whether processes that were given up have ended since, so that none stays a zombie."""
+def reap_strays() -> None:
+    """Reap processes that were given up and have ended since, so that none stays a zombie."""
     for child in list(_strays):
         if not child.is_stray():
             with contextlib.suppress(ValueError):  # another thread was quicker
@@ -69,7 +69,7 @@ def forget_or_reap(pid: int, *, ended: bool) -> None:
 
     Args:
         pid: Its process id.
-        ended: Whether it is known to have ended, or to be about to.
+        ended: Whether it has ended, or is about to.
     """
     stray = _StrayWatchdog(pid)
     if ended:
@@ -82,11 +82,11 @@ def forget_or_reap(pid: int, *, ended: bool) -> None:
 class ServerProcess:
     """A server that forks workers: a child of this process, started as a fresh interpreter.
 
-    Its end is told by the kernel where that is possible, else by a pipe.
+    The kernel reports its end where that is possible, else a pipe does.
 
     Args:
-        process: What started it.
-        end_of_life: A pipe whose other end it alone holds.
+        process: The process.
+        end_of_life: The reading end of a pipe whose other end the process alone holds.
 
     Attributes:
         pid: Its process id.
@@ -114,12 +114,12 @@ class ServerProcess:
         return readable_within(self._fd, timeout)
 
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
-        """Send a signal; nothing happens if the process is gone and was waited for."""
+        """Send a signal; nothing happens if the process was waited for."""
         if not self._closed:
             self._process.send_signal(signal_number)  # knows whether it was reaped
 
     def discard(self, timeout: float) -> None:
-        """Let nothing be left of it; if it hangs in the kernel, nothing but that."""
+        """Kill the process, wait for its end and close the descriptor; a process that hangs in the kernel is left."""
         self.kill()
         gone = not self.is_stray() if self._has_pidfd and self.ended(timeout) else self._reaped_within(timeout)
         self._closed = True
@@ -128,7 +128,7 @@ class ServerProcess:
             _strays.append(self)
 
     def _reaped_within(self, timeout: float) -> bool:
-        """Wait for the end, in a thread where there can be one: `waitpid` knows no time limit."""
+        """Wait for the end, in a thread where there can be one: `waitpid` has no time limit."""
         reaper = threading.Thread(target=self._process.wait, daemon=True)
         try:
             reaper.start()
@@ -138,5 +138,5 @@ class ServerProcess:
         return not reaper.is_alive()
 
     def is_stray(self) -> bool:
-        """Whether it is there still."""
+        """Whether the process still runs; reap it if it has ended."""
         return self._process.poll() is None

@@ -1,7 +1,7 @@
 """How many descriptors this process may have, and how many a sampler needs.
 
-Shells commonly allow 1,024 (`ulimit -n`), which some 145 workers use up, and the system many more to who asks. So the
-sampler's process asks, for itself. Workers go back to what was allowed before: programs that they start may rely on it.
+Shells commonly allow 1,024 (`ulimit -n`), which some 145 workers use up; a process may raise that up to the system's
+limit, and the sampler's process does. Workers go back to the limit before: programs that they start may rely on it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["PER_WORKER", "allow_all", "lower_limit", "make_room", "original_limi
 
 PER_WORKER = 7
 """Descriptors that the sampler's process has for each worker: three pipes, its memory (twice, when it is mapped), and
-its end, told by the kernel and by the fork server."""
+its end, reported by the kernel and by its watchdog."""
 
-_SHARED = 40  # those that all workers share, those that a worker is being started with, and some for everybody else
+_SHARED = 40  # for all workers together, for the start of a worker, and some for other code
 
 _original: int | None = None  # the limit before it was raised here
 _raised: int | None = None  # what it was raised to
@@ -43,12 +43,12 @@ def make_room(n_workers: int) -> None:
     except (OSError, ValueError):  # macOS has a limit of its own below that
         raise _too_few(n_workers, needed, soft, n_open) from None
     global _original, _raised
-    # Somebody else may have changed it since it was last raised here.
+    # Other code may have changed it since it was last raised here.
     _original, _raised = _original if soft == _raised else soft, needed
 
 
 def _n_open() -> int:
-    """Return how many descriptors are open; 64 where the system does not tell."""
+    """Return how many descriptors are open; 64 where it is not known."""
     with contextlib.suppress(OSError):
         return len(os.listdir("/dev/fd"))
     return 64
@@ -65,7 +65,7 @@ def _too_few(n_workers: int, needed: int, limit: int, n_open: int) -> ResourceLi
 
 
 def original_limit() -> int | None:
-    """Return the limit that this process had before `make_room` raised it; None if it did not, or others changed it."""
+    """Return the limit before `make_room` raised it; None if it did not, or other code changed it since."""
     return _original if resource.getrlimit(resource.RLIMIT_NOFILE)[0] == _raised else None
 
 

@@ -1,4 +1,4 @@
-"""Descriptors that belong to this process alone, whoever it forks."""
+"""Descriptors of this process that forked children close."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _own_fds: set[int] = set()
 
 
 def own_fd(fd: int) -> int:
-    """Take note that `fd` belongs to this process alone, and return it."""
+    """Let forked children close `fd`, and return it."""
     _own_fds.add(fd)
     return fd
 
 
 def close_fd(fd: int) -> None:
-    """Close a descriptor that `own_fd` took note of."""
+    """Close a descriptor of `own_fd`."""
     with contextlib.suppress(KeyError):
-        _own_fds.remove(fd)  # of two threads, one gets past this
+        _own_fds.remove(fd)  # only one of two threads gets past this
         os.close(fd)
 
 

@@ -44,7 +44,7 @@ def serve(module: str, name: str, socket_fd: int) -> None:
         module: The module of the function that workers run.
         name: The function.
         socket_fd: This end of the socket pair. A request is a worker number and the worker's descriptors, the last of
-            which is where its watchdog tells its process id and, later, its exit code.
+            which is where its watchdog writes the worker's process id and, later, its exit code.
     """
     _begin()
     _preload()
@@ -106,8 +106,8 @@ class _Server:
         self._main = main
         self._connection = connection
         self._status_fds: dict[int, int] = {}  # by the watchdog's process id
-        self._limit = allow_all()  # there is one for each worker
-        # Never blocking, or a burst of children's ends could fill the pipe and hang the server in its own handler.
+        self._limit = allow_all()  # of descriptors: the server holds one for each worker
+        # Never blocking, or the ends of many children could fill the pipe, and the server hang in its handler.
         self._wake_fds = os.pipe()
         for fd in self._wake_fds:
             os.set_blocking(fd, False)
@@ -140,7 +140,7 @@ class _Server:
         else:
             if pid == 0:
                 run_as_child(lambda: self._become_watchdog(number, worker_fds, status_fd))
-            # Closed when the watchdog is gone: this is how the parent sees that nothing is left.
+            # Closed when the watchdog has ended: so the parent notices that nothing is left.
             self._status_fds[pid] = status_fd
         for fd in worker_fds:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""Where the processes that this package starts look for modules."""
+"""Choose where new processes look for modules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is left of a worker that has ended: the processes that its environment started, found and ended.
+"""End the processes that the environment of a worker has started, after the worker has ended.
 
-A watchdog calls this (see `watchdog`), after its worker has ended and before it has reaped it: the worker's process id
-is then the number of the worker's process group and of nothing else.
+A watchdog does it (see `watchdog`) before it reaps its worker: until then no other process group can have the worker's
+process id for a number.
 
 On Linux a watchdog adopts all that its worker has started as soon as the processes in between are gone, so that
 whatever is left is a descendant of it, in the worker's group or not. Elsewhere only the group can be found.
@@ -23,10 +23,10 @@ TERM_SECONDS = 1.0
 
 END_SECONDS = 5.0
 """How long a killed process may take to be gone. One that hangs in the kernel, by a file system perhaps that does not
-answer, is deaf even to SIGKILL until it comes back; nothing waits for it any longer than this."""
+answer, does not take SIGKILL either until that returns; it is not waited for any longer than this."""
 
 _PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
-_LOOKS = 3  # without finding anything, where nothing tells whether there are children
+_LOOKS = 3  # without finding anything, where it is not known whether there are children
 _LOOK_SECONDS = 0.02  # from one look to the next, where nothing tells of the end of a group
 
 Wait = Callable[[float], None]
@@ -54,7 +54,7 @@ def end_descendants(worker: int, wait: Wait) -> None:
         found_none = 0
         while _has_other_children(worker) and found_none < _LOOKS:
             rest = _descendants(worker)
-            if not rest:  # its parent has just ended, and it is found at the next look; or it was a dead one
+            if not rest:  # its parent has just ended, and the next look finds it; or it was dead
                 found_none += 1
                 continue
             if not signalled:
@@ -126,7 +126,7 @@ def _signal_group(leader: int, number: int) -> bool:
 
 
 def _signal(pid: int, number: int, known: dict[int, tuple[int, int]]) -> None:
-    """Signal one process, unless its number is another one's by now."""
+    """Signal a process, unless another process has its number by now."""
     with contextlib.suppress(OSError):
         if known[pid][0] == os.getpid() or not hasattr(os, "pidfd_open"):
             os.kill(pid, number)  # a child of this process keeps its number until it is reaped
@@ -145,7 +145,7 @@ def _signal(pid: int, number: int, known: dict[int, tuple[int, int]]) -> None:
 
 
 def _has_other_children(worker: int) -> bool:
-    """Whether this process has other children than the worker, or nothing tells; reads one small file."""
+    """Whether this process has other children than the worker, or it is not known; reads one small file."""
     me = os.getpid()
     try:
         with open(f"/proc/{me}/task/{me}/children", "rb") as file:

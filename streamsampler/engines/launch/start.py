@@ -3,11 +3,10 @@
 Not `multiprocessing.Process`, because its children import the user's main script (an unguarded script runs itself
 again, and a session on standard input has none), its fork server leaves a socket in the temporary folder when the
 parent is killed, and a daemonic process may not have children at all. What is needed is little: hand over some
-descriptors, notice the end, and learn the exit code.
+descriptors, notice the end, and get the exit code.
 
 Here a child gets a worker number and descriptors; everything else it reads from one of them (see
-`processes.worker_main`).
-Each has a parent of its own, which ends what it leaves (see `watchdog`).
+`processes.worker_main`). Each has a parent of its own, which ends what the worker leaves (see `watchdog`).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from collections.abc import Iterator, Sequence
 from streamsampler.engines.launch.child import PARENT_FD, STATUS, Main, ignore_terminal, kill_at_end_of, run_as_child
 from streamsampler.engines.launch.children import (
     ServerProcess,
-    bury_strays,
     end_of_life_pipe,
     forget_or_reap,
+    reap_strays,
 )
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.fork_server import serve, serve_commands
@@ -46,23 +45,23 @@ _CLOSE_SECONDS = 1.0  # for a server to notice that it is no longer needed
 
 
 def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> WorkerChild:
-    """Start a worker process, and do not wait for it; see `WorkerChild.await_start`.
+    """Begin to start a worker process; see `WorkerChild.await_start`.
 
     Args:
-        method: How.
-        main: What it runs: a function of a module, called with the number and the descriptors.
+        method: The start method.
+        main: What the process runs: a function of a module, called with the number and the descriptors.
         number: The worker number.
-        fds: Descriptors that it gets, in this order; the caller may close them afterwards. That at `PARENT_FD` is the
-            reading end of a pipe whose other end only this process holds.
-        threads: How many threads the libraries are to compute on that are loaded in a fresh interpreter; see
+        fds: Descriptors that the process gets, in this order; the caller may close them afterwards. That at
+            `PARENT_FD` is the reading end of a pipe whose other end only this process holds.
+        threads: How many threads libraries compute on that are loaded in a fresh interpreter; see
             `streamsampler.workers.threads`.
 
     Raises:
         OSError: There are no processes or descriptors left.
-        WatchdogLostError: There is no knowing whether the worker was started, which `await_start` raises, too. The next
-            attempt has another server, and must not hand over the same descriptors: they may be somebody's already.
+        WatchdogLostError: It is not known whether the worker was started; `await_start` raises this, too. The next
+            attempt has another server, and needs new descriptors: a worker may have those of this attempt.
     """
-    bury_strays()
+    reap_strays()
     match method:
         case "fork":
             return _fork(main, number, fds)
@@ -76,10 +75,10 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], thr
 
 
 @contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Block SIGINT: a child starts with it blocked, and unblocks it when it has learned to ignore it.
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT: a child starts with it blocked, and unblocks it once it ignores it.
 
-    The terminal sends Ctrl-C to everybody; a child that is still importing would print a traceback.
+    The terminal sends Ctrl-C to the whole process group; a child that is still importing would print a traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -98,18 +97,18 @@ def _fork(main: Main, number: int, fds: Sequence[int]) -> WorkerChild:
     prepare_watchdogs()
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as childs:
         status = pipe_between(childs, ours, ours_is=0)
-        # Copies, because the child closes what belongs to this process.
+        # Copies, because the child closes the descriptors of this process.
         copies = []
         for fd in (*fds, status[1]):
             copies.append(os.dup(fd))
             childs.callback(os.close, copies[-1])
-        with _interrupts_held_back():
+        with _interrupts_blocked():
             watchdog = os.fork()
             if watchdog == 0:
                 os.close(status[1])
                 run_as_child(lambda: _watch_over_copy(main, number, copies))
         ours.callback(forget_or_reap, watchdog, ended=False)
-        childs.close()  # or the end of the watchdog would not be seen
+        childs.close()  # or the end of the watchdog could not be noticed
         child = WorkerChild(status[0], watchdog)
         ours.pop_all()
         return child
@@ -133,7 +132,7 @@ def _python(code: str, main: Main) -> list[str]:
 
 
 def _command_file(main: Main, threads: int | None) -> int:
-    """Return an anonymous file with the command of a spawned worker, and the environment variables of now."""
+    """Return an anonymous file with the command of a spawned worker, and its environment variables."""
     code = (
         f"number, *fds = map(int, sys.argv[1:]); del sys.argv[1:]; "
         f"from {main.__module__} import {main.__name__}; {main.__name__}(number, fds)"
@@ -149,10 +148,10 @@ class _Server:
     Args:
         method: "forkserver", whose workers are copies of it, or "spawn", whose workers are fresh interpreters.
         main: What its workers run.
-        threads: How many threads the libraries compute on that it has loaded.
+        threads: How many threads the libraries compute on that the server has loaded.
 
     Attributes:
-        lost: Whether it is gone or hangs: no other worker is started by it, and its answers are not waited for.
+        lost: Whether the server has ended or hangs: it starts no other worker, and its answers are not waited for.
     """
 
     def __init__(self, method: StartMethod, main: Main, threads: int | None) -> None:
@@ -166,7 +165,7 @@ class _Server:
             forked = f"from {serve.__module__} import serve; serve({main.__module__!r}, {main.__name__!r}, {fd})"
             alive = pipe_between(handed_over, kept, ours_is=1)
             self._process = _start(_python(spawned if method == "spawn" else forked, main), [fd, alive[0]], threads)
-            # From its first instant, while it imports, too. It holds this end of the pipe, and does nothing with it.
+            # From its start, also while it imports. The server holds this end of the pipe, and does nothing with it.
             kill_at_end_of(alive[0], self._process.pid)
             self._fds = own_fd(ours.detach()), alive[1]
             kept.pop_all()
@@ -194,7 +193,7 @@ class _Server:
             raise
 
     def forget(self) -> None:
-        """Let the next worker be started by another server, because this one is lost."""
+        """Let another server start the next worker, because this one is lost."""
         self.lost = True
         with _servers_lock:
             for key, known in list(_servers.items()):
@@ -207,7 +206,7 @@ def _start(command: Sequence[str], fds: Sequence[int], threads: int | None) -> S
     set_unset(environ, threads)
     end_of_life, held_by_child = end_of_life_pipe()
     try:
-        with _interrupts_held_back():
+        with _interrupts_blocked():
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child], env=environ)
     except BaseException:
         close_fd(end_of_life)
@@ -221,7 +220,7 @@ def _close_server(fds: Sequence[int], process: ServerProcess, owner: int) -> Non
     if os.getpid() != owner:
         return
     # At the end of the program a second Ctrl-C would be printed as an exception that nothing catches.
-    with _interrupts_held_back():
+    with _interrupts_blocked():
         for fd in fds:
             close_fd(fd)
         process.ended(_CLOSE_SECONDS)

@@ -1,4 +1,4 @@
-"""How worker processes can be started, and whether there can be any: known without what only POSIX systems have."""
+"""Which start methods there are, and whether this system has worker processes. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_processes() -> None:
     """Check that this system has what worker processes need.
 
     Raises:
-        SamplerError: It has not.
+        SamplerError: This system lacks it.
     """
     if not has_processes():
         raise SamplerError(
@@ -40,7 +40,7 @@ def check_processes() -> None:
 
 
 def default_start_method() -> StartMethod:
-    """The fork server: safe beside threads, and quick. On macOS spawn, because system libraries do not survive fork."""
+    """Return "forkserver", safe with threads and quick; on macOS, whose libraries do not survive a fork, "spawn"."""
     return "spawn" if sys.platform == "darwin" else "forkserver"
 
 

@@ -4,16 +4,16 @@
 
     sampler's process ─── fork server ─┬─ watchdog ─── worker 0 ─── what its environment started
             ▲                          └─ watchdog ─── worker 1 ─── …
-            └── one pipe a worker: its process id, and its exit code when nothing of it is left
+            └── a pipe for each worker: its process id, and its exit code when nothing of it is left
 
-An environment may start processes: a simulator, a browser. They are to end with their worker, whatever ended that. So
+An environment may start processes: a simulator, a browser. They are to end with their worker, however it ends. So
 each worker leads a process group, and its parent does nothing but wait for it. When the worker has ended, the watchdog
-sends SIGTERM to whatever is left of the group, a second later SIGKILL, then tells the sampler, and ends. It does so
-before it reaps the worker, so that the group's number cannot be another one's.
+sends SIGTERM to the rest of the group, a second later SIGKILL, then reports to the sampler's process, and ends. It
+does so before it reaps the worker, so that no other group can have the number.
 
 On Linux the watchdog is a child subreaper: a process of the worker's that left the group, or became a daemon, is
-adopted by it, and ended as well. Because of that there is one watchdog for each worker, and not one for all: nothing
-would tell whose an adopted process is, and one of a worker that lives must not be ended.
+adopted by it, and ended as well. Therefore each worker has a watchdog of its own: one watchdog for all could
+not know which worker has started an adopted process.
 
 When the sampler's process is gone, the kernel kills the worker, or, where it cannot, the watchdog does.
 """
@@ -46,7 +46,7 @@ _IGNORED = {
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
 }
-"""A watchdog outlives its worker, and nothing else: whoever ends the whole job by these ends the worker, too."""
+"""A watchdog ends after its worker, and for no other reason: sent to a whole job, these signals end the worker, too."""
 
 
 def prepare_watchdogs() -> None:
@@ -114,8 +114,8 @@ class _Watchdog:
         for ignored in _IGNORED:
             signal.signal(ignored, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked - _IGNORED)
-        _hold_nothing({self._parent_fd, self._status_fd, self._wake_fd, wake_write})
-        _call_it(f"streamsampler: watchdog of worker {number}")
+        _close_others({self._parent_fd, self._status_fd, self._wake_fd, wake_write})
+        _set_title(f"streamsampler: watchdog of worker {number}")
         exitcode = self._await_end()
         if self._adopts:
             end_descendants(self._worker, self._wait)
@@ -143,7 +143,7 @@ class _Watchdog:
         while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if end.si_pid == self._worker:
                 return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-            os.waitpid(end.si_pid, os.WNOHANG)  # a daemon of the worker's, which was adopted
+            os.waitpid(end.si_pid, os.WNOHANG)  # a daemon of the worker's, which this process has adopted
         return None
 
     def _wait(self, seconds: float) -> None:
@@ -163,7 +163,7 @@ def _become_subreaper() -> bool:
     return _prctl is not None and bool(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
-def _hold_nothing(kept: set[int]) -> None:
+def _close_others(kept: set[int]) -> None:
     """Close all descriptors but `kept`: a pipe that this process held open would have no end for its reader."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
@@ -171,7 +171,7 @@ def _hold_nothing(kept: set[int]) -> None:
     close_all_but(kept)
 
 
-def _call_it(title: str) -> None:
+def _set_title(title: str) -> None:
     if sys.platform == "linux":  # elsewhere that may call libraries which do not survive a fork
         import setproctitle
 

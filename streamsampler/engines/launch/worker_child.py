@@ -16,9 +16,9 @@ from streamsampler.errors import SamplerError
 
 __all__ = ["Starter", "WatchdogLostError", "WorkerChild"]
 
-_ANSWER_SECONDS = 120.0  # for a fork server's answer to its first request, too: after its imports
-_TOLD_SECONDS = 2.0  # from a worker's end until its watchdog tells of it: it has ended what was left of the worker then
-_GONE_SECONDS = 0.25  # from then until the watchdog is gone and reaped
+_ANSWER_SECONDS = 120.0  # a fork server answers its first request after its imports
+_REPORT_SECONDS = 2.0  # from a worker's end to its watchdog's report, which comes after the end of all it left
+_GONE_SECONDS = 0.25  # from this report until the watchdog has ended and is reaped
 _SIGNAL_GROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
 
@@ -26,13 +26,13 @@ class Starter(Protocol):
     """The server that is to start a worker.
 
     Attributes:
-        lost: Whether it is gone or hangs: its answers are not waited for.
+        lost: Whether the server has ended or hangs: its answers are not waited for.
     """
 
     lost: bool
 
     def forget(self) -> None:
-        """Let the next worker be started by another server, because this one is lost."""
+        """Let another server start the next worker, because this one is lost."""
 
 
 class WatchdogLostError(SamplerError):
@@ -40,12 +40,12 @@ class WatchdogLostError(SamplerError):
 
 
 class WorkerChild:
-    """A worker process that was asked for: before `await_start` it may not run yet.
+    """A worker process; before `await_start` it may not run yet.
 
-    Its end is told by the kernel where that is possible, else by its watchdog.
+    The kernel reports its end where that is possible, else its watchdog.
 
     Args:
-        status_fd: Tells its process id, and at the end its exit code. Owned by the child from here on.
+        status_fd: Where its process id is read, and at the end its exit code. The child closes it.
         watchdog: The watchdog's process id, if it is a child of this process.
         starter: The server that starts it, if one does.
 
@@ -67,29 +67,29 @@ class WorkerChild:
 
         Raises:
             OSError: It could not be started.
-            WatchdogLostError: There is no knowing whether it was.
+            WatchdogLostError: It is not known whether the worker was started.
         """
         starter, self._starter = self._starter, None  # a server ends when nothing holds it any more
-        lost = self._hear_start(0.0 if starter is not None and starter.lost else _ANSWER_SECONDS)
+        lost = self._read_pid(0.0 if starter is not None and starter.lost else _ANSWER_SECONDS)
         if lost is not None:
             if starter is not None:
                 starter.forget()
             raise WatchdogLostError(f"the fork server, or a watchdog, was lost: {lost}")
 
-    def _hear_start(self, timeout: float) -> str | None:
+    def _read_pid(self, timeout: float) -> str | None:
         """Wait for the process id; return why it did not come, if it did not."""
         if self.pid:
             return None
         answered = readable_within(self._fd, timeout)
-        said = os.read(self._fd, STATUS.size) if answered else b""
-        if len(said) < STATUS.size:
+        data = os.read(self._fd, STATUS.size) if answered else b""
+        if len(data) < STATUS.size:
             return "it ended" if answered else f"it did not answer within {timeout:g} s"
-        (pid,) = STATUS.unpack(said)
+        (pid,) = STATUS.unpack(data)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
         self.pid = pid  # from here on it can be killed and waited for, whatever else fails
         self._pidfd = open_pidfd(pid)
-        # It may be gone already, and its number somebody else's: the watchdog has said so then.
+        # The process may have ended, and its number be another process's: then the watchdog has reported the end.
         if self._pidfd is not None and readable_within(self._fd, 0):
             close_fd(self._pidfd)
             self._pidfd = None
@@ -104,11 +104,11 @@ class WorkerChild:
         return readable_within(self._fd if self._pidfd is None else self._pidfd, timeout)
 
     def unwatched(self) -> bool:
-        """Whether the watchdog is gone, or has told of the end."""
+        """Whether the watchdog is gone, or has reported the end."""
         return readable_within(self._fd, 0)
 
     def wait(self, timeout: float) -> int | None:
-        """Wait for the end, and return the exit code: negative for a signal, None if nothing tells.
+        """Wait for the end, and return the exit code: negative for a signal, None if it is not known.
 
         Args:
             timeout: Seconds. A process that has not ended by then is given up, and not waited for again.
@@ -122,27 +122,27 @@ class WorkerChild:
         """Wait for the end; return the exit code, and whether the process is known to have ended."""
         deadline = time.monotonic() + timeout
         ended = self.ended(timeout)
-        patience = min(_TOLD_SECONDS, max(0.0, deadline - time.monotonic())) if ended else 0.0
+        patience = min(_REPORT_SECONDS, max(0.0, deadline - time.monotonic())) if ended else 0.0
         if not readable_within(self._fd, patience):
             return None, ended  # the watchdog is stopped
-        told = os.read(self._fd, STATUS.size)
-        if len(told) < STATUS.size:
-            return None, ended and self._pidfd is not None  # the watchdog's end, which is not the worker's
-        # What follows is the end of the pipe, when the watchdog is gone.
+        status = os.read(self._fd, STATUS.size)
+        if len(status) < STATUS.size:
+            return None, ended and self._pidfd is not None  # the watchdog has ended, not the worker
+        # Next comes the end of the pipe, when the watchdog has ended.
         if readable_within(self._fd, _GONE_SECONDS) and self._watchdog is not None:
             forget_or_reap(self._watchdog, ended=True)
             self._watchdog = None
-        return STATUS.unpack(told)[0], True
+        return STATUS.unpack(status)[0], True
 
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
         """Send a signal; nothing happens if the process is gone, or was waited for or given up and closed."""
-        # Once waited for, the number may be somebody else's; once closed, the descriptor may.
+        # Once waited for, the number may be another process's; once closed, the descriptor another file's.
         if self._waited or self._closed or not self.pid:
             return
         try:
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal_number)
-            elif not self.unwatched():  # or its number may be somebody else's
+            elif not self.unwatched():  # or the number may be another process's
                 os.kill(self.pid, signal_number)
         except OSError as error:
             if error.errno not in (errno.ESRCH, errno.EBADF):  # gone, or closed by another thread just now
@@ -151,7 +151,7 @@ class WorkerChild:
     def kill_all(self) -> None:
         """Kill the worker; its process group, too, if no watchdog does that, as far as the system can.
 
-        The group by the descriptor alone: its number may be another one's when nothing holds it.
+        The group by the descriptor alone: its number may be another group's by now.
         """
         if self._pidfd is not None and not self._waited and self.unwatched():
             with contextlib.suppress(OSError):
@@ -159,21 +159,21 @@ class WorkerChild:
         self.kill()
 
     def discard(self, timeout: float) -> None:
-        """Let nothing be left of it; if it hangs in the kernel, nothing but that. May be repeated.
+        """Kill the process, wait for its end and close all descriptors; may be repeated.
 
-        One whose start is not told of in that time ends by itself, when the pipes of its worker are closed.
+        A process that hangs in the kernel is left. One that has not started by then ends when its pipes are closed.
         """
         deadline = time.monotonic() + timeout
         if not self._closed:
-            with contextlib.suppress(OSError):  # it could not be started, or is known by its number alone
-                self._hear_start(timeout)
+            with contextlib.suppress(OSError):  # it could not be started, or only its number is known
+                self._read_pid(timeout)
         self.kill()
         if self.pid:
             self.wait(deadline - time.monotonic())
         self.close()
 
     def close(self) -> None:
-        """Close the descriptors; a watchdog that has not ended yet is remembered, see `bury_strays`."""
+        """Close the descriptors; a watchdog that has not ended yet is reaped later, see `reap_strays`."""
         self._closed = True
         self._starter = None
         if self._watchdog is not None:

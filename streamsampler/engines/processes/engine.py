@@ -42,8 +42,8 @@ __all__ = ["ProcessEngine"]
 STUCK_SECONDS = 1.0
 """How long a worker that is not closing its environment may take to begin with it, before it is killed."""
 
-_GRACE_SECONDS = 1.0  # between a worker's last word and its end
-_AT_ONCE = 8  # workers that are being started; the kernel bounds how many descriptors may be on their way to a server
+_GRACE_SECONDS = 1.0  # from the end of a worker's pipe to the worker's end
+_AT_ONCE = 8  # workers that start at a time; the kernel bounds how many descriptors may be on their way to a server
 _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a few regions, and every ticket a message
 
 
@@ -51,16 +51,16 @@ class ProcessEngine(Engine):
     """Workers in processes.
 
     Args:
-        n_workers: How many.
+        n_workers: How many workers there are.
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
         start_method: How processes are started.
         close_timeout: Seconds that all workers together may take to close their environments at the end.
-        report_memory: Whether workers tell how much memory they have.
+        report_memory: Whether workers write to the status board how much memory they have.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors (an OSError).
-        OSError: There are no processes left; whatever was started is gone again.
+        OSError: No process can be started; those that were started have ended.
     """
 
     has_own_loggers = True
@@ -105,29 +105,28 @@ class ProcessEngine(Engine):
     # ------------------------------------------------------------------ starting
 
     def _start_all(self) -> None:
-        """Start the workers, some side by side: each takes the turns of several processes, one after another."""
+        """Start the workers, several at a time: the start of a worker passes through several processes."""
         for number in range(self.n_workers + _AT_ONCE):
             first = number - _AT_ONCE
             if first >= 0:
                 self._links[first] = self._started(self._links[first], first)
             if number < self.n_workers:
-                self._links.append(self._asked_for(number))
+                self._links.append(self._starting(number))
 
-    def _asked_for(self, number: int) -> Link:
-        """Ask for a worker, and do not wait until it runs; return its link, which `_started` completes."""
+    def _starting(self, number: int) -> Link:
+        """Begin to start a worker; return its link, which `_started` completes."""
         try:
             return self._new_link(number)
         except WatchdogLostError:
             return self._new_link(number)  # with another server
 
     def _started(self, link: Link, number: int) -> Link:
-        """Wait until a worker runs; return its link, or that of another attempt."""
+        """Wait until a worker runs; return its link, or that of a second attempt."""
         try:
             try:
                 link.child.await_start()
             except WatchdogLostError:
-                # Once more, with everything new. Should the lost server have started a worker all the same, it ends
-                # with the pipes of the first attempt.
+                # A second attempt, with new pipes. If the first server did start a worker, it ends with the old pipes.
                 self._unlink(link, 0)
                 link = self._new_link(number)
                 link.child.await_start()
@@ -145,11 +144,11 @@ class ProcessEngine(Engine):
         self.board.clear(worker)
         self._restarting = True
         try:
-            # The new one first: if it cannot be started, the old one is what it was, and can be tried again.
-            new, old = self._started(self._asked_for(worker), worker), self._links[worker]
+            # First the new worker: if it cannot be started, nothing has changed, and `restart` can be repeated.
+            new, old = self._started(self._starting(worker), worker), self._links[worker]
             self._links[worker] = new
             if self._oldest_version == NEVER_AGAIN:
-                new.child.kill()  # as all others were by another thread, which may not have seen this one
+                new.child.kill()  # another thread has killed all workers, and may not have seen this one
             self._unlink(old, END_SECONDS)
             if self._closing:
                 self._unlink(new, END_SECONDS)
@@ -159,7 +158,7 @@ class ProcessEngine(Engine):
                 self._close_shared()
 
     def _unlink(self, link: Link, timeout: float) -> None:
-        """Kill a worker if need be and close everything of it; may be repeated after an interrupt."""
+        """Kill a worker if it lives, and close its pipes and memory; may be repeated after an interrupt."""
         if not link.unlinked:
             link.ended = True
             link.unregister(self._selector)
@@ -180,29 +179,29 @@ class ProcessEngine(Engine):
         self._shared.free(handle)
 
     def abandon_older(self, version: int) -> None:
-        """Let older rollouts be abandoned."""
+        """Let workers abandon rollouts of versions older than `version`."""
         self._oldest_version = version
         if not self._closed and self._is_ours():
             self.board.abandon_older(version)
 
     def send(self, worker: int, message: Message) -> None:
-        """Send a message. The protocol bounds what can be under way, so the pipe always has room."""
+        """Send a message. The protocol bounds the messages under way, so the pipe always has room."""
         link = self._links[worker]
         if link.ended or not self._is_ours():
-            return  # its death was, or will be, told by `wait`
+            return  # `wait` reports its death
         if isinstance(message, Start):
             self.board.lower_flag(worker)
         released = link.released[:_RELEASES_PER_MESSAGE]
-        del link.released[:_RELEASES_PER_MESSAGE]  # the very list that unfinished releases append to
+        del link.released[:_RELEASES_PER_MESSAGE]  # in place: releases append to this list
         try:
             send(link.commands_fd, pickle.dumps((message, released), protocol=5))
         except BrokenPipeError:
-            pass  # its death is seen in `wait`
-        except BlockingIOError:  # what is under way has room: something else fills its pipe
+            pass  # `wait` reports its death
+        except BlockingIOError:  # the messages under way leave room: other code has written to the pipe
             link.child.kill()
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Sleep until a worker answers or dies, or is given up."""
+        """Sleep until a worker answers, dies or is given up."""
         events: list[Event] = []
         if self._killed:
             timeout = min([math.inf if timeout is None else timeout, *self._seconds_left().values()])
@@ -214,7 +213,7 @@ class ProcessEngine(Engine):
                 events += self._take_in_death(worker)
                 continue
             try:
-                # None means that the worker closed its end: it is about to be gone.
+                # None: the worker has closed its end, and is about to end.
                 answered = self._read_answers(worker)
                 events += self._take_in_death(worker) if answered is None else answered
             except GarbageError as error:
@@ -225,24 +224,21 @@ class ProcessEngine(Engine):
         return events
 
     def _seconds_left(self) -> dict[int, float]:
-        """Return for how many seconds more who was killed is waited for."""
+        """Return for how many more seconds the end of each killed worker is waited for."""
         return {worker: max(0.0, until - time.monotonic()) for worker, until in self._killed.items()}
 
     def _read_answers(self, worker: int) -> list[Event] | None:
         return self._links[worker].read_answers(worker, self._oldest_version, self._spaces)
 
     def _take_in_death(self, worker: int) -> list[Event]:
-        """Return what a worker had said before it died, then its death.
-
-        What it sent is complete: a message is written whole or not at all.
-        """
+        """Return the last answers of a worker, then its death. Each message was written whole or not at all."""
         link = self._links[worker]
         overdue = self._killed.pop(worker, math.inf) <= time.monotonic()
         if not overdue and link.child.unwatched() and not link.child.ended(0):
             return [self._kill_untrusted(worker, "lost its watchdog process, and was killed,")]
         link.ended = True
         if not overdue and not link.child.ended(_GRACE_SECONDS):
-            link.child.kill()  # it closed its end and goes on: nothing will ever be heard of it again
+            link.child.kill()  # it has closed its pipe, and cannot answer any more
         last_answers: list[Event] = []
         while readable_within(link.answers_fd, 0):
             try:
@@ -256,7 +252,7 @@ class ProcessEngine(Engine):
         return [*last_answers, Died(worker, link.child.wait(0 if overdue else END_SECONDS))]
 
     def _kill_untrusted(self, worker: int, why: str) -> Died:
-        """Kill a worker of which nothing that it says can be trusted any more."""
+        """Kill a worker whose messages cannot be trusted any more; return its death."""
         link = self._links[worker]
         link.ended = True
         self._killed.pop(worker, None)
@@ -265,26 +261,26 @@ class ProcessEngine(Engine):
         return Died(worker, link.child.wait(END_SECONDS), why, hopeless=why == CAME_BACK)
 
     def ran_timesteps(self, worker: int) -> int:
-        """Return how many timesteps a worker has shown; after the end, those it had shown then."""
+        """Return how many timesteps a worker has shown since its start; also after `close`."""
         return self._ran[worker] if self._ran else self.board.ran_timesteps(worker)
 
     def stacks(self, worker: int) -> str:
-        """Return the Python stacks."""
+        """Return the Python stacks of a worker."""
         return stacks_of(self._links[worker].child, self._shared.stacks_fd)
 
     def kill_worker(self, worker: int) -> None:
-        """Kill a worker; if it hangs in the kernel, it is given up after `END_SECONDS`, and counts as dead."""
+        """Kill a worker. If it hangs in the kernel, it counts as dead after `END_SECONDS`."""
         if not self._links[worker].ended:
             self._links[worker].child.kill()
             self._killed.setdefault(worker, time.monotonic() + END_SECONDS)
 
     def retire(self, worker: int) -> bool:
-        """Ask a worker to end."""
+        """Let a worker end."""
         self.send(worker, Exit())
         return True
 
     def pids(self) -> list[int]:
-        """The workers' process ids."""
+        """Return the workers' process ids."""
         return [link.child.pid for link in self._links]
 
     # ------------------------------------------------------------------ ending
@@ -298,15 +294,15 @@ class ProcessEngine(Engine):
     def _is_ours(self) -> bool:
         """Whether this is the process that started the workers, and not a forked copy of it.
 
-        A copy that leaves a stream's loop, or ends in it, must not stop them: it has the board, and its numbers of
-        descriptors may be other files by then.
+        A copy that leaves a stream's loop must not stop the workers: it shares the board, and the numbers of its
+        descriptors may belong to other files.
         """
         return os.getpid() == self._owner
 
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
-        """Let all workers close their environments and end; terminate and then kill those that take too long.
+        """Let all workers close their environments and end; send SIGTERM, then SIGKILL, to those that take too long.
 
-        May be repeated when an interrupt broke it off.
+        May be repeated after an interrupt.
         """
         if not self._is_ours() or self._closed:
             return []
@@ -321,7 +317,7 @@ class ProcessEngine(Engine):
         finally:
             self._end_all()
         self._closed = True
-        # A worker that is being started is given descriptors by their numbers, which may be somebody else's files soon.
+        # A worker that is being started is given descriptors by their numbers, which other files may get once closed.
         if not self._restarting:
             self._close_shared()
         return last_answers
@@ -331,7 +327,7 @@ class ProcessEngine(Engine):
         self._opened.close()
 
     def _end_all(self) -> None:
-        """Kill the workers if need be, and close everything of them."""
+        """Kill the workers that live, and close all pipes and memory."""
         for link in self._links:
             link.child.kill()
         deadline = time.monotonic() + END_SECONDS
@@ -339,7 +335,7 @@ class ProcessEngine(Engine):
             self._unlink(link, deadline - time.monotonic())
 
     def _await_ends(self, *, read_answers: bool) -> list[Answered | Logged]:
-        """Wait for the workers' ends; return what they still said."""
+        """Wait for the workers' ends; return their last answers."""
         last_answers: list[Answered | Logged] = []
         begin = time.monotonic()
         for limit in sorted({STUCK_SECONDS, self._close_timeout}):
@@ -351,12 +347,12 @@ class ProcessEngine(Engine):
         return last_answers
 
     def _seconds_to_end(self, worker: int) -> float:
-        """Return how many seconds a worker has, from the beginning of the end."""
+        """Return how many seconds a worker has to end, from the beginning of `close`."""
         closing = self.board.progress(worker).phase is Phase.CLOSE
         return self._close_timeout if closing else STUCK_SECONDS
 
     def _read_until(self, deadline: float) -> list[Answered | Logged]:
-        """Wait for the workers' ends, until the deadline, and return what they still said."""
+        """Wait for the workers' ends until the deadline; return their answers."""
         last_answers: list[Answered | Logged] = []
         while any(not link.ended for link in self._links):
             timeout = deadline - time.monotonic()

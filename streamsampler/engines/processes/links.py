@@ -1,4 +1,4 @@
-"""The sampler's ends of what it shares with one worker process, and what it hears through them."""
+"""The sampler's ends of what it shares with one worker process."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ CAME_BACK = (
 
 
 class KnownSpaces:
-    """The spaces that workers told last: equal ones are one object for all workers.
+    """The spaces that workers sent last: equal spaces are one object for all workers.
 
-    Whether two are equal is a question to Gymnasium that takes long.
+    Gymnasium takes long to compare two of them.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class KnownSpaces:
         self._spaces: Any = None
 
     def new(self, link: Link, pickled: bytes | None) -> Any:
-        """Return the spaces that a worker tells of; None if it told of the same ones last."""
+        """Return the spaces that a worker sent; None if they are those that it sent last."""
         if pickled is None or pickled == link.spaces:
             return None
         if pickled != self._pickled:
@@ -63,16 +63,16 @@ class Link:
 
     Attributes:
         child: The process.
-        commands_fd: Where messages to it are written.
-        answers_fd: Where its answers are read; never blocking.
+        commands_fd: Where messages are written.
+        answers_fd: Where answers are read; never blocking.
         alive_fd: The worker ends when this closes.
-        arena_fd: The arena that it writes.
-        arena: The reading end of it.
-        answers: Reads messages.
-        released: Regions of the arena that are free again, which it is still to be told.
-        spaces: The spaces that it told last, pickled.
-        ended: Whether it is dead, or as good as that: nothing is sent to it or heard of it.
-        unlinked: Whether everything of it is closed.
+        arena_fd: The arena that the worker writes.
+        arena: The reading end of the arena.
+        answers: Reads answers.
+        released: Regions of the arena that are free again, to be sent with the next message.
+        spaces: The spaces that the worker sent last, pickled.
+        ended: Whether the worker is dead, or counts as dead: it is sent nothing, and nothing is read from it.
+        unlinked: Whether all of this is closed.
     """
 
     child: WorkerChild
@@ -88,27 +88,27 @@ class Link:
     unlinked: bool = False
 
     def register(self, selector: selectors.BaseSelector, worker: int) -> None:
-        """Let a selector tell of answers, as `(worker, False)`, and of the end, as `(worker, True)`."""
+        """Let a selector report answers as `(worker, False)`, and the worker's end as `(worker, True)`."""
         selector.register(self.answers_fd, selectors.EVENT_READ, (worker, False))
         for fd in self.child.filenos():
             selector.register(fd, selectors.EVENT_READ, (worker, True))
 
     def unregister(self, selector: selectors.BaseSelector) -> None:
-        """Undo what `register` did, if it was."""
+        """Undo `register`, if it was called."""
         for fd in (self.answers_fd, *self.child.filenos()):
             if fd in selector.get_map():
                 selector.unregister(fd)
 
-    def read_answers(self, worker: int, wanted: int, known_spaces: KnownSpaces) -> list[Event] | None:
-        """Return what the worker said; None if it closed its end.
+    def read_answers(self, worker: int, oldest: int, known_spaces: KnownSpaces) -> list[Event] | None:
+        """Return the events of the answers that are there; None if the worker has closed its end.
 
         Args:
-            worker: Its number.
-            wanted: The oldest agent version whose contents are looked at.
-            known_spaces: Those of all workers.
+            worker: The worker number.
+            oldest: The oldest agent version whose contents are unpickled.
+            known_spaces: The spaces of all workers.
 
         Raises:
-            GarbageError: What came is no answer, and nothing that comes later can be trusted.
+            GarbageError: There is something that is no answer; nothing after it can be trusted.
         """
         messages = self.answers.read()
         if messages is None:
@@ -121,7 +121,7 @@ class Link:
             if answer is None:
                 self.released.extend(regions)
             else:
-                events.append(self._answered(worker, answer, buffers, regions, wanted, known_spaces))
+                events.append(self._answered(worker, answer, buffers, regions, oldest, known_spaces))
         return events
 
     def _decoded(self, message: bytes) -> tuple[bytes, Answer | None, list[memoryview], list[Region]]:
@@ -142,12 +142,11 @@ class Link:
         answer: Answer,
         buffers: list[memoryview],
         regions: list[Region],
-        wanted: int,
+        oldest: int,
         known_spaces: KnownSpaces,
     ) -> Answered:
         contents: Any = None
-        # What no call wants any more is not even looked at.
-        if buffers and answer.ticket is not None and answer.ticket.version >= wanted:
+        if buffers and answer.ticket is not None and answer.ticket.version >= oldest:
             try:
                 rollouts, spaces = pickle.loads(buffers[0], buffers=buffers[1:])
                 contents = rollouts, known_spaces.new(self, spaces)
@@ -161,7 +160,7 @@ class Link:
         return Answered(worker, answer, contents, partial(self.released.extend, regions))
 
     def close(self, timeout: float) -> None:
-        """Kill the worker if need be and close everything of it; may be repeated after an interrupt."""
+        """Kill the worker if it lives, and close all descriptors; may be repeated after an interrupt."""
         self.child.discard(timeout)
         self.arena.close()
         for fd in (self.commands_fd, self.answers_fd, self.alive_fd, self.arena_fd):
@@ -177,7 +176,7 @@ def start_link(method: StartMethod, number: int, shared: SharedFiles, inline_lim
         number: The worker number.
         shared: What all workers share.
         inline_limit: Bytes up to which a report travels in messages.
-        threads: How many threads libraries are to compute on; None leaves all as it is.
+        threads: How many threads libraries compute on; None for no limit.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         commands_read, commands_write = pipe_between(theirs, ours, ours_is=1)
@@ -198,14 +197,14 @@ def start_link(method: StartMethod, number: int, shared: SharedFiles, inline_lim
 
 
 def await_ends(links: Iterable[Link], deadline: float) -> None:
-    """Wait for workers' ends without reading what they say. The protocol leaves room for what they send until then."""
+    """Wait for workers' ends without reading their answers. The protocol leaves room for what they send until then."""
     for link in links:
         if not link.ended and link.child.ended(deadline - time.monotonic()):
             link.ended = True
 
 
 def terminate(links: Iterable[Link]) -> None:
-    """Send SIGTERM to the workers that have not ended, and soon SIGKILL."""
+    """Send SIGTERM to the workers that have not ended, and SIGKILL a quarter of a second later."""
     late = [link for link in links if not link.ended]
     for link in late:
         link.child.kill(signal.SIGTERM)

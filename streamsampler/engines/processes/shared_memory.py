@@ -1,8 +1,8 @@
 """Anonymous shared memory: made before a worker starts, named nowhere, gone with its last user.
 
 An arena is one growing memory file with a single writer. The writer alone decides where things lie (`Regions`); a
-reader gets `(offset, size)` in a message and tells the writer, in a message of its own, when it has done with it. So
-there is nothing to lock, and nothing that a process killed in the middle could leave locked.
+reader gets `(offset, size)` in a message, and sends it back when it has done with it. So there is nothing to lock, and
+nothing that a process killed in the middle could leave locked.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Regions:
 
     @property
     def end(self) -> int:
-        """The first byte behind everything in use."""
+        """The first byte after everything in use."""
         return self._used[-1].offset + self._used[-1].size if self._used else 0
 
 
@@ -164,7 +164,7 @@ class ArenaWriter:
                 os.posix_fallocate(self._fd, self._backed, end - self._backed)
             self._backed = end
         if self._map is None or len(self._map) < end:
-            # Twice the length, for few mappings: each one costs page faults anew. Outgrown ones live on with their
+            # Twice the length, for few mappings: each one costs page faults again. Outgrown ones live on with their
             # arrays.
             length = max(_FIRST_MAPPING, 2 * end)
             os.ftruncate(self._fd, max(length, os.fstat(self._fd).st_size))
@@ -185,7 +185,7 @@ class ArenaWriter:
         self._regions.shrink(region, sent.size)
 
     def write(self, buffers: Sequence[memoryview]) -> Region:
-        """Copy `buffers`, one behind the other, into a free region; the file grows as needed.
+        """Copy `buffers`, one after the other, into a free region; the file grows as needed.
 
         Raises:
             OSError: There is no memory left. Nothing is taken then.
@@ -253,7 +253,7 @@ class ArenaReader:
     def read(self, region: Region) -> memoryview:
         """Return a private copy of the bytes of `region`.
 
-        It lies in memory of an earlier copy that nobody looks into any more, if there is one.
+        It lies in the memory of an earlier copy that is not in use any more, if there is one.
         """
         data = self._pool.allocate((region.size,), np.dtype(np.uint8)).data
         view, offset = data, region.offset

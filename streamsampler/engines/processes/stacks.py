@@ -1,7 +1,7 @@
 """The Python stacks of a worker that hangs, whatever it is doing.
 
 `faulthandler` writes them in the signal handler itself, so that it works also while native code holds the interpreter's
-lock. All workers of a sampler share one pipe for it: whoever is asked is about to be killed, and nobody else writes.
+lock. All workers of a sampler share one pipe for it: only a worker that is about to be killed writes to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Signalled", "answer_with_stacks", "stacks_of"]
 _FIRST_SECONDS = 1.0
 _SILENCE_SECONDS = 0.1  # handlers write without a pause, and do not say when they are done
 _MOST_BYTES = 1 << 18
-_OURS = ("/streamsampler/workers/loop.py", "/streamsampler/engines/", '"<string>"')  # frames that tell nobody anything
+_OURS = ("/streamsampler/workers/loop.py", "/streamsampler/engines/", '"<string>"')  # frames that a user has no use for
 
 
 def answer_with_stacks(fd: int) -> None:
@@ -29,15 +29,15 @@ def answer_with_stacks(fd: int) -> None:
 
 
 class Signalled(Protocol):
-    """A process that can be signalled without being taken for another one."""
+    """A process that can be signalled, and cannot be mistaken for another process."""
 
     pid: int
 
     def ended(self, timeout: float) -> bool:
-        """Whether it ends within `timeout` seconds."""
+        """Whether the process ends within `timeout` seconds."""
 
     def kill(self, signal_number: int) -> None:
-        """Send it a signal, if it is there."""
+        """Send a signal, if the process is there."""
 
 
 def stacks_of(process: Signalled, fd: int) -> str:
@@ -47,7 +47,7 @@ def stacks_of(process: Signalled, fd: int) -> str:
         process: The worker's process.
         fd: Where it writes them; never blocking.
     """
-    _read(fd)  # whatever somebody else's signal has left there
+    _read(fd)  # what an earlier signal, of another program perhaps, has left there
     state = _state(process.pid)
     if state in ("T", "t"):
         return "(it is stopped, by SIGSTOP or by a debugger)"
@@ -75,7 +75,7 @@ def _read(fd: int) -> bytes:
 
 
 def _state(pid: int) -> str:
-    """Return the kernel's letter for what a process is doing; nothing where it does not tell."""
+    """Return the kernel's letter for what a process is doing; nothing where it is not known."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]

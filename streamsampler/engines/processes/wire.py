@@ -33,7 +33,7 @@ __all__ = [
 INLINE_LIMIT = 1536
 """Bytes up to which a payload travels in the message itself: a frame, with what else is in it, stays below PIPE_BUF
 (4,096 on Linux), and two frames fit the smallest pipe the kernel makes. Tests set it to -1, so that everything goes
-through an arena, and to a very large number, so that nothing does."""
+through an arena."""
 
 FORKED_COPY = b"a forked copy of the worker"
 """The message that a forked copy of a worker sends."""
@@ -61,7 +61,7 @@ def send(fd: int, message: bytes) -> None:
     """Write a message to a pipe, in one piece.
 
     Raises:
-        BrokenPipeError: Nobody reads it any more.
+        BrokenPipeError: The reader is gone.
     """
     data = memoryview(_LENGTH.pack(len(message)) + message)
     while data:
@@ -69,7 +69,7 @@ def send(fd: int, message: bytes) -> None:
 
 
 class GarbageError(Exception):
-    """What came through a pipe is no message; says so as the end of a sentence about the writer."""
+    """A pipe has something that is no message. The text is the end of a sentence about the writer."""
 
 
 class MessageReader:
@@ -88,8 +88,8 @@ class MessageReader:
     def read(self) -> list[bytes] | None:
         """Return the messages that are there; None if the writer is gone.
 
-        If there is none it waits for one, unless the descriptor does not block. A message that the writer did not live
-        to finish is none.
+        If there is no message it waits for one, unless the descriptor does not block. A message that the writer did not
+        finish before it died does not count.
 
         Raises:
             GarbageError: There is something that is no message.

@@ -44,7 +44,7 @@ class _Setup:
         inline_limit: Bytes up to which a report travels in the message itself.
         report_memory: Whether the worker writes its memory to the status board.
         descriptors: How many descriptors the process may have; None for as many as the sampler's process may.
-        threads: How many threads libraries are to compute on; None leaves all as it is.
+        threads: How many threads libraries compute on; None for no limit.
     """
 
     seed: int

@@ -1,4 +1,4 @@
-"""The ways to fail."""
+"""How faults fail: one function for each kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal, NoReturn, get_args
 
 from streamsampler.errors import SamplerError
 
-__all__ = ["KINDS", "InjectedError", "Kind", "commit"]
+__all__ = ["KINDS", "InjectedError", "Kind", "fail"]
 
 Kind = Literal["raise", "system_exit", "exit", "abort", "kill", "stop", "hang", "hang_gil", "leak"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -27,12 +27,12 @@ class InjectedError(SamplerError):
     """What a fault of kind "raise" raises."""
 
 
-def commit(kind: Kind, place: str, n_bytes: int) -> None:
-    """Fail in the given way; returns only from "leak", and from "stop" when the process is continued."""
+def fail(kind: Kind, place: str, n_bytes: int) -> None:
+    """Fail; returns only from "leak", and from "stop" when the process is continued."""
     if kind == "raise":
         raise InjectedError(f"injected in {place}")
     if kind == "leak":
-        _leaked.append(b"x" * n_bytes)  # not zeros: their pages would not be there before they are written
+        _leaked.append(b"x" * n_bytes)  # not zeros: the system sets no memory aside for those
     else:
         _WAYS[kind]()
 
