@@ -38,7 +38,8 @@ from streamsampler.scheduling.early_stop import EarlyStops
 from streamsampler.scheduling.in_flight import InFlight
 from streamsampler.scheduling.plans import Exactly, GatherPlan, endless
 from streamsampler.scheduling.result import HeldFailure, Order, Result, too_many_dropped
-from streamsampler.scheduling.throughput import TICKET_SECONDS, Throughput, needed_for
+from streamsampler.scheduling.throughput import Throughput, needed_for
+from streamsampler.scheduling.ticket_size import ticket_size, trajectories_in_ticket
 
 __all__ = ["Assignment", "Gathering"]
 
@@ -141,7 +142,7 @@ class Gathering:
         needed = self._n_needed(SAFETY_MARGIN)
         remaining = max(0, needed - self._handed_out)
         slowness = self._slowness(worker)
-        size = self._ticket_size(slowness, remaining, queue.next_size)
+        size = ticket_size(self.throughput, remaining, self._n_workers, slowness, queue.next_size)
         # Even if none remain, a returned ticket must run: without it the prefix has a gap.
         if remaining and slowness > 1 and self._is_better_idle(worker, size, remaining, now):
             indices = self._pass_over(worker)
@@ -251,13 +252,6 @@ class Gathering:
     def _is_endless(self) -> bool:
         return self.plan.limit is None and self.plan.timesteps is None
 
-    def _ticket_size(self, slowness: float, remaining: int, block: int) -> int:
-        # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what remains, so that the last tickets
-        # are small and all workers finish together. A slow worker's share is smaller: weighted factoring (Hummel,
-        # Schmidt, Uma and Wein, 1996).
-        share = math.ceil(remaining / (2 * self._n_workers * slowness))
-        return max(1, self.throughput.ticket_size(share, slowness) // block) * block
-
     def _n_needed(self, margin: float) -> int:
         """Estimate how many trajectories the call needs in all.
 
@@ -280,7 +274,7 @@ class Gathering:
 
     def _window(self) -> int:
         # How far workers run ahead of a stream's consumer: enough to stay busy, few enough to bound memory.
-        return 4 * self._n_workers * max(self._queues[0].next_size, self.throughput.trajectories_in(TICKET_SECONDS))
+        return 4 * self._n_workers * max(self._queues[0].next_size, trajectories_in_ticket(self.throughput))
 
     # ------------------------------------------------------------------ taking in
 

@@ -9,18 +9,7 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "Throughput", "needed_for"]
-
-TICKET_SECONDS = 0.1
-"""What a ticket should take: long compared with the cost of a report (some 0.5 ms in either process, with cold caches),
-short compared with a human's patience."""
-
-TICKET_BYTES = 1 << 24
-"""What a ticket's observations should take at most: they are in memory twice for a while, and should be in the
-processor's cache when they are copied."""
-
-SHORTEST_TICKET_SECONDS = 0.003
-"""Below this the last tickets of a call cost more than workers lose by finishing at different times."""
+__all__ = ["Throughput", "needed_for"]
 
 _APPROACH = 0.2
 
@@ -115,26 +104,16 @@ class Throughput:
         each, mean = self.seconds_with(worker), self.seconds
         return each / mean if each and mean else 1.0
 
-    def trajectories_in(self, seconds: float) -> int:
-        """Return how many trajectories a worker runs in so many seconds, at least 1, and 1 if that is unknown.
+    def trajectories_in(self, seconds: float, n_bytes: int) -> int:
+        """Return how many trajectories a worker runs in this time, with so many bytes of observations at most.
 
-        At most as many as fit into `TICKET_BYTES`.
+        At least 1, and 1 before the first trajectory.
         """
         if not self._weight:
             return 1
         in_time = seconds * self._weight / max(self._seconds, 1e-9)
-        in_room = TICKET_BYTES * self._weight / max(self._bytes, 1e-9)
+        in_room = n_bytes * self._weight / max(self._bytes, 1e-9)
         return max(1, int(min(in_time, in_room)))
-
-    def ticket_size(self, share: int, slowness: float) -> int:
-        """Return how many trajectories a ticket should have.
-
-        Args:
-            share: How many the worker should get; more, if so few are not worth a report.
-            slowness: How many times the average duration the worker takes.
-        """
-        share = max(share, self.trajectories_in(SHORTEST_TICKET_SECONDS / slowness))
-        return min(self.trajectories_in(TICKET_SECONDS / slowness), share)
 
 
 def needed_for(timesteps: int, mean: float, spread: float) -> int:

@@ -6,7 +6,8 @@ from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.in_flight import InFlight
 from streamsampler.scheduling.plans import AtLeast, Endless, Exactly
-from streamsampler.scheduling.throughput import TICKET_SECONDS, Throughput
+from streamsampler.scheduling.throughput import Throughput
+from streamsampler.scheduling.ticket_size import TICKET_SECONDS
 from tests.scheduling.simulation import take
 
 

@@ -11,7 +11,7 @@ def test_throughput_follows_a_policy_that_learns():
     throughput = Throughput()
     assert throughput.timesteps is None
     assert throughput.seconds is None
-    assert throughput.trajectories_in(0.05) == 1
+    assert throughput.trajectories_in(0.05, 1 << 20) == 1
     throughput.add([20] * 1000, 1.0)
     assert throughput.timesteps == pytest.approx(20)
     throughput.add([500] * 1000, 25.0)

@@ -1,0 +1,44 @@
+"""Decide how many trajectories a ticket has. No I/O."""
+
+from __future__ import annotations
+
+import math
+
+from streamsampler.scheduling.throughput import Throughput
+
+__all__ = ["SHORTEST_TICKET_SECONDS", "TICKET_BYTES", "TICKET_SECONDS", "ticket_size", "trajectories_in_ticket"]
+
+TICKET_SECONDS = 0.1
+"""What a ticket should take: long compared with the cost of a report (some 0.5 ms in either process, with cold caches),
+short compared with a human's patience."""
+
+TICKET_BYTES = 1 << 24
+"""What a ticket's observations should take at most: they are in memory twice for a while, and should be in the
+processor's cache when they are copied."""
+
+SHORTEST_TICKET_SECONDS = 0.003
+"""Below this the last tickets of a call cost more than workers lose by finishing at different times."""
+
+
+def ticket_size(throughput: Throughput, remaining: int, n_workers: int, slowness: float, block: int) -> int:
+    """Return the number of trajectories of the next ticket: whole blocks, at least one.
+
+    Args:
+        throughput: How long trajectories take.
+        remaining: How many trajectories are still to be assigned.
+        n_workers: How many workers share them.
+        slowness: How many times as long as the average the ticket's worker takes.
+        block: How many trajectories are run together.
+    """
+    # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what remains, so that the last tickets
+    # are small and all workers finish together. A slow worker's share is smaller: weighted factoring (Hummel,
+    # Schmidt, Uma and Wein, 1996).
+    share = math.ceil(remaining / (2 * n_workers * slowness))
+    worth_a_report = throughput.trajectories_in(SHORTEST_TICKET_SECONDS / slowness, TICKET_BYTES)
+    size = min(trajectories_in_ticket(throughput, slowness), max(share, worth_a_report))
+    return max(1, size // block) * block
+
+
+def trajectories_in_ticket(throughput: Throughput, slowness: float = 1.0) -> int:
+    """Return how many trajectories fill a ticket's time and memory."""
+    return throughput.trajectories_in(TICKET_SECONDS / slowness, TICKET_BYTES)
