@@ -8,6 +8,7 @@ from hypothesis import settings
 
 from tests.interrupts import restore_ctrl_c
 from tests.never_hangs import within
+from tests.side_by_side import pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 
 # How progress and colours are shown depends on these. Tests say which of them they are about.
 for name in ("CI", "NO_COLOR"):
