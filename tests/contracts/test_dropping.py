@@ -39,11 +39,11 @@ class Doomed(Brittle):
 
 
 @cache
-def sound(where: str, n: int = 60) -> dict[int, Any]:
+def sound(where: str, n: int = 60, width: int = 2) -> dict[int, Any]:
     """What each trajectory is by itself, of those that do not raise."""
     trajectories = {}
     for index in range(n):
-        with LocalSampler(above_half, partial(BRITTLE, wrong=where), seed=SEED) as sampler:
+        with LocalSampler(above_half, partial(BRITTLE, wrong=where, width=width), seed=SEED) as sampler:
             try:
                 trajectories[index] = next(iter(sampler.stream(first_trajectory=index)))
             except RolloutError:
@@ -86,6 +86,16 @@ def test_the_batch_is_what_is_left_of_the_prefix(make_sampler: Maker, where: str
             }[where]
         )
     assert sampler.stats.dropped_trajectories == len(left_out)
+
+
+def test_rows_that_are_copied_before_the_batch_is_complete(make_sampler: Maker) -> None:
+    """Rows of 4 kB and more are, as they come in: each is copied once, behind what is left of those before."""
+    sampler = make_sampler(above_half, partial(BRITTLE, width=1100), n_workers=3, seed=SEED, on_failure="drop")
+    batch = sampler.obtain_trajectories(15)
+    expected = sound("step", 40, 1100)
+    assert batch.indices.tolist() == list(expected)[:15]
+    for position, index in enumerate(batch.indices.tolist()):
+        assert batch[position] == expected[index]
 
 
 def test_timesteps_of_what_is_left_count(make_sampler: Maker) -> None:

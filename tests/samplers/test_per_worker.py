@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, SetTaskUpdate
-from streamsampler.errors import UsageError
+from streamsampler.errors import DataError, UsageError
 from streamsampler.samplers.per_worker import items_by_worker
 
 
@@ -172,3 +172,39 @@ def test_the_error_names_the_item_that_is_no_agent():
             sampler.obtain_samples(1, agent_update=[Linear(1.0), {}])
         with pytest.raises(UsageError, match="it is empty"):
             sampler.obtain_samples(1, agent_update=[])
+
+
+class Three(Two):
+    observation_space = spaces.Discrete(4)
+
+
+@pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
+def test_environments_of_different_spaces_make_no_batch(kind):
+    with kind(Linear(1.0), [Two, Three], n_workers=2, seed=0) as sampler:
+        words = r"must have the same spaces: worker 0 has Discrete\(3\) .*, worker 1 has Discrete\(4\)"
+        for call in (sampler.obtain_trajectories, sampler.obtain_samples):
+            with pytest.raises(DataError, match=words):
+                call(4)
+        assert sampler.obtain_trajectories(4, env_update=Two).observation_space == Two.observation_space
+
+
+def test_the_first_batch_of_other_spaces_is_refused_although_the_rows_go_together():
+    """Large rows are copied before the batch is complete."""
+
+    class Wide(Two):
+        observation_space = spaces.Box(0, 1, (2000,), np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(self.observation_space.shape, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(self.observation_space.shape, np.float32), *super().step(action)[1:]
+
+    class Wider(Wide):
+        observation_space = spaces.Box(0, 1, (3000,), np.float32)
+
+    with LocalSampler(Linear(1.0), [Wide, Wider, Wide], n_workers=3, seed=0) as sampler:
+        with pytest.raises(DataError, match="must have the same spaces"):
+            sampler.obtain_trajectories(9)
+        assert sampler.obtain_trajectories(9, env_update=Wider).observations.shape == (18, 3000)

@@ -8,6 +8,7 @@ from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker
+from streamsampler.scheduling.result import Result
 from streamsampler.scheduling.throughput import Throughput
 from tests.scheduling.simulation import take
 
@@ -383,3 +384,11 @@ def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(fi
     assert (gathering.due() is not None) == final
     assert gathering.add(0, range(1), [10], "late") == (not final)
     assert gathering.complete == (not final)
+
+
+@pytest.mark.parametrize(("timesteps", "n_trajectories"), [(9, 2), (10, 2), (11, 3), (20, 4)])
+def test_of_one_report_the_result_takes_what_it_needs(timesteps, n_trajectories):
+    result = Result(AtLeast(timesteps), "index", 0)
+    result.add(0, range(6), [5] * 6, "delivery", 0, ())
+    assert result.complete
+    assert (result.n_trajectories, result.n_timesteps) == (n_trajectories, 5 * n_trajectories)
