@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -145,13 +145,7 @@ def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:
             return array
         return made if device is None else made.to(device)
 
-    return {name: _map(tensor, tree) for name, tree in fields.items()}
-
-
-def _map(function: Callable[[Array], Any], tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _map(function, child) for key, child in tree.items()}
-    return tuple(_map(function, child) for child in tree) if isinstance(tree, tuple) else function(tree)
+    return {name: trees.map_tree(tensor, tree) for name, tree in fields.items()}
 
 
 def _sharable(array: Array) -> Array:

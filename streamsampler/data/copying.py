@@ -62,45 +62,39 @@ class Recorder:
     shape: tuple[int, ...] = ()
     renew: Callable[[], None] = lambda: None
 
-    @property
-    def length(self) -> int:
-        """The number of rows."""
-        return self.count()
-
     def clear(self) -> None:
         """Forget all rows, and keep the memory."""
         self.truncate(0)
 
 
-@singledispatch
 def make_recorder(
-    space: AnySpace,  # noqa: ARG001 - what it is dispatched on
-    path: str,
-    error: type[DataError] = ObservationError,
-    allocate: Allocate = np.empty,  # noqa: ARG001 - objects live where Python puts them
+    space: AnySpace, path: str, error: type[DataError] = ObservationError, allocate: Allocate = np.empty
 ) -> Recorder:
     """Make a recorder for values of a space.
 
     Args:
         space: The space. NaN and values outside a Box's bounds are recorded as they are.
         path: What the values are called in errors, such as `observation`.
-        error: What is raised for a value that does not fit.
+        error: The class of errors for values that do not fit.
         allocate: Makes an uninitialised array of a shape and dtype, for the rows of large leaves.
     """
+    return _recorder_of(space, path, error, allocate)
+
+
+@singledispatch
+def _recorder_of(_space: AnySpace, path: str, error: type[DataError], _allocate: Allocate) -> Recorder:
     return _object_recorder(path, error, None)
 
 
-@make_recorder.register
-def _(
-    _space: gym_spaces.Text, path: str, error: type[DataError] = ObservationError, _allocate: Allocate = np.empty
-) -> Recorder:
+@_recorder_of.register
+def _(_space: gym_spaces.Text, path: str, error: type[DataError], _allocate: Allocate) -> Recorder:
     return _object_recorder(path, error, str)
 
 
-@make_recorder.register(gym_spaces.Box)
-@make_recorder.register(gym_spaces.MultiDiscrete)
-@make_recorder.register(gym_spaces.MultiBinary)
-def _(space: AnySpace, path: str, error: type[DataError] = ObservationError, allocate: Allocate = np.empty) -> Recorder:
+@_recorder_of.register(gym_spaces.Box)
+@_recorder_of.register(gym_spaces.MultiDiscrete)
+@_recorder_of.register(gym_spaces.MultiBinary)
+def _(space: AnySpace, path: str, error: type[DataError], allocate: Allocate) -> Recorder:
     leaf = Leaf(space, path, error)
     return _small_recorder(leaf) if leaf.row_bytes <= _SMALL_BYTES else _LargeRows(leaf, allocate).recorder()
 
@@ -277,10 +271,8 @@ class _LargeRows:
             self._buffer = None  # it may be on its way to the sampler
 
 
-@make_recorder.register
-def _(
-    space: gym_spaces.Discrete, path: str, error: type[DataError] = ObservationError, _allocate: Allocate = np.empty
-) -> Recorder:
+@_recorder_of.register
+def _(space: gym_spaces.Discrete, path: str, error: type[DataError], _allocate: Allocate) -> Recorder:
     leaf = Leaf(space, path, error)
     dtype, convert = leaf.dtype, leaf.convert
     code = "Q" if dtype.kind == "u" else "q"
@@ -313,11 +305,9 @@ def _(
     return Recorder(lambda value: append(convert(value).item()), truncate, view, rows.__len__)
 
 
-@make_recorder.register
-def _(
-    space: gym_spaces.Dict, path: str, error: type[DataError] = ObservationError, allocate: Allocate = np.empty
-) -> Recorder:
-    children = {key: make_recorder(child, f"{path}[{key!r}]", error, allocate) for key, child in space.spaces.items()}
+@_recorder_of.register
+def _(space: gym_spaces.Dict, path: str, error: type[DataError], allocate: Allocate) -> Recorder:
+    children = {key: _recorder_of(child, f"{path}[{key!r}]", error, allocate) for key, child in space.spaces.items()}
     records = [(key, child.record) for key, child in children.items()]
     n_keys = len(records)
 
@@ -338,9 +328,9 @@ def _(
     )
 
 
-@make_recorder.register(gym_spaces.Tuple)
-def _(space: AnyTuple, path: str, error: type[DataError] = ObservationError, allocate: Allocate = np.empty) -> Recorder:
-    children = [make_recorder(child, f"{path}[{i}]", error, allocate) for i, child in enumerate(space.spaces)]
+@_recorder_of.register(gym_spaces.Tuple)
+def _(space: AnyTuple, path: str, error: type[DataError], allocate: Allocate) -> Recorder:
+    children = [_recorder_of(child, f"{path}[{i}]", error, allocate) for i, child in enumerate(space.spaces)]
     records = [child.record for child in children]
     n_children = len(records)
 

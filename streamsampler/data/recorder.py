@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -23,7 +23,7 @@ from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.protocol.messages import by_position
 
-__all__ = ["RolloutRecorder", "Rollouts", "packed_floats"]
+__all__ = ["RolloutRecorder", "Rollouts", "packed_floats", "place_of", "refuse_actions_outside"]
 
 
 @by_position
@@ -178,7 +178,7 @@ class RolloutRecorder:
         self._begun = False
 
     def _check_counts(self) -> None:
-        counts = self._observations.length, self._actions.length, len(self._rewards)
+        counts = self._observations.count(), self._actions.count(), len(self._rewards)
         if counts[2] > self.n_timesteps and _agree(counts, self._observations.view(0, 0), self._actions.view(0, 0)):
             return
         raise DataError(
@@ -217,7 +217,7 @@ class RolloutRecorder:
         """
         n_timesteps, n_trajectories = self.n_timesteps, self.n_trajectories
         observations, actions, last_observations = self._views()
-        self._check_actions(actions)
+        refuse_actions_outside(self._action_space, actions, self._lengths)
         lengths = np.array(self._lengths, dtype=np.int64)
 
         def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,28 +246,35 @@ class RolloutRecorder:
                 views.append(recorder.view(0, self.n_trajectories if is_last else self.n_timesteps))
             except DataError as error:
                 row = error.row or 0
-                error.position, error.timestep = (row, self._lengths[row]) if is_last else self._position(row)
+                error.position, error.timestep = (row, self._lengths[row]) if is_last else place_of(row, self._lengths)
                 errors.append(error)
         if errors:
             raise min(errors, key=attrgetter("position", "timestep"))
         return views[0], views[1], views[2]
 
-    def _position(self, row: int) -> tuple[int, int]:
-        """Which trajectory of the ticket a timestep belongs to, and which timestep of that one it is."""
-        starts = np.cumsum([0, *self._lengths])
-        position = int(np.searchsorted(starts, row, side="right")) - 1
-        return position, row - int(starts[position])
 
-    def _check_actions(self, actions: Tree) -> None:
-        outside = check_actions(self._action_space, actions)
-        if outside is None:
-            return
-        row, message = outside
-        position, timestep = self._position(row)
-        advice = ""
-        if isinstance(self._action_space, gym_spaces.Box):
-            advice = "; clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction"
-        raise ActionError(f"{message}, at timestep {timestep} of its trajectory{advice}", position=position)
+def place_of(row: int, lengths: Sequence[int] | NDArray[np.int64]) -> tuple[int, int]:
+    """Return the position in its ticket of the trajectory of timestep number `row`, and the timestep within it."""
+    ends = np.cumsum(lengths)
+    position = int(np.searchsorted(ends, row, side="right"))
+    return position, row - int(ends[position] - lengths[position])
+
+
+def refuse_actions_outside(space: AnySpace, actions: Tree, lengths: Sequence[int] | NDArray[np.int64]) -> None:
+    """Check that all actions of a ticket are in their space.
+
+    Raises:
+        ActionError: One is not; with its trajectory's `position`.
+    """
+    outside = check_actions(space, actions)
+    if outside is None:
+        return
+    row, message = outside
+    position, timestep = place_of(row, lengths)
+    advice = ""
+    if isinstance(space, gym_spaces.Box):
+        advice = "; clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction"
+    raise ActionError(f"{message}, at timestep {timestep} of its trajectory{advice}", position=position)
 
 
 def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> bool:

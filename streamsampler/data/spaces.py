@@ -147,22 +147,7 @@ def _(_space: gym_spaces.MultiBinary, rows: Array) -> NDArray[np.bool_]:
     return np.asarray((rows == 0) | (rows == 1))
 
 
-@singledispatch
-def _parts(space: AnySpace) -> str:
-    return str(space)
-
-
-@_parts.register
-def _(space: gym_spaces.Dict) -> str:
-    return f"the keys {list(space.spaces)}"
-
-
-@_parts.register(gym_spaces.Tuple)
-def _(space: AnyTuple) -> str:
-    return f"{len(space.spaces)} parts"
-
-
-def misfit(value: Any, space: AnySpace, path: str, error: type[DataError]) -> DataError:
+def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type[DataError]) -> DataError:
     """The error for a nested value that has other parts than its space."""
     if isinstance(value, Mapping):
         has = f"the keys {list(value)}"
@@ -170,7 +155,8 @@ def misfit(value: Any, space: AnySpace, path: str, error: type[DataError]) -> Da
         has = f"{len(value)} parts"
     else:
         has = f"no parts: it is {short(value)}"
-    return error(f"{path} has {has}, and its space has {_parts(space)}")
+    needs = f"the keys {list(space.spaces)}" if isinstance(space, gym_spaces.Dict) else f"{len(space.spaces)} parts"
+    return error(f"{path} has {has}, and its space has {needs}")
 
 
 def short(value: Any, width: int = 80) -> str:

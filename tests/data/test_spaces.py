@@ -195,12 +195,12 @@ def test_truncate_rewinds_and_clear_keeps_the_memory():
     for number in range(6):
         recorder.record({"a": number, "b": str(number)})
     recorder.truncate(2)
-    assert recorder.length == 2
+    assert recorder.count() == 2
     recorder.record({"a": 8, "b": "8"})
     assert recorder.view(0, 3)["a"].tolist() == [0, 1, 8]
     assert recorder.view(0, 3)["b"].tolist() == ["0", "1", "8"]
     recorder.clear()
-    assert recorder.length == 0
+    assert recorder.count() == 0
     recorder.record({"a": 7, "b": "7"})
     assert recorder.view(0, 1)["a"].tolist() == [7]
 

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.data.copying import make_recorder
 from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.infos import InfoRecorder
-from streamsampler.data.recorder import Rollouts, packed_floats
-from streamsampler.data.spaces import AnySpace, check_actions
+from streamsampler.data.recorder import Rollouts, packed_floats, place_of, refuse_actions_outside
+from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.workers.vec.infos import BatchInfos, reordered
@@ -135,9 +134,9 @@ class BatchRecorder:
         try:
             actions = self.actions.in_order(n_rows, order)
         except DataError as error:
-            error.position, error.timestep = _place(lengths, error.row or 0)
+            error.position, error.timestep = place_of(error.row or 0, lengths)
             raise
-        self._check_actions(actions, lengths)
+        refuse_actions_outside(self._action_space, actions, lengths)
         flags = np.array([end[1:] for end in self._ends], dtype=np.bool_).reshape(-1, 2)[ends]
         return Rollouts(
             observations=self.observations.in_order(n_rows, order),
@@ -163,24 +162,6 @@ class BatchRecorder:
             error.position = error.row or 0
             error.timestep = int(lengths[error.position])
             raise
-
-    def _check_actions(self, actions: Tree, lengths: NDArray[np.int64]) -> None:
-        outside = check_actions(self._action_space, actions)
-        if outside is None:
-            return
-        row, message = outside
-        position, step = _place(lengths, row)
-        advice = ""
-        if isinstance(self._action_space, gym_spaces.Box):
-            advice = "; clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction"
-        raise ActionError(f"{message}, at timestep {step} of its trajectory{advice}", position=position)
-
-
-def _place(lengths: NDArray[np.int64], row: int) -> tuple[int, int]:
-    """Return position and timestep of a row, once rows are in the ticket's order."""
-    ends = np.cumsum(lengths)
-    position = int(np.searchsorted(ends, row, side="right"))
-    return position, row - int(ends[position] - lengths[position])
 
 
 def _finished(
