@@ -1,7 +1,7 @@
 """The commands and their options.
 
-What carries them out is imported when an option or a command needs it: whoever asks for help, or is told of a wrong
-option, does not wait for NumPy and Gymnasium.
+What carries out a command is imported when it is needed: help and errors about options do not wait for NumPy and
+Gymnasium.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 from streamsampler.cli import options as arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option
 from streamsampler.cli.interrupts import Interrupts
-from streamsampler.cli.streams import write_errors_told
+from streamsampler.cli.streams import stream_errors_shown
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.version import __version__
 
@@ -107,7 +107,7 @@ def cli() -> None:
     "network. Another N may give other trajectories.",
 )  # fmt: skip
 @grouped_option(
-    "How", "--seed", type=click.IntRange(min=0), metavar="N", show_default="a fresh one, told in the summary",
+    "How", "--seed", type=click.IntRange(min=0), metavar="N", show_default="a random one, shown in the summary",
     help="The same seed gives the same trajectories, whatever the number of workers.",
 )  # fmt: skip
 @grouped_option(
@@ -128,17 +128,17 @@ def cli() -> None:
 )  # fmt: skip
 @grouped_option(
     "When something fails", "--step-timeout", type=_SECONDS, metavar="SECONDS", show_default="no limit",
-    help="Kill a process in which a reset, an action or a timestep takes longer; another one takes its place.",
+    help="Kill and replace a process in which a reset, an action or a timestep takes longer.",
 )  # fmt: skip
 @grouped_option(
     "When something fails", "--max-restarts", callback=arguments.quota, default="auto", show_default=True,
     metavar="N", help="How many processes that died or hung are replaced within a minute, and ten times as many in "
     "all; 'none' for any number, 'auto' for 10 with up to eight workers, in proportion with more. Their "
-    "trajectories are run again, and come out the same. One more ends the command.",
+    "trajectories are run again, with the same result. One more ends the command.",
 )  # fmt: skip
 @grouped_option(
     "When something fails", "--max-worker-memory", callback=arguments.size, metavar="SIZE", show_default="no limit",
-    help="Replace a process that has more memory of its own than this, such as 500M or 2G.",
+    help="Replace a process that uses more private memory than this, such as 500M or 2G.",
 )  # fmt: skip
 @grouped_option(
     "When something fails", "--close-timeout", type=_SECONDS, default=5.0, show_default=True,
@@ -151,18 +151,18 @@ def cli() -> None:
 )  # fmt: skip
 @grouped_option(
     "Output", "--shard-size", type=_POSITIVE, metavar="N", is_eager=True,
-    help="Write files of at least N timesteps each into the folder --out, as they are complete. Memory holds some two "
-    "of them, however large all is.",
+    help="Write files of at least N timesteps each into the folder --out, as they are complete. Memory holds about "
+    "two of them, whatever the amount.",
 )  # fmt: skip
 @grouped_option(
     "Output", "--resume", is_flag=True, is_eager=True,
-    help="Go on with the shards in --out after whatever ended the run that wrote them. What is complete stays; the "
-    "folder becomes what it would have been.",
+    help="Continue the folder --out after whatever ended the run that wrote it. Complete shards stay; the finished "
+    "folder is the same as without the interruption.",
 )  # fmt: skip
 @grouped_option(
     "Output", "--repair", is_flag=True, is_eager=True,
-    help="Like --resume, and sample shards again that are damaged, missing or of another run. Reads all of each shard "
-    "first. The folder becomes what it would have been.",
+    help="Like --resume, and sample damaged and missing shards again, and those of another run. Reads all of each "
+    "shard first.",
 )  # fmt: skip
 @grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors.")
@@ -183,15 +183,15 @@ def sample(
     execute(ctx, kind, number, imports, {"env_id": env_id, **options}, as_json=as_json, quiet=quiet)
 
 
-@cli.command(short_help="Say what is in a file or a folder.")
+@cli.command(short_help="Show what is in a file or a folder.")
 @click.argument("path", metavar="FILE|FOLDER")
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 @click.option("--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
 @click.pass_context
 def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
-    """Say what is in a file or a folder that was sampled.
+    """Show what is in a file or a folder that was sampled.
 
-    That is its environment, agent, trajectories, timesteps, returns, spaces, seed and version, and of a folder which
+    Shown are its environment, agent, trajectories, timesteps, returns, spaces, seed and version, and of a folder which
     shards are damaged or missing. Exit code 1 if anything is.
     """
     found = next((candidate for candidate in (Path(path), Path(f"{path}.npz")) if candidate.exists()), None)
@@ -220,7 +220,7 @@ def _check_sharding(options: dict[str, Any]) -> None:
     """Refuse options that make no sense with shards, or without."""
     if options["shard_size"] is None:
         if options["resume"]:
-            raise click.UsageError("--resume goes on with shards: give --shard-size, too.")
+            raise click.UsageError("--resume continues a folder of shards: give --shard-size, too.")
         if options["repair"]:
             raise click.UsageError("--repair samples shards again: give --shard-size, too.")
         return
@@ -228,11 +228,11 @@ def _check_sharding(options: dict[str, Any]) -> None:
         raise click.UsageError("--shard-size needs a folder to write to: give --out, too.")
     if options["vec"] is not None:
         raise click.UsageError(
-            "--shard-size goes without --vec: where environments run side by side, no run can go on where one ended."
+            "--shard-size cannot be used with --vec: where environments run side by side, a run cannot be resumed."
         )
     if options["order"] != "index":
         raise click.UsageError(
-            "--shard-size needs --order index: what has arrived first cannot be the same again after an interruption."
+            "--shard-size needs --order index: the trajectories that arrive first differ when it is resumed."
         )
 
 
@@ -241,18 +241,18 @@ def _check_agent(options: dict[str, Any]) -> None:
     if options["vec_normalize"] is not None and not options["agent"].endswith(".zip"):
         raise click.UsageError("--vec-normalize is for a model of Stable-Baselines3: give --agent model.zip, too.")
     if options["vec"] is not None and options["on_failure"] == "drop":
-        raise click.UsageError("--vec goes without --on-failure drop: environments that run side by side go together.")
+        raise click.UsageError("--vec cannot be used with --on-failure drop: environments side by side fail together.")
 
 
 def main() -> None:
-    """Be the command `streamsampler`."""
+    """Run the command `streamsampler`."""
     interrupts = Interrupts()
     interrupts.install()
     try:
-        with write_errors_told():
+        with stream_errors_shown():
             cli(obj=interrupts)
     finally:
-        # What is left are the interpreter's own last steps; a traceback out of them helps nobody.
+        # Only the interpreter's own last steps are left: a traceback out of them would not help.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if interrupts.received is not None:
             sys.exit(interrupts.exit_code)

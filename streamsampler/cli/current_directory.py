@@ -1,4 +1,4 @@
-"""Modules of the user's in the current directory: found where a name is asked for, and after all installed ones."""
+"""Find the user's modules in the current directory, after all installed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions as messages and exit codes: what went wrong, where in the user's code, and nothing of this package's."""
+"""Turn exceptions into messages and exit codes, with the user's frames of tracebacks and none of this package's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command carried out: what was asked for is sampled, and told."""
+"""Carry out `streamsampler sample`: sample, and print the summary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.request import Amount, Outcome, Request
 from streamsampler.cli.run import run
-from streamsampler.cli.streams import print_result, stdout_reserved, tell
+from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.samplers.progress_output import output_on
 
 __all__ = ["execute"]
@@ -27,19 +27,19 @@ def execute(
     ctx: click.Context, kind: str, number: int, imports: Iterable[str], options: dict[str, Any], *, as_json: bool,
     quiet: bool,
 ) -> None:  # fmt: skip
-    """Sample, print what came of it, and exit.
+    """Sample, print the summary, and exit.
 
     Args:
         ctx: The command's context.
-        kind: Of what how many are wanted; see `Amount`.
+        kind: What `number` counts; see `Amount`.
         number: How many.
         imports: Modules to import before.
-        options: Of the command line, by their names in `Request`.
+        options: The other options, by their names in `Request`.
         as_json: Whether to print the summary as JSON.
         quiet: Whether to print nothing on standard error but errors.
     """
     request = Request(amount=Amount(kind, number), command=ctx.meta[TYPED], **options)
-    bar = output_on(sys.stderr, hidden=quiet, last_line=False)  # the summary tells the end
+    bar = output_on(sys.stderr, hidden=quiet, last_line=False)  # the summary says that the run is complete
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     try:
         with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet):
@@ -48,15 +48,15 @@ def execute(
             outcome = run(request, interrupts, bar)
     except Interrupted:
         kept = "nothing was kept" if request.shard_size is None else f"nothing was added to {request.out}"
-        tell(f"Interrupted: {kept}.")
+        print_error(f"Interrupted: {kept}.")
         ctx.exit(interrupts.exit_code)
-    _report(request, outcome, as_json=as_json, line=not (quiet or bar.tells_end))
+    _report(request, outcome, as_json=as_json, line=not (quiet or bar.shows_end))
     ctx.exit(interrupts.exit_code)
 
 
 def _report(request: Request, outcome: Outcome, *, as_json: bool, line: bool) -> None:
     if line:
-        tell(summary.as_line(request, outcome))
+        print_error(summary.as_line(request, outcome))
     text = summary.as_text(request, outcome)
     if as_json:
         text = json.dumps(summary.as_json(request, outcome), allow_nan=False)

@@ -1,4 +1,4 @@
-"""A command whose help lists its options in groups."""
+"""List the options of a command in groups in its help."""
 
 from __future__ import annotations
 

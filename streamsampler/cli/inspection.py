@@ -1,4 +1,4 @@
-"""What a file or a folder holds, and what of it is damaged: `streamsampler info`."""
+"""Print what a file or a folder holds, and which shards are damaged: `streamsampler info`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from streamsampler.cli.errors import translated
 from streamsampler.cli.report import spread_text, table
-from streamsampler.cli.streams import print_result, tell
+from streamsampler.cli.streams import print_error, print_result
 from streamsampler.cli.tally import Tally
 from streamsampler.data.words import count
 from streamsampler.errors import DamagedShardError, StorageError
@@ -28,7 +28,7 @@ __all__ = ["inspect"]
 _ARRAYS = ("lengths", "indices", "rewards", "terminated", "truncated", "agent_versions")
 _SHOWN_SEEDS = 3
 _SHOWN_DAMAGE = 10
-_TOLD_BY_THEMSELVES = ("environment", "agent", "library")
+_OWN_ROWS = ("environment", "agent", "library")
 
 
 def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
@@ -49,20 +49,22 @@ def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
         contents = _of_folder(path, quick=quick) if path.is_dir() else _of_file(path, quick=quick)
     print_result(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text())
     if contents.damaged:
-        tell(f"Error: {count(len(contents.damaged), 'shard')} of {path} cannot be read; --repair samples them again")
+        print_error(
+            f"Error: {count(len(contents.damaged), 'shard')} of {path} cannot be read; --repair samples them again"
+        )
     return 1 if contents.damaged else 0
 
 
 @dataclass
 class _Contents:
-    """What was found.
+    """What a file or a folder holds.
 
     Attributes:
-        path: Where.
+        path: The file or the folder.
         header: Of the file, or of the first shard that can be read; without spaces where there is none.
         manifest: The folder's; None of a file.
-        n_shards: How many shards there are, or should be.
-        tally: Of all trajectories that can be read.
+        n_shards: How many shards there are, damaged and missing ones included.
+        tally: The totals of all trajectories that can be read.
         terminated: How many trajectories were terminated.
         truncated: How many were truncated.
         indices: The first and the last index.
@@ -106,7 +108,7 @@ class _Contents:
                 setattr(self, name, [min([*known, int(values.min())]), max([*known, int(values.max())])])
 
     def facts(self) -> dict[str, Any]:
-        """Return it for programs; what is unknown is None."""
+        """Return the contents for programs; what is unknown is None."""
         manifest, header = self.manifest, self.header
         of_folder: dict[str, Any] = {}
         if manifest is not None:
@@ -141,9 +143,9 @@ class _Contents:
         return None if spaces is None else " ".join(str(decode_space(spaces[name])).split())
 
     def text(self) -> str:
-        """Return it for people."""
+        """Return the contents as text."""
         facts, provenance = self.facts(), self.header["provenance"]
-        options = {name: value for name, value in provenance.items() if name not in _TOLD_BY_THEMSELVES}
+        options = {name: value for name, value in provenance.items() if name not in _OWN_ROWS}
         return table({
             facts["kind"]: f"{self.path} ({self.n_bytes:,} bytes)",
             **self._folder_rows(),
@@ -187,7 +189,7 @@ def _of_file(path: Path, *, quick: bool) -> _Contents:
         storage.load(path)
     arrays, header = storage.read(path, *_ARRAYS)
     contents = _Contents(path, header, n_bytes=path.stat().st_size)
-    with _damage_told(path, StorageError):
+    with _damage_raised(path, StorageError):
         _check_header(header)
         contents.add(arrays)
         contents.text()
@@ -212,7 +214,7 @@ def _of_folder(path: Path, *, quick: bool) -> _Contents:
 
 
 def _add_shard(contents: _Contents, path: Path, arrays: Mapping[str, Any]) -> None:
-    with _damage_told(path, DamagedShardError):
+    with _damage_raised(path, DamagedShardError):
         contents.add(arrays)
         contents.n_bytes += path.stat().st_size
         if "spaces" not in contents.header:
@@ -233,13 +235,13 @@ def _check_header(header: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _damage_told(path: Path, error: type[StorageError]) -> Iterator[None]:
-    """Raise `error` for whatever is wrong with what a file holds."""
+def _damage_raised(path: Path, error: type[StorageError]) -> Iterator[None]:
+    """Raise `error` for any exception that the contents of a file cause."""
     try:
         yield
     except StorageError:
         raise
-    except Exception as reason:  # a file that somebody changed can be wrong in every way
+    except Exception as reason:  # a changed file can be wrong in every way
         raise error(f"{path} is damaged: {type(reason).__name__}: {reason}") from None
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what is complete is kept, and nobody sees a traceback."""
+"""Handle Ctrl-C and SIGTERM: keep what is complete, and print no traceback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Turns SIGINT and SIGTERM into `Interrupted`: while it is entered, or for good once it is installed.
+    """Raise `Interrupted` at SIGINT and SIGTERM, while entered, or for good after `install`.
 
     The first signal raises, unless `shield` was called before. After that, and behind a shield, the work left is short
     and must not be torn: saving what is complete, ending the workers. Then a signal is only noted, until one comes more

@@ -1,4 +1,4 @@
-"""What the library, the environment and the agent log, on standard error, and the progress bar unharmed."""
+"""Print what the library, the environment and the agent log on standard error, above the progress bar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from streamsampler.cli.errors import without_own_frames
-from streamsampler.cli.streams import tell
+from streamsampler.cli.streams import print_error
 from streamsampler.samplers.progress_output import Output
 
 __all__ = ["notices_shown"]
@@ -42,7 +42,7 @@ def _write(bar: Output, text: str) -> None:
     if not _takes_colours():
         text = _COLOUR.sub("", text)
     if not bar.write_above(text):
-        tell(text)
+        print_error(text)
 
 
 def _takes_colours() -> bool:

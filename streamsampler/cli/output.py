@@ -1,4 +1,4 @@
-"""What a run writes, a file or a folder: checked before the run, for what cannot be written after an hour is lost."""
+"""Check the file or folder that a run writes before the run, which may take hours."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _folder(path: Path, *, resume: bool) -> Path:
 
 
 def _try(target: Path) -> None:
-    """Make and remove a file beside the target: whatever forbids that (rights, quota, a long name) shows now."""
+    """Make and remove a file next to the target: missing rights, a full quota and too long a name are found now."""
     trial = temporary_beside(target)
     try:
         trial.open("xb").close()
@@ -74,7 +74,7 @@ def _try(target: Path) -> None:
 
 
 def storable(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments as JSON can hold them; what it cannot, such as a set, as Python writes it."""
+    """Return arguments as JSON can hold them; others, such as sets, as Python writes them."""
     return {key: value if _fits_json(value) else _written(value) for key, value in arguments.items()}
 
 

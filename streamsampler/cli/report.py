@@ -1,4 +1,4 @@
-"""What a run came to: for people, and for programs."""
+"""Summarise a run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _written(request: Request, outcome: Outcome) -> str:
 
 
 def spread_text(spread: dict[str, float | None], n_values: int) -> str:
-    """Return a mean with its standard error, the least and the greatest, as people read them."""
+    """Return a mean with its standard error, the minimum and the maximum as text."""
     mean, error = spread["mean"], spread.get("standard_error")
     if n_values == 0:
         return "none"
@@ -164,7 +164,7 @@ def _lost(facts: dict[str, Any]) -> list[str]:
 
 
 def _restarts(facts: dict[str, Any]) -> str:
-    """Return who was replaced; nothing where nobody was."""
+    """Return how many workers were replaced, and why; an empty text for none."""
     if not any(facts[name] for name in _REPLACEMENTS):
         return ""
     reasons = [f"{facts['hangs']:,} hung", f"{facts['replaced']:,} had too much memory"]
@@ -172,7 +172,7 @@ def _restarts(facts: dict[str, Any]) -> str:
 
 
 def _dropped(dropped: dict[str, Any], width: int) -> str:
-    """Return what was left out, with some of the reasons below; nothing where nothing was."""
+    """Return how many trajectories were left out, with some of the reasons; an empty text for none."""
     n_trajectories, errors = dropped["trajectories"], dropped["errors"]
     if not n_trajectories:
         return ""
@@ -183,7 +183,7 @@ def _dropped(dropped: dict[str, Any], width: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with some four digits that matter."""
+    """Return a number with about four significant digits."""
     if value is None:
         return "not finite"
     if value == int(value) and abs(value) < 1e15:

@@ -1,4 +1,4 @@
-"""What was asked for, and what came of it."""
+"""The request of the command line, and the outcome of its run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streamsampler.workers.vec.worker import VecWorker
 __all__ = ["Amount", "Outcome", "Request"]
 
 _IN_ALL = 10
-"""How many times the losses that are made good within a minute are made good in all."""
+"""The quota of losses in a run, as a multiple of the quota within a minute."""
 
 
 def _digest(path: Path) -> str:
@@ -43,7 +43,7 @@ def _digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Amount:
-    """How much is wanted.
+    """How much to sample.
 
     Attributes:
         kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
@@ -75,7 +75,7 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was asked for; the names are those of the options.
+    """What to sample, and how; the names are those of the options.
 
     Attributes:
         command: What the user typed: the command's name, and then its arguments.
@@ -115,7 +115,7 @@ class Request:
         return f"{name} {shlex.join([option, *arguments] if '--' in arguments else [*arguments, option])}"
 
     def described(self) -> dict[str, Any]:
-        """Return what decides which data there will be, as JSON can hold it."""
+        """Return what decides about the data, as JSON can hold it."""
         return {
             "environment": self.env_id,
             "env_kwargs": storable(self.env_kwargs),
@@ -130,7 +130,7 @@ class Request:
 
     @cached_property
     def _agent_files(self) -> dict[str, str]:
-        """What the files that the agent is from hold, in short: another model of the same name is another agent."""
+        """Digests of the agent's files: another model of the same name is another agent."""
         files = {"agent_sha256": self.agent if is_model_file(self.agent) else "", "vec_normalize": self.vec_normalize}
         return {name: _digest(Path(file)) for name, file in files.items() if file}
 
@@ -197,17 +197,17 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a request.
+    """The outcome of a request.
 
     Attributes:
-        kept: The trajectories: all that were wanted, or those that were finished when a signal came.
+        kept: The totals of the trajectories: of all, or of those that were finished when a signal came.
         interrupted: Whether a signal cut the run short.
         seconds: Wall time of the obtaining call.
         n_workers: How many workers there were.
-        seed: What repeats the run.
+        seed: The seed, which repeats the run.
         stats: The sampler's accounts.
         written: The file or the folder; None if there is none.
-        shards: How many shards the folder has; None where no shards were wanted.
+        shards: How many shards the folder has; None for a file.
         earlier_timesteps: How many timesteps were there when the run began.
     """
 

@@ -206,10 +206,10 @@ def _close(sampler: Sampler, outcome: Outcome) -> None:
     try:
         sampler.close()
     except Interrupted:
-        return  # a second signal: no environment is waited for any more, and what was written stays
+        return  # at a second signal the environments are not waited for; what was written stays
     except SamplerError as error:
         if outcome.interrupted:
-            return  # what a worker that was cut short says of its environment is beside the point
+            return  # a worker that was interrupted may fail to close its environment
         if outcome.written is not None:
-            error.add_note(f"All that was wanted had been written to {outcome.written} before.")
+            error.add_note(f"Everything had been written to {outcome.written} before.")
         raise

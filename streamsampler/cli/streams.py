@@ -1,4 +1,4 @@
-"""Standard output is for the result alone; and a standard stream that cannot be written is one line, no traceback."""
+"""Keep standard output for the result, and report a standard stream that cannot be written in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-__all__ = ["print_result", "stdout_reserved", "tell", "write_errors_told"]
+__all__ = ["print_error", "print_result", "stdout_reserved", "stream_errors_shown"]
 
 _given_up: set[str] = set()
 
@@ -21,13 +21,13 @@ _given_up: set[str] = set()
 def stdout_reserved() -> Iterator[None]:
     """Send what environments, agents and libraries print to standard error, in this process and in its workers.
 
-    Some greet whoever imports them. A program that reads the result must not find that in it.
+    Some print a greeting when they are imported, which must not get into the result that a program reads.
     """
     try:
         stdout = sys.stdout.fileno()
         stderr = sys.stderr.fileno()
     except (AttributeError, OSError, io.UnsupportedOperation):
-        yield  # streams of somebody's own, which no other process writes to
+        yield  # replaced by objects that no other process writes to
         return
     sys.stdout.flush()
     kept = os.dup(stdout)
@@ -35,15 +35,15 @@ def stdout_reserved() -> Iterator[None]:
     try:
         yield
     finally:
-        # A stream that nobody reads any more is found out when the result is printed.
+        # A stream that is not read any more is found when the result is printed.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os.dup2(kept, stdout)
         os.close(kept)
 
 
-def tell(text: str) -> None:
-    """Write lines to standard error; where that cannot be written, go on without it, and end with exit code 1."""
+def print_error(text: str) -> None:
+    """Write lines to standard error; if that fails, continue without it, and end with exit code 1."""
     try:
         click.echo(text, err=True)
     except OSError:
@@ -58,7 +58,7 @@ def print_result(text: str, kept: object = None) -> None:
         kept: The file that has what the result is about; None if there is none.
 
     Raises:
-        click.ClickException: It cannot be written. A reader that has left is click's matter.
+        click.ClickException: It cannot be written. Click handles a pipe without a reader.
     """
     try:
         click.echo(text)
@@ -71,8 +71,8 @@ def print_result(text: str, kept: object = None) -> None:
 
 
 @contextlib.contextmanager
-def write_errors_told() -> Iterator[None]:
-    """Run the command; a standard stream that cannot be written, for a full disk, is one line and exit code 1.
+def stream_errors_shown() -> Iterator[None]:
+    """Run the command; report a standard stream that cannot be written in one line, with exit code 1.
 
     Raises:
         SystemExit: With 1 in the place of 0.
@@ -91,10 +91,10 @@ def write_errors_told() -> Iterator[None]:
         raise
     except OSError as error:
         if error.filename is not None:
-            raise  # it is about a file
+            raise  # about a file, not a standard stream
         _give_up("stdout")
         if error.errno != errno.EPIPE:
-            tell(f"Error: {_message(error)}")  # on standard error, unless that is what cannot be written
+            print_error(f"Error: {_message(error)}")  # on standard error, unless that is what cannot be written
         raise SystemExit(1) from None
 
 
@@ -103,7 +103,7 @@ def _message(error: OSError) -> str:
 
 
 def _give_up(name: str) -> None:
-    """Let a standard stream lead to nowhere: what is left in its buffer would fail again when the interpreter ends."""
+    """Redirect a standard stream to nowhere: its buffer would fail again when the interpreter ends."""
     _given_up.add(name)
     stream: Any = getattr(sys, name)
     with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):

@@ -1,4 +1,4 @@
-"""What trajectories came to, added up: of all that is on the disk no more than this is kept."""
+"""Add up returns and lengths of trajectories, without keeping the trajectories."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Values = Sequence[float] | np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Spread:
-    """How numbers are spread.
+    """Mean and spread of some numbers.
 
     Attributes:
         n: How many there are.
         mean: Their mean.
         squares: The sum of the squares of their distances from it.
-        minimum: The least.
-        maximum: The greatest.
+        minimum: Their minimum.
+        maximum: Their maximum.
     """
 
     n: int = 0
@@ -81,7 +81,7 @@ def _finite(number: float) -> float | None:
 
 @dataclass(frozen=True)
 class Tally:
-    """Trajectories, added up.
+    """The totals of some trajectories.
 
     Attributes:
         returns: The spread of their returns.

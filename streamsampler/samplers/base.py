@@ -1,4 +1,4 @@
-"""What all samplers have in common: they check, hand over to the one gathering loop, and hand back its batch."""
+"""Check the arguments of all samplers and calls, run the gathering loop, and return its batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Sampler"]
 
 
 class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
-    """Collects trajectories; where the workers live is a subclass's matter.
+    """Collect trajectories; a subclass decides where the workers live.
 
     The arguments of all samplers are documented here, in one place. Those that only one kind of sampler has are
     documented there.
@@ -48,8 +48,8 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             point, with a parameter `worker_number` is given the worker's number, 0 to n_workers-1, for ports, file
             names and devices; a trajectory must not depend on it.
         env_kwargs: Keyword arguments for making the environment, where `envs` is an id, an `EnvSpec` or a callable; for
-            an `EnvSpec`, on top of its own. With one environment for each worker each of them gets these. They do not
-            apply to an `env_update`.
+            an `EnvSpec`, in addition to its own. With one environment for each worker each of them gets these. They do
+            not apply to an `env_update`.
         n_workers: How many workers; None for as many as `agents` or `envs` have items, where these are given for each
             worker, else for as many as this process may use cores (`LocalSampler`: 1).
         seed: A non-negative integer that everything random is derived from; None draws fresh entropy.
@@ -63,12 +63,12 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         on_failure: "raise" ends the call when user code raises in a trajectory that the batch needs. "drop" leaves that
             trajectory out, notes it in the accounts with its error, and completes the batch with the next indices.
             Where failures depend on the state, what is left is biased.
-        max_restarts: How many losses are made good within any `restart_window` seconds; None for any number, and "auto"
-            for 10 with up to eight workers, in proportion with more. A worker that died or hung is a loss: another one
-            takes its place and its trajectories are run again, so that the batch is the same. One loss more ends the
-            call with an error that tells them all. A loss in a trajectory that the batch does not need does not count.
+        max_restarts: How many dead or hung workers are replaced within any `restart_window` seconds; None for any
+            number, and "auto" for 10 with up to eight workers, in proportion with more. Such a loss does not change
+            the batch: the trajectories are run again. One loss more ends the call with an error that lists them all. A
+            loss in a trajectory that the batch does not need does not count.
         restart_window: Seconds; None for the sampler's whole life.
-        max_lifetime_restarts: How many losses are made good in the sampler's whole life; None for any number, and
+        max_lifetime_restarts: How many workers are replaced in the sampler's whole life; None for any number, and
             "auto" for 100 with up to eight workers, in proportion with more.
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
         check: What is done about environments and agents whose trajectories depend on more than their seeds, so that
@@ -250,7 +250,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             progress: See `obtain_samples`.
             seeds: Integers of at least 0: the trajectories begin from these seeds, each from its own, in this order,
                 whatever the sampler's own seed and `order`. Samplers with the same seeds see the same episodes:
-                `batch.seeds` tells them. Everything else that is random in a trajectory follows from its seed, too.
+                `batch.seeds` has them. Everything else that is random in a trajectory follows from its seed, too.
                 None for the sampler's own; see `seeds`. With `on_failure="drop"` a trajectory that raises is left
                 out, and none takes its place.
             reset_options: What `env.reset(options=…)` gets: a dict for all trajectories, or a list with a dict or None

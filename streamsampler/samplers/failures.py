@@ -1,4 +1,4 @@
-"""The errors that tell a caller what went wrong in a worker."""
+"""Make the errors that calls raise for what went wrong in a worker."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def failure_error(
     worker: int, failure: Failure, exception: Any = None, *, quota: SpentQuota | None = None,
     history: tuple[Incident, ...] = (),
 ) -> RolloutError:  # fmt: skip
-    """Return the error that tells the caller of a worker's failure, with its cause attached.
+    """Return the error for a worker's failure, with its cause attached.
 
     Args:
         worker: The worker number.
-        failure: What it said.
+        failure: What the worker reported.
         exception: The exception itself, where it did not leave this process.
         quota: The quota that is spent, where the trajectory would have been run again otherwise.
         history: All losses since the last error, this one included if it is one.
@@ -52,7 +52,7 @@ def failure_error(
 
 
 def dropped_error(last: LeftOut, version: int, n_dropped: int, n_kept: int) -> RolloutError:
-    """Return the error that ends a call in which (nearly) everything fails, which would go on for ever.
+    """Return the error that ends a call in which nearly every trajectory fails, and which would never be complete.
 
     Args:
         last: The last trajectory that was left out.

@@ -1,4 +1,4 @@
-"""Giving each worker an item of its own."""
+"""Give each worker its own agent, environment or update."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Item = TypeVar("Item")
 
 
 class PerWorker(Generic[Item]):
-    """Gives each worker an item of its own: worker w gets item w.
+    """Give each worker its own item: worker w gets item w.
 
-    It is taken for `agents`, `envs`, `agent_update` and `env_update`. For example::
+    For `agents`, `envs`, `agent_update` and `env_update`. For example::
 
         sampler = MultiprocessingSampler(PerWorker([cautious, bold]), "CartPole-v1")
         sampler.obtain_samples(1000, agent_update=PerWorker([(weights_0, bias_0), (weights_1, bias_1)]))
@@ -24,8 +24,8 @@ class PerWorker(Generic[Item]):
     A bare list means the same for `agents`, `envs` and `env_update`, and for `agent_update` where every item is an
     agent. Any other list is an error there, because a list of arrays may as well be one set of parameters.
 
-    Trajectory i of a batch belongs to worker `i % n_workers`; so with items of their own, results depend on the number
-    of workers.
+    Trajectory i of a batch belongs to worker `i % n_workers`; so with different items, results depend on the number of
+    workers.
 
     Args:
         items: One item for each worker. In an update, None changes nothing for that worker.

@@ -26,7 +26,7 @@ __all__ = ["MultiprocessingSampler"]
 
 
 class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
-    """Collects trajectories in worker processes on this machine.
+    """Collect trajectories in worker processes on this machine.
 
     Args:
         agents: See `Sampler`, as all other arguments that are not named here.
@@ -42,7 +42,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         close_timeout: Seconds that all workers together may take to close their environments, at the end and when one
             is replaced; then they are killed. A worker that does not begin with it within a second is killed, too.
         start_method: "forkserver" (the default; on macOS "spawn"), "spawn" or "fork". None of them runs the main
-            script again, so no main guard is needed. "fork" is unsafe beside threads.
+            script again, so no main guard is needed. "fork" is unsafe next to threads.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors that the workers need (an OSError).

@@ -1,4 +1,4 @@
-"""How far a call is: counted from reports and from the workers' progress words, shown as a bar if wanted."""
+"""Follow the progress of a call, and draw it as a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ INTERVAL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How far a call is.
+    """The progress of a call.
 
     Attributes:
         timesteps: Timesteps so far, those of unfinished trajectories included.
         trajectories: Finished trajectories so far.
-        target: How many are wanted.
+        target: How many timesteps or trajectories the call collects.
         unit: "timesteps" or "trajectories": what `target` counts.
         seconds: Since the call began.
-        complete: Whether all that is wanted is there. With unfinished trajectories counted, timesteps may reach their
-            target before.
+        complete: Whether the call is complete. Timesteps may reach their target before, with unfinished trajectories.
         earlier_timesteps: How many of the timesteps were there when the call began.
         earlier_trajectories: How many of the trajectories.
     """
@@ -48,7 +47,7 @@ class Snapshot:
 
     @property
     def reached(self) -> int:
-        """How much of `target` is there; never more."""
+        """How much of `target` is reached, at most `target`."""
         return min(self.target, self.timesteps if self.unit == "timesteps" else self.trajectories)
 
     @property
@@ -58,7 +57,7 @@ class Snapshot:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will take if it goes on as it did; None while nothing is known."""
+        """The estimated remaining time; None while there is nothing to estimate it from."""
         earlier = self.earlier_timesteps if self.unit == "timesteps" else self.earlier_trajectories
         if self.reached <= earlier or self.target == 0:
             return None
@@ -142,7 +141,7 @@ class Bar:
     Attributes:
         interval: Seconds between two snapshots; None where none needs to be drawn.
         visible: Whether anything is drawn.
-        tells_end: Whether the bar says when a call is complete.
+        shows_end: Whether the bar says when a call is complete.
     """
 
     _NARROWEST, _WIDEST = 10, 30
@@ -151,7 +150,7 @@ class Bar:
         self._stream = stream
         self.visible = not hidden and stream is not None and stream.isatty()
         self.interval = INTERVAL if self.visible else None
-        self.tells_end = self.visible
+        self.shows_end = self.visible
         self._line = ""  # what is on the screen
 
     def __enter__(self) -> Bar:
@@ -202,7 +201,7 @@ def drawn_bar(snapshot: Snapshot, width: int) -> str:
 
 
 def _columns(stream: TextIO | None) -> int:
-    """Return the width of the terminal behind a stream, which need not be the one behind standard output."""
+    """Return the width of a stream's terminal, which need not be that of standard output."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         if columns := os.get_terminal_size(stream.fileno()).columns:  # type: ignore[union-attr]
             return columns
@@ -210,14 +209,14 @@ def _columns(stream: TextIO | None) -> int:
 
 
 def describe(snapshot: Snapshot) -> list[str]:
-    """Return what a bar says beside its drawing, the most important first."""
+    """Return the texts next to a bar, the most important first."""
     unit = snapshot.unit if snapshot.target != 1 else _SINGULAR[snapshot.unit]
     of_all = f"{snapshot.reached:,}/{snapshot.target:,} {unit}"
     if snapshot.timesteps == snapshot.earlier_timesteps == 0 and not snapshot.complete:
         return ["  0%", of_all, "starting"]
     # Cut, not rounded: there is no 100 % before the end.
     percent = 100 if snapshot.complete else min(99, 100 * snapshot.reached // max(1, snapshot.target))
-    # Where trajectories are wanted, their timesteps are what moves while a long one is running.
+    # While a long trajectory is running only the timesteps change.
     timesteps = [] if snapshot.unit == "timesteps" else [count(snapshot.timesteps, "timestep")]
     return [f"{percent:3}%", of_all, *timesteps, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
 

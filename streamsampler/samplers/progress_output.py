@@ -1,4 +1,4 @@
-"""Where progress is shown: a bar on a terminal or in a notebook, lines in a log."""
+"""Choose where progress is shown: a bar on a terminal or in a notebook, lines in a log."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Output(Protocol):
     Attributes:
         interval: Seconds between two snapshots; None where none needs to be shown.
         visible: Whether anything is shown.
-        tells_end: Whether the end of a call is told.
+        shows_end: Whether the end of a call is shown.
     """
 
     interval: float | None
     visible: bool
-    tells_end: bool
+    shows_end: bool
 
     def __enter__(self) -> Any: ...
     def __exit__(
@@ -60,7 +60,7 @@ def display(
 
 
 def output_on(stream: TextIO | None, *, hidden: bool = False, last_line: bool = True) -> Output:
-    """Return what shows progress best in this process.
+    """Return the output that suits this process.
 
     Args:
         stream: Where to write, outside notebooks; None where the process has no such stream.
@@ -79,7 +79,7 @@ def output_on(stream: TextIO | None, *, hidden: bool = False, last_line: bool = 
 def _is_terminal(stream: TextIO) -> bool:
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # a stream of somebody's own, or a closed one
+    except (AttributeError, ValueError):  # an object that is no file, or a closed file
         return False
 
 
@@ -106,7 +106,7 @@ class Lines:
     visible = True
 
     def __init__(self, stream: TextIO, *, last_line: bool = True) -> None:
-        self.tells_end = last_line
+        self.shows_end = last_line
         self._stream = stream
         self._written = 0.0  # seconds of the call, at the last line
 
@@ -118,7 +118,7 @@ class Lines:
 
     def __call__(self, snapshot: Snapshot) -> None:
         """Write a line if it is time."""
-        if not (self.tells_end if snapshot.complete else snapshot.seconds - self._written >= LINE_SECONDS):
+        if not (self.shows_end if snapshot.complete else snapshot.seconds - self._written >= LINE_SECONDS):
             return
         self._written = snapshot.seconds
         text = "  ".join(bit.strip() for bit in describe(snapshot))
@@ -136,7 +136,7 @@ class NotebookBar:
     """A bar in the output of a notebook's cell: tqdm's where it is installed with ipywidgets, else one line of text."""
 
     interval: float | None = _NOTEBOOK_SECONDS
-    visible = tells_end = True
+    visible = shows_end = True
 
     def __init__(self) -> None:
         self._drawn: _Drawn | None = None

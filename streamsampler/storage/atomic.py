@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, also when the process is killed or the power fails."""
+"""Write files that appear whole or not at all, also when the process is killed or the power fails."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 
 
 def temporary_beside(target: Path) -> Path:
-    """Return a name for what is to become `target`, in the same directory."""
+    """Return a temporary name for a file in the same directory."""
     return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a file of that name was being written when its process was killed."""
+    """Return whether a name is that of a file that was being written when its process was killed."""
     return _LEFTOVER.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Folders of shards, read lazily: as large as the disk, and never more than one shard in memory."""
+"""Read folders of shards lazily, with one shard in memory."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ __all__ = ["TrajectoryFolder", "load"]
 
 
 def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-    """Read what was written: a file as a `TrajectoryBatch`, a folder of shards lazily, as a `TrajectoryFolder`.
+    """Read a file as a `TrajectoryBatch`, or a folder of shards lazily, as a `TrajectoryFolder`.
 
-    Type checkers take the result for a batch. `TrajectoryFolder(path)` does the same for a folder, and says so.
+    Type checkers take the result for a batch; `TrajectoryFolder(path)` does the same for a folder with its own type.
 
     Args:
         path: The file or the folder; `.npz` is appended where there is none of that name.
 
     Raises:
-        StorageError: It holds no trajectories, is damaged or cut short, or is of a newer format.
-        FileNotFoundError: There is nothing of that name.
+        StorageError: The file holds no trajectories, is damaged or cut short, or is of a newer format.
+        FileNotFoundError: There is no such file or folder.
     """
-    # What a folder and a batch have in common suffices for most; the type of the other is told by its own name.
+    # Most code needs only what a folder and a batch have in common.
     return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path)) if Path(path).is_dir() else storage.load(path)
 
 
 class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
-    """The trajectories of a folder that `streamsampler sample --shard-size` wrote, read shard by shard.
+    """The trajectories of a folder that `sample_to_folder` or the command wrote, read shard by shard.
 
     Like a `TrajectoryBatch` it has a length, `folder[i]`, slices, arrays of integers and boolean masks, which give
-    batches in memory of their own, and an iterator over trajectories. The shard that was used last stays in memory, and
-    no other; so go through it in order, or shard by shard.
+    batches in memory of their own, and an iterator over trajectories. Only the shard that was used
+    last stays in memory, so iterate in order, or shard by shard.
 
     Args:
-        path: The folder. It may be incomplete; then it is what was there when it was opened.
+        path: The folder. Of an incomplete one, the shards are those that were there when it was opened.
 
     Attributes:
         path: The folder.
-        shards: Its files: a sequence that loads a `TrajectoryBatch` when one is asked for.
-        complete: Whether all is there that was wanted.
-        seed: The sampler's.
+        shards: A sequence that loads each shard as a `TrajectoryBatch` when it is indexed.
+        complete: Whether the folder is complete.
+        seed: The sampler's seed.
         provenance: What else decided about the data.
 
     Raises:

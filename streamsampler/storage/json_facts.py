@@ -1,4 +1,4 @@
-"""JSON that this package wrote, read as if anybody might have changed it."""
+"""Read JSON that this package wrote, and check it: it may have been changed."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a folder of shards holds, and what it is to hold: `manifest.json`.
+"""Read and write `manifest.json`: what a folder of shards holds, and what it is to hold.
 
 The manifest has everything that decides about the data, and the range of trajectory indices of each shard. It has no
-times, no hosts and no durations: whoever samples the same gets the same manifest, byte for byte.
+times, hosts and durations: the same arguments give the same manifest, byte for byte.
 
-It is replaced as a whole, and not for each shard, which would write far more than the shards of a folder with many of
-them: it may lag behind. Shards speak for themselves, and those that follow the last one listed count.
+The manifest is replaced as a whole, so it is not written for each shard, and may list too few: shards that follow the
+last one listed count, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Shard:
 
     @property
     def stop(self) -> int:
-        """The index behind its last trajectory's."""
+        """The index after its last trajectory's."""
         return self.first_trajectory + self.trajectories + self.dropped
 
 
@@ -61,13 +61,13 @@ class Manifest:
     """What a folder is to hold, and what it holds.
 
     Attributes:
-        seed: The sampler's.
+        seed: The sampler's seed.
         shard_size: Timesteps that a shard has at least.
-        wanted: How much there is to be: a number of timesteps or of trajectories, under that name.
+        wanted: How much there is to be: a number, by "timesteps" or "trajectories".
         provenance: What else decides about the data: anything that JSON can hold.
         package_version: The version of this package that began the folder.
-        complete: Whether all is there.
-        shards: What is there, in order.
+        complete: Whether all shards are there.
+        shards: The shards that are listed, in order.
     """
 
     seed: int

@@ -1,7 +1,7 @@
-"""Reading `.npz` files that may be damaged.
+"""Read `.npz` files that may be damaged.
 
-A file is trusted with nothing: what its headers claim is compared with what is there before memory is taken for it, and
-whatever is wrong is a `StorageError` that names the file.
+What headers claim is compared with the size of the file before memory is allocated, and anything wrong is a
+`StorageError` that names the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def opened_npz(path: Path) -> Iterator[Npz]:
             with zipfile.ZipFile(file) as archive:
                 yield Npz(archive, os.fstat(file.fileno()).st_size)
     except IsADirectoryError:
-        raise StorageError(f"{path} is a folder, and one file of it is wanted; streamsampler.load reads all") from None
+        raise StorageError(f"{path} is a folder, not a file; streamsampler.load reads all of it") from None
     except (SamplerError, OSError, MemoryError):
         raise
     except Exception as reason:  # a damaged file can be wrong in every way

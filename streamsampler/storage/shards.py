@@ -1,4 +1,4 @@
-"""Writing a folder of shards, such that whatever ends the process, another one can go on.
+"""Write a folder of shards, such that another process can continue after whatever ended this one.
 
 A shard appears under its name when it is on the disk as a whole. The folder's own descriptor carries the lock that
 keeps a second process out: a lock that ends with its process, and leaves no file.
@@ -31,14 +31,14 @@ _SHARD = re.compile(r"shard-\d{6,}\.npz")
 
 
 def check_folder(path: Path, *, resume: bool) -> None:
-    """Check that a folder is what it must be to write shards into it.
+    """Check that shards can be written into a folder.
 
     Args:
         path: The folder; it need not exist.
-        resume: Whether to go on with what is there.
+        resume: Whether to continue with what is there.
 
     Raises:
-        UsageError: It is none; or something is there that is not to be gone on with, or cannot be.
+        UsageError: It is no folder, holds something else, or holds trajectories and `resume` is false.
         StorageError: Its manifest is damaged.
         OSError: It cannot be read.
     """
@@ -76,7 +76,7 @@ class ShardWriter:
             damaged one and all that follow it are removed.
 
     Attributes:
-        manifest: What the folder is to hold; None in a new one, until `begin`. Its shards may lag behind.
+        manifest: What the folder is to hold; None in a new one, until `begin`. It may list too few shards.
         n_trajectories: How many trajectories the shards have.
         n_timesteps: How many timesteps the shards have.
         damaged: Which of the shards are to be written again, and why.

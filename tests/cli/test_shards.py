@@ -349,7 +349,7 @@ def test_going_on_with_something_else_is_refused(
     ("arguments", "words"),
     [
         (["--shard-size", 5], "--shard-size needs a folder to write to: give --out"),
-        (["--resume", "--out", "new"], "--resume goes on with shards: give --shard-size"),
+        (["--resume", "--out", "new"], "--resume continues a folder of shards: give --shard-size"),
         (["--repair", "--out", "new"], "--repair samples shards again: give --shard-size"),
         (["--shard-size", 5, "--out", "new", "--order", "arrival"], "--shard-size needs --order index"),
         (["--shard-size", 0, "--out", "new"], "'--shard-size': 0"),
