@@ -18,7 +18,6 @@ __all__ = [
     "WHAT_AN_AGENT_IS",
     "Agent",
     "CallableAgent",
-    "RandomAgent",
     "as_agent",
     "binds",
     "give_spaces",

@@ -336,7 +336,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """
         self._check_usable()
         first = positive("first_trajectory", first_trajectory, least=0)
-        if first and self._setup.blocks != Blocks():
+        if first and self._setup.factory.blocks != Blocks():
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
         episodes = common_episodes(reset_options)
         self._check_options(episodes)
@@ -374,7 +374,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
     @property
     def blocks(self) -> Blocks:
         """Which trajectories the workers run together; see `Worker.blocks`."""
-        return self._setup.blocks
+        return self._setup.factory.blocks
 
     @property
     def total_env_steps(self) -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamsampler.errors import CheckMode, UsageError, positive
-from streamsampler.scheduling.blocks import Blocks
 from streamsampler.seeding import check_seed
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
@@ -98,11 +97,6 @@ class WorkerSetup:
     def seed(self) -> int:
         """The sampler's seed."""
         return self.factory.seed
-
-    @property
-    def blocks(self) -> Blocks:
-        """Which trajectories workers run together."""
-        return self.factory.blocks
 
     def make_worker(self, context: WorkerContext) -> Worker:
         """Make a worker, where it is to run; see `WorkerFactory`."""

@@ -34,6 +34,7 @@ from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity
 
+_PHASES = {"env": Phase.ENV_CONSTRUCTION, "agent": Phase.AGENT_CONSTRUCTION, "parameters": Phase.AGENT_UPDATE}
 _CONSTRUCTION = 0
 """The agent version that constructors are seeded with: trajectories have later ones."""
 
@@ -101,7 +102,7 @@ class WorkerLoop:
         self._seconds = [0.0, 0.0, 0.0]  # sending, idle, checking
         self._check_order: CheckOrder | None = None
         self._checked: Checked | None = None  # for the next answer
-        self._in_force: dict[str, Any] = {}  # payloads by kind
+        self._in_force: dict[str, Any] = {}  # payloads of the last updates by kind, loadable while the version may run
         self._spoiled = False  # whether a rollout raised: agent and environment may be in any state
 
     def turn(self, *, wait: bool) -> bool:
@@ -134,7 +135,6 @@ class WorkerLoop:
         self._row.begin_ticket(start.version)
         # Once a version, not once an environment: stale reports are not read, spaces included.
         self._spaces_sent = False
-        phase = Phase.AGENT_CONSTRUCTION
         try:
             # What constructors draw must not depend on the process either, nor on when it was started.
             seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
@@ -143,24 +143,18 @@ class WorkerLoop:
                 self._worker = self._make_worker(self._context)
             worker = self._worker
             worker.trajectory = None
-            self._remember(start)
-            if self._spoiled or (worker.spoiled and start.env is not None):
+            updates = {"env": start.env, "agent": start.agent, "parameters": start.parameters}
+            updates = {kind: payload for kind, payload in updates.items() if payload is not None}
+            if "agent" in updates:
+                self._in_force.pop("parameters", None)  # a new agent comes without them
+            self._in_force.update(updates)
+            if self._spoiled or (worker.spoiled and "env" in updates):
                 self._discard(worker)
-            if start.env is not None:
-                phase = self._enter(worker, Phase.ENV_CONSTRUCTION)
-                with for_worker(self._context.worker_number):
-                    worker.update_env(self._channel.load(start.env))
-            if start.agent is not None:
-                phase = self._enter(worker, Phase.AGENT_CONSTRUCTION)
-                worker.update_agent(self._channel.load(start.agent))
-            if start.parameters is not None:
-                phase = self._enter(worker, Phase.AGENT_UPDATE)
-                worker.update_agent(self._channel.load(start.parameters))
+            self._apply(worker, updates)
             self._keep_orders(worker, start)
         except BaseException as error:  # the sampler reports whatever user code raises, SystemExit included
             self._let_interrupts_through(error)
-            if self._worker is not None:
-                phase = self._worker.phase
+            phase = Phase.AGENT_CONSTRUCTION if self._worker is None else self._worker.phase
             ticket = self._side.next_ticket()
             assert ticket is not None
             self._fail(ticket, phase, None, error)
@@ -174,12 +168,16 @@ class WorkerLoop:
         if start.env is not None and worker.context.check is not None and (files := files_of(worker.environments())):
             self._checked = Checked(files=files)
 
-    def _remember(self, start: Start) -> None:
-        """Keep the payloads of the last updates, for `_rebuild`. They can be loaded as long as the version may run."""
-        if start.agent is not None:
-            self._in_force.pop("parameters", None)  # a new agent comes without them
-        new = {"env": start.env, "agent": start.agent, "parameters": start.parameters}
-        self._in_force.update({kind: payload for kind, payload in new.items() if payload is not None})
+    def _apply(self, worker: Worker, updates: dict[str, Any]) -> None:
+        """Apply updates, given as payloads: of the environment first, whose spaces a new agent gets."""
+        for kind, phase in _PHASES.items():
+            if kind in updates:
+                self._enter(worker, phase)
+                if kind == "env":
+                    with for_worker(self._context.worker_number):
+                        worker.update_env(self._channel.load(updates[kind]))
+                else:
+                    worker.update_agent(self._channel.load(updates[kind]))
 
     def _rebuild(self) -> None:
         """Give the worker a new agent and a new environment, from the last updates."""
@@ -187,14 +185,7 @@ class WorkerLoop:
         assert worker is not None
         self._discard(worker)
         seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
-        self._enter(worker, Phase.ENV_CONSTRUCTION)
-        with for_worker(self._context.worker_number):
-            worker.update_env(self._channel.load(self._in_force["env"]))
-        self._enter(worker, Phase.AGENT_CONSTRUCTION)
-        worker.update_agent(self._channel.load(self._in_force["agent"]))
-        if "parameters" in self._in_force:
-            self._enter(worker, Phase.AGENT_UPDATE)
-            worker.update_agent(self._channel.load(self._in_force["parameters"]))
+        self._apply(worker, self._in_force)
 
     def _discard(self, worker: Worker) -> None:
         """Close an environment after an exception, and ignore further ones."""
@@ -202,10 +193,9 @@ class WorkerLoop:
         with contextlib.suppress(Exception, SystemExit):
             worker.shutdown()
 
-    def _enter(self, worker: Worker, phase: Phase) -> Phase:
+    def _enter(self, worker: Worker, phase: Phase) -> None:
         worker.phase = phase
         self._row.set_phase(phase)
-        return phase
 
     def _run(self, ticket: Ticket) -> None:
         worker = self._worker

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler.agents.base import Agent, CallableAgent, RandomAgent, as_agent, reset_agent_function
+from streamsampler import RandomAgent
+from streamsampler.agents.base import Agent, CallableAgent, as_agent, reset_agent_function
 from streamsampler.errors import UsageError
 
 ACTIONS = spaces.Discrete(5)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from gymnasium import spaces
 
-from streamsampler.agents.base import RandomAgent
+from streamsampler.agents.random import RandomAgent
 from streamsampler.cli.agent_names import load_agent
 from streamsampler.errors import UnknownAgentError
 
@@ -17,7 +17,7 @@ ACTIONS = spaces.Discrete(5)
 
 MODULE = """
 import numpy as np
-from streamsampler.agents.base import RandomAgent
+from streamsampler.agents.random import RandomAgent
 
 class Agent:
     def __init__(self, *spaces, **named):

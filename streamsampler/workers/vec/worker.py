@@ -129,8 +129,7 @@ class VecWorker(Worker):
         except BaseException as error:
             if isinstance(error, EnvCloseError):
                 self.phase = Phase.CLOSE
-            for env in [*self._envs, *old]:
-                _close_quietly(env)
+            _close_quietly([*self._envs, *old])
             self._envs = []
             raise
         self._recorder = BatchRecorder(*self._runner.spaces)
@@ -298,12 +297,12 @@ class VecWorker(Worker):
             try:
                 env.close()
             except BaseException:
-                for other in envs:
-                    _close_quietly(other)
+                _close_quietly(envs)
                 raise
 
 
-def _close_quietly(env: AnyEnv | AnyVectorEnv) -> None:
-    """Close an environment after another error, and ignore what that raises."""
-    with contextlib.suppress(Exception):
-        env.close()
+def _close_quietly(envs: Sequence[AnyEnv | AnyVectorEnv]) -> None:
+    """Close environments after another error, and ignore what that raises."""
+    for env in envs:
+        with contextlib.suppress(Exception):
+            env.close()
