@@ -115,12 +115,12 @@ def test_what_was_recorded_in_the_arena_is_sent_without_a_copy(arena):
     array = writer.allocate((100, 1000), np.dtype(np.int64))
     array[:60] = np.arange(60_000).reshape(60, 1000)
     sent = writer.lent_region(array[:60].data.cast("B"))
-    message = frame(pack(b"h", [sent, b"beside it"]), writer.write)
+    message = frame(pack(b"h", [sent, b"next to it"]), writer.write)
     assert len(message) < 200
     writer.hand_over(sent)
-    _, (rows, beside), regions = unframe(message, reader.view)
+    _, (rows, other), regions = unframe(message, reader.view)
     assert regions == [sent]
-    assert bytes(beside) == b"beside it"
+    assert bytes(other) == b"next to it"
     array[0, 0] = 77  # it is the very memory
     assert np.frombuffer(rows, np.int64)[:2].tolist() == [77, 1]
     # The rest of the array is free already, the sent part when it is given back and not before.

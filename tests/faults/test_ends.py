@@ -21,7 +21,7 @@ from tests.contracts.conftest import descendants, open_files
 from tests.faults.conftest import PROCESSES, slow
 
 START_METHODS = ["forkserver", "spawn", "fork"]
-# The environment, and the fault that each of three workers meets in its first step. A leak of nothing just says so.
+# The environment, and the fault that each of three workers meets in its first step; a leak of no bytes only counts it.
 BUSY = {
     "idle": ("ScriptedEnv", None),
     "rolling out": ("functools.partial(ScriptedEnv, 10**9)", "leak"),
@@ -43,7 +43,7 @@ sampler = MultiprocessingSampler(ScriptedAgent(), faults.env({envs}), n_workers=
 if not fault:
     sampler.obtain_trajectories(3)
 
-def tell():
+def print_pids():
     if fault:
         faults.wait(3)
         assert set(faults.pids()) == set(sampler.worker_pids())
@@ -58,12 +58,12 @@ if fault and end in ("close", "exit", "raise"):
             outcome.append("closed")
     call = threading.Thread(target=obtain, daemon=True)
     call.start()
-    tell()
+    print_pids()
 elif fault:
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=print_pids, daemon=True).start()
     sampler.obtain_trajectories(3)
 else:
-    tell()
+    print_pids()
 if end == "close":
     sampler.close()
     sampler.close()
@@ -160,7 +160,7 @@ def cases(*ends):
 
 @pytest.mark.parametrize(("method", "busy", "end"), cases("kill", "terminate"))
 def test_the_parent_is_killed(tmp_path, method, busy, end):
-    """It has no time to say anything to anybody. SIGTERM, too, ends a program at once that does not ask for it."""
+    """It has no time to end its workers. SIGTERM, too, ends a program at once that does not handle it."""
     shm = shared_memory()
     with run(tmp_path, method, busy, end) as (process, pids):
         process.send_signal(SIGNALS[end])
@@ -207,7 +207,7 @@ def test_close_within_two_seconds(tmp_path, method, busy):
         check_nothing_left(process, pids, tmp_path, shm)
 
 
-def deaf_to_interrupts(pid):
+def ignores_interrupts(pid):
     with open(f"/proc/{pid}/status") as file:
         masks = dict(line.split(":\t") for line in file.read().splitlines() if line.startswith("Sig"))
     return bool((int(masks["SigBlk"], 16) | int(masks["SigIgn"], 16)) >> (signal.SIGINT - 1) & 1)
@@ -215,7 +215,7 @@ def deaf_to_interrupts(pid):
 
 @pytest.mark.parametrize("method", ["forkserver", slow("fork")])
 def test_close_while_a_worker_is_being_started(monkeypatch, method):
-    """By another thread, whose call it is; a start that takes long is not waited for."""
+    """The call of another thread starts it; a start that takes long is not waited for."""
     started, go_on = threading.Event(), threading.Event()
     launch, children, raised = links.launch, [], []  # type: ignore[attr-defined]
 
@@ -253,12 +253,12 @@ def test_close_while_a_worker_is_being_started(monkeypatch, method):
 
 
 @pytest.mark.parametrize("method", PROCESSES)
-def test_workers_are_deaf_to_ctrl_c_from_their_first_instant(method):
+def test_workers_ignore_ctrl_c_from_their_start(method):
     """Also while they import: or each would print a traceback of its own."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method) as sampler:
-        assert all(deaf_to_interrupts(pid) for pid in sampler.worker_pids())
+        assert all(ignores_interrupts(pid) for pid in sampler.worker_pids())
         sampler.obtain_trajectories(2)
-        assert all(deaf_to_interrupts(pid) for pid in sampler.worker_pids())
+        assert all(ignores_interrupts(pid) for pid in sampler.worker_pids())
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 

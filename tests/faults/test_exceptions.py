@@ -194,7 +194,7 @@ def test_an_error_in_one_worker_does_not_wait_for_the_others(make_sampler, engin
     assert np.array_equal(sampler.obtain_trajectories(2, env_update=Env).lengths, [5, 5])
 
 
-def test_an_error_beside_other_news_does_not_hide_them(monkeypatch, tmp_path):
+def test_an_error_does_not_hide_the_other_events_of_a_wait(monkeypatch, tmp_path):
     """Failures and reports that come at once are all taken in, or the next call would wait for them for ever."""
     faults = Faults(tmp_path, Fault("raise", times=2))
     with MultiprocessingSampler(Agent(), faults.env(Env), n_workers=2, seed=5) as sampler:

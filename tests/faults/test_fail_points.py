@@ -71,7 +71,7 @@ def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, method, pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("worker", [0, 2])
-def test_a_death_when_told_to_stop(tmp_path, worker):
+def test_a_death_at_stop(tmp_path, worker):
     """Leaving a stream stops its workers; the call after it finds one of them dead."""
     fail_point = FailPoint("stop", worker=worker, folder=tmp_path)
     agents, envs = arguments("small")

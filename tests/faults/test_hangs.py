@@ -28,7 +28,7 @@ def case(where, kind):
 
 
 @pytest.mark.parametrize(("where", "kind"), [case(where, kind) for where in PLACES for kind in KINDS])
-def test_a_hang_is_made_good(tmp_path, where, kind):
+def test_a_worker_that_hangs_is_replaced(tmp_path, where, kind):
     trajectory = 3 if where in IN_TRAJECTORIES else None
     faults = Faults(tmp_path, Fault(kind, where, trajectory=trajectory, step=3, version=2), seed=SEED)
     env = faults.env(ScriptedEnv)
@@ -53,7 +53,7 @@ def test_stacks_are_asked_for_without_a_process_number(tmp_path, monkeypatch, ca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_hang_is_made_good_with_every_start_method(tmp_path, method):
+def test_a_worker_that_hangs_is_replaced_with_every_start_method(tmp_path, method):
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
     options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 1.0}
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
@@ -81,13 +81,13 @@ def state_of(pid):
 
 
 def test_a_worker_that_was_stopped_and_goes_on(tmp_path):
-    """Without a time limit that is no loss: it just took longer."""
+    """Without a time limit that is no loss."""
     faults = Faults(tmp_path, Fault("stop", trajectory=3), seed=SEED)
 
     def go_on():
         faults.wait()
         (pid,) = faults.pids()
-        while state_of(pid) != "T":  # it says so before it does so, and its parent alone is told when it has
+        while state_of(pid) != "T":  # only its parent is notified of the stop
             os.sched_yield()
         os.kill(pid, signal.SIGCONT)
 

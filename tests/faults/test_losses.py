@@ -97,7 +97,7 @@ def test_one_that_was_slow_and_died_is_replaced_by_the_next_call():
 
 
 def test_two_samplers_at_once(tmp_path):
-    """In threads of their own, each with deaths; neither hears of the other's."""
+    """In threads of their own, each with deaths; none counts in the other sampler."""
     all_faults = [Faults(tmp_path / name, Fault("kill", times=3)) for name in "ab"]
     batches = {}
 

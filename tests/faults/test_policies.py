@@ -1,4 +1,4 @@
-"""How much a sampler makes good, and what it says when that is enough."""
+"""How many losses a sampler replaces, and its error when there are too many."""
 
 import functools
 import os
@@ -48,7 +48,7 @@ def test_too_many_deaths_are_an_error_that_names_the_cause(tmp_path, method, kin
 
 
 @pytest.mark.parametrize(
-    ("quota", "n_made_good"),
+    ("quota", "n_replaced"),
     [
         slow({}, 10),
         ({"max_restarts": 3}, 3),
@@ -58,12 +58,12 @@ def test_too_many_deaths_are_an_error_that_names_the_cause(tmp_path, method, kin
     ],
     ids=str,
 )
-def test_quotas(tmp_path, quota, n_made_good):
-    faults = Faults(tmp_path, Fault("kill", trajectory=2, times=n_made_good + 1), seed=SEED)
+def test_quotas(tmp_path, quota, n_replaced):
+    faults = Faults(tmp_path, Fault("kill", trajectory=2, times=n_replaced + 1), seed=SEED)
     with make(faults, **quota) as sampler:
         with pytest.raises(WorkerDiedError) as caught:
             calls(sampler)
-        assert len(caught.value.incidents) == faults.fired() == n_made_good + 1
+        assert len(caught.value.incidents) == faults.fired() == n_replaced + 1
         assert second_call(sampler)
 
 
@@ -86,7 +86,7 @@ def test_too_many_hangs_are_an_error_that_shows_where(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["step", "construct"])
-def test_exceptions_that_are_named_are_made_good(tmp_path, where):
+def test_workers_that_raise_a_named_exception_are_replaced(tmp_path, where):
     trajectory = None if where == "construct" else 5
     faults = Faults(tmp_path, Fault("raise", where, trajectory=trajectory), seed=SEED)
     with make(faults, restart_on=(InjectedError,)) as sampler:
@@ -116,7 +116,7 @@ def test_a_worker_that_leaks_is_replaced_between_tickets(tmp_path):
     """Each leak is so large that the worker may keep two of them, and not three."""
     leak, n_leaks = 60 << 20, 12
     faults = Faults(tmp_path, Fault("leak", times=n_leaks, n_bytes=leak))
-    slow = functools.partial(ScriptedEnv, seconds=0.002)  # several tickets a call: memory is told with each
+    slow = functools.partial(ScriptedEnv, seconds=0.002)  # several tickets a call: each answer reports the memory
     with make(faults, env=slow, max_worker_memory=private_memory() + 3 * leak) as sampler:
         batches = calls(sampler, 4)
         assert batches == undisturbed(4)
@@ -142,7 +142,7 @@ def test_what_a_fork_inherits_is_not_the_workers(tmp_path):
     assert len(inherited) > 50 << 20
 
 
-def test_a_limit_that_no_worker_can_keep_is_told(tmp_path, caplog):
+def test_a_limit_that_no_worker_can_keep_gives_a_warning(tmp_path, caplog):
     with make(Faults(tmp_path), max_worker_memory=1000) as sampler:
         assert calls(sampler, 2) == undisturbed(2)
         assert sampler.stats.replaced > 0

@@ -117,7 +117,7 @@ class Soak:
         while self.sampler.stats.restarts < n_restarts:
             self.call()
 
-    def settled(self):
+    def all_in_use(self):
         """Whether every worker lives, and has sent something through shared memory, which is mapped only then."""
         maps = Path("/proc/self/maps").read_text()
         return all(map(is_alive, self.sampler.worker_pids())) and all(
@@ -125,7 +125,7 @@ class Soak:
         )
 
     def footprint(self, killer):
-        """What there is when whoever was killed is replaced, and has taken part in calls of every shape.
+        """Return the footprint once killed workers are replaced, and have taken part in calls of every shape.
 
         That takes a number of calls: while a new process starts, the others are done with some of them.
         """
@@ -133,7 +133,7 @@ class Soak:
             for _ in range(100):
                 for _ in range(3):
                     self.call()
-                if self.settled():
+                if self.all_in_use():
                     return Footprint.now()
         raise AssertionError("a worker is left out for good")
 

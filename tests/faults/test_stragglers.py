@@ -38,7 +38,7 @@ def zero(observation):
     return 0
 
 
-def test_nobody_waits_for_a_slow_worker(tmp_path):
+def test_a_call_does_not_wait_for_a_slow_worker(tmp_path):
     def make_env():
         return SlowInOneProcess(tmp_path)
 

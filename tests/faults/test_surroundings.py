@@ -72,8 +72,8 @@ def test_in_a_thread_that_ends_before_the_sampler(tmp_path, method):
 
 
 @pytest.mark.extras
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])  # not "fork", which is documented as unsafe beside threads
-def test_beside_torch_with_its_threads(tmp_path, method):
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])  # not "fork", which is documented as unsafe with threads
+def test_in_a_process_with_threads_of_torch(tmp_path, method):
     import torch
 
     torch.set_num_threads(2)

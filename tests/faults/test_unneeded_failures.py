@@ -126,7 +126,7 @@ def test_a_loss_that_is_needed_ends_the_call_when_those_before_it_are_in(
         assert next(stream).indices.tolist() == [0]
         with pytest.raises(WorkerDiedError, match="in trajectory 1 of agent version 1"):
             next(stream)
-    assert "did not need it" not in caplog.text, "the error tells"
+    assert "did not need it" not in caplog.text, "the error says so"
 
 
 def waits_for(faults: Faults, seed: int) -> gymnasium.Env[Any, Any]:

@@ -1,4 +1,4 @@
-"""What a sampler with faults is compared with: the same calls in this process, without them."""
+"""The batches that a sampler with faults is compared with: those of the same calls in this process, without faults."""
 
 import functools
 
@@ -9,7 +9,7 @@ SEED = 5
 
 
 def calls(sampler, n_calls=1, n_trajectories=8, **updates):
-    """The batches of some calls, each with parameters of its own; an environment is given anew to each."""
+    """Return the batches of some calls, each with parameters of its own."""
     return [
         sampler.obtain_trajectories(n_trajectories, agent_update={"offset": call}, **updates) for call in range(n_calls)
     ]

@@ -94,7 +94,7 @@ def test_the_ways_to_die(tmp_path, kind, code):
     faults = Faults(tmp_path, Fault(kind, trajectory=2), seed=SEED)
     pid = os.fork()
     if pid == 0:
-        faulthandler.disable()  # pytest's would tell of the abortion
+        faulthandler.disable()  # pytest's would print the stacks of the abort
         local(faults).obtain_trajectories(4)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code

@@ -27,7 +27,7 @@ answer, does not take SIGKILL either until that returns; it is not waited for an
 
 _PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
 _LOOKS = 3  # without finding anything, where it is not known whether there are children
-_LOOK_SECONDS = 0.02  # from one look to the next, where nothing tells of the end of a group
+_LOOK_SECONDS = 0.02  # from one look to the next, where the end of a group is not reported
 
 Wait = Callable[[float], None]
 """Sleeps until a child of this process ends, for so many seconds at most."""
@@ -99,7 +99,7 @@ def _group_ends(leader: int, seconds: float) -> bool:
                     opened.callback(os.close, fd)
                     poller.register(fd, select.POLLIN)
                     pidfds += 1
-            # Without them nothing tells of the ends of processes that are not children of this one.
+            # Without pidfds, the ends of processes that are not children of this one are not reported.
             poller.poll(1000 * (left if pidfds else min(left, _LOOK_SECONDS)))
     return True
 

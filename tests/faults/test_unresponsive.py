@@ -1,4 +1,4 @@
-"""Who does not answer: a process that no signal ends, a fork server that is stopped, a kernel that lacks something."""
+"""Processes that do not respond: a worker that no signal ends, a stopped server or watchdog; systems without pidfds."""
 
 import errno
 import os
@@ -25,17 +25,17 @@ FORK_SERVER, SPAWN = slow("forkserver"), slow("spawn")
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def short_deadlines(monkeypatch):
     monkeypatch.setattr(processes, "END_SECONDS", 0.5)
 
 
 @pytest.fixture
-def deaf(monkeypatch):
-    """Signals reach nobody, as in a system call that does not return."""
+def unkillable(monkeypatch):
+    """No signal reaches a worker, as in a system call that does not return."""
     monkeypatch.setattr(worker_child.WorkerChild, "kill", lambda self, signal_number=signal.SIGKILL: None)
 
 
-@pytest.mark.usefixtures("impatient", "deaf")
+@pytest.mark.usefixtures("short_deadlines", "unkillable")
 @pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
 def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
@@ -44,14 +44,14 @@ def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
         assert calls(sampler) == undisturbed()
         assert sampler.stats.hangs == sampler.stats.restarts == faults.fired() == 1
         assert faults.pids()[0] not in sampler.worker_pids()
-    # Its pipe has ended, which the kernel tells it of.
+    # Its pipe has ended, and the kernel kills it.
     assert gone_within(faults.pids(), 2)
     children.reap_strays()
     assert children._strays == []
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("impatient", "deaf")
+@pytest.mark.usefixtures("short_deadlines", "unkillable")
 def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path):
     faults = Faults(tmp_path, Fault("hang_gil", "close", times=None))
     with MultiprocessingSampler(
@@ -77,7 +77,7 @@ def give_up(monkeypatch):
     return lambda: left.append(False)
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_deadlines")
 def test_a_stopped_fork_server_is_replaced(give_up):
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
@@ -92,8 +92,8 @@ def test_a_stopped_fork_server_is_replaced(give_up):
         assert launch._servers["forkserver", 1]._process.pid != server
 
 
-def test_a_worker_that_the_fork_server_tells_of_too_late_is_nobody(give_up):
-    """It must not read what is meant for the one that was started in its place."""
+def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
+    """It must not read the messages of the worker that was started in its place."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1):
         server = launch._servers["forkserver", 1]._process.pid
         give_up()
@@ -290,8 +290,8 @@ def test_a_worker_without_descriptors_is_no_worker(method):
 
 
 @pytest.mark.slow
-def test_a_stopped_fork_server_tells_of_ends_all_the_same():
-    """The watchdogs do."""
+def test_ends_are_noticed_while_the_fork_server_is_stopped():
+    """The watchdogs report them."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
         engine, server, causes = sampler._session.engine, launch._servers["forkserver", 1]._process, []
         for stopped in (True, False, False):
@@ -326,6 +326,6 @@ with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1) a
 """
 
 
-def test_a_copy_of_the_process_that_leaves_the_loop_stops_nobody():
+def test_a_copy_of_the_process_that_leaves_the_loop_stops_no_worker():
     done = subprocess.run([sys.executable, "-c", FORKS_IN_ITS_LOOP], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on 0\n", "")
