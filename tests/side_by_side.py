@@ -66,7 +66,7 @@ class _Recorder:
     """Record what pytest says of tests, for the process that reports it."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config, self.calls = config, []  # type: ignore[var-annotated]
+        self.config, self.calls = config, []
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         self.calls.append(("pytest_runtest_logstart", {"nodeid": nodeid, "location": location}))

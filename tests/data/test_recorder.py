@@ -153,7 +153,7 @@ def test_an_action_outside_its_space_names_its_trajectory():
         recorder.end([0, 0], True, False)
     with pytest.raises(ActionError, match=r"1\.5.*Box\(-1.*timestep 1 .*clip.*ClipAction") as caught:
         recorder.finish()
-    assert caught.value.position == 1  # type: ignore[attr-defined]
+    assert caught.value.position == 1
     assert pickle.loads(pickle.dumps(caught.value)).position == 1
 
 

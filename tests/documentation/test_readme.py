@@ -35,7 +35,7 @@ def test_its_links_lead_to_files():
 @pytest.mark.parametrize("path", GUIDES)
 def test_each_guide_is_a_docstring_that_pydoc_prints(path):
     module = path.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
-    assert guide(path).splitlines()[0] in pydoc.render_doc(module, renderer=pydoc.plaintext)
+    assert guide(path).splitlines()[0] in pydoc.render_doc(module, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", ["README.md", *GUIDES])

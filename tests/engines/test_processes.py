@@ -1,6 +1,7 @@
 """What the engine of processes reads, keeps and frees."""
 
 import os
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ def test_the_last_answers_of_a_dead_worker_are_read_also_where_its_death_is_seen
     with FailPoint("sent", worker=0, occurrence=1, folder=tmp_path).armed():
         sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED)
     with sampler:
-        engine = sampler._session.engine
+        engine: Any = sampler._session.engine
         select, workers = engine._selector.select, [engine._links[0].child]
 
         def deaths_first(timeout):
@@ -38,5 +39,7 @@ def test_the_memory_of_an_old_update_is_used_again():
     with MultiprocessingSampler(LargeAgent(), ScriptedEnv, n_workers=2) as sampler:
         for call in range(12):
             sampler.obtain_trajectories(4, agent_update=np.full(1 << 17, float(call)))
-        updates_fd = sampler._session.engine._shared.updates_fd
-        assert os.fstat(updates_fd).st_size < 4 << 20, "the one in force, and those that some worker may still read"
+        engine: Any = sampler._session.engine
+        assert os.fstat(engine._shared.updates_fd).st_size < 4 << 20, (
+            "the one in force, and those that some worker may still read"
+        )

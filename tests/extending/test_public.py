@@ -39,8 +39,9 @@ def test_no_private_attribute_is_used():
     wrong = []
     for path in (HERE / "pairs.py", HERE / "pipes.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-            if private and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            if not isinstance(node, ast.Attribute) or node.attr.startswith("__"):
+                continue
+            if node.attr.startswith("_") and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
                 wrong.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
     assert wrong == []
 

@@ -12,7 +12,7 @@ from tests.extending.pairs import PairWorker
 from tests.extending.pipes import PipeSampler
 from tests.scripted.envs import AnyLength
 
-Forking = partial(MultiprocessingSampler, start_method="fork")
+Forking: Any = partial(MultiprocessingSampler, start_method="fork")
 
 
 class Rivals:

@@ -1,6 +1,7 @@
 """The tables of both ends, state by event, and what the ends do besides."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from streamsampler.protocol.states import Happened, SamplerSide, SamplerState, W
 EVENTS = [Start, Continue, Stop, Exit, Report, Failure, *Happened]
 
 W, S = WorkerState, SamplerState
-LEGAL = {
+LEGAL: dict[Any, Any] = {
     **{(W.NEW, event): state for event, state in [(Start, W.STREAMING), (Exit, W.EXITED)]},
     (W.STREAMING, Continue): W.STREAMING,
     (W.STREAMING, Stop): W.IDLE,
@@ -70,7 +71,7 @@ def test_tickets_are_run_in_order_and_the_last_answer_leaves_the_worker_idle():
     assert side.state is WorkerState.STREAMING
     assert side.next_ticket() is TICKETS[1]
     side.before_answer()
-    assert side.state is WorkerState.IDLE
+    assert side.state is WorkerState.IDLE  # type: ignore[comparison-overlap]
     assert side.next_ticket() is None
 
 

@@ -28,7 +28,7 @@ class Linear:
 
 
 class Two(gymnasium.Env):
-    observation_space = spaces.Discrete(3)
+    observation_space: Any = spaces.Discrete(3)
     action_space = spaces.Box(-1000, 1000, (), dtype=np.float64)
 
     def __init__(self, length=2):

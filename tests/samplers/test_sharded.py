@@ -2,12 +2,12 @@
 
 import os
 import signal
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
-import streamsampler
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, TrajectoryFolder, VecWorker, sample_to_folder
 from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, StorageError, UsageError
 from streamsampler.storage import npz as storage
@@ -15,7 +15,7 @@ from streamsampler.storage.manifest import MANIFEST, shard_name
 from streamsampler.storage.shards import ShardWriter
 from tests.storage.test_shards import Killing, in_child
 
-AMOUNT = {"num_samples": 500, "shard_size": 100}
+AMOUNT: dict[str, Any] = {"num_samples": 500, "shard_size": 100}
 
 
 def make(**options):
@@ -268,7 +268,7 @@ def test_samplers_whose_calls_cannot_be_resumed_are_refused(tmp_path, options, w
 
 def test_what_is_no_sampler_is_refused(tmp_path):
     with pytest.raises(UsageError, match="sample_to_folder takes a sampler first, not a str"):
-        sample_to_folder("CartPole-v1", tmp_path / "out", **AMOUNT)
+        sample_to_folder("CartPole-v1", tmp_path / "out", **AMOUNT)  # type: ignore[arg-type]
     sampler = make()
     sampler.close()
     with pytest.raises(ClosedError):
@@ -320,6 +320,6 @@ def test_progress_of_a_repair_counts_what_is_intact(whole, tmp_path):
     assert (seen[0].timesteps, seen[-1].timesteps, seen[-1].complete) == (intact, folder.n_timesteps, True)
     timesteps = [snapshot.timesteps for snapshot in seen]
     assert timesteps == sorted(timesteps)
-    assert streamsampler.load(out).to_batch() == streamsampler.load(whole).to_batch()
+    assert TrajectoryFolder(out).to_batch() == TrajectoryFolder(whole).to_batch()
     assert np.all(folder.to_batch().lengths > 0)
     assert (out / MANIFEST).exists()

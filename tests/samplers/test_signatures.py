@@ -3,7 +3,7 @@
 import inspect
 import math
 import re
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import click
 import numpy as np
@@ -80,7 +80,7 @@ def test_each_argument_is_handed_on(monkeypatch):
     common = [name for name, p in parameters(Sampler).items() if p.kind is p.KEYWORD_ONLY]
     seen = {}
     monkeypatch.setattr(Sampler, "__init__", lambda self, agents, envs, **options: seen.update(options))
-    given = {name: object() for name in common}
+    given: dict[str, Any] = {name: object() for name in common}
     MultiprocessingSampler("agents", "envs", **given)
     assert seen == given
 

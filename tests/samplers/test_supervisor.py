@@ -55,7 +55,7 @@ class Course:
         self.engine = Workers()
         self.records = []
         self.new_record()
-        self.supervisor = Supervisor(self.engine, self.records, Policy(**policy), lambda: self.now)
+        self.supervisor = Supervisor(self.engine, self.records, Policy(**policy), lambda: self.now)  # type: ignore[arg-type]
         self.start()
 
     def new_record(self):
@@ -78,6 +78,7 @@ class Course:
     def until_killed(self, limit=100):
         for _ in range(limit):
             seconds = self.supervisor.wait_limit(None)
+            assert seconds is not None
             self.now += seconds
             self.supervisor.kill_overdue(seconds, seconds)
             if self.engine.killed:

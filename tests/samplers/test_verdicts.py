@@ -21,7 +21,7 @@ class Verdicts(module.Verdicts):
     def may_work(self, worker):
         return super().may_work(self.records[worker])
 
-    def take(self, worker, checked, *, current):
+    def take(self, worker, checked, *, current):  # type: ignore[override]
         return super().take(self.records[worker], self.records, checked, current=current)
 
     def die(self, worker):

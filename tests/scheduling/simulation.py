@@ -9,8 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from streamsampler.protocol.states import CAPACITY
-from streamsampler.scheduling.gathering import Gathering
+from streamsampler.scheduling.gathering import Assignment, Gathering
 from streamsampler.scheduling.throughput import Throughput
+
+
+def assigned(gathering: Gathering, worker: int) -> Assignment:
+    """Return what a worker is to run: there is something."""
+    assignment = gathering.take(worker)
+    assert assignment is not None
+    return assignment
 
 
 def take(gathering, worker, **options):

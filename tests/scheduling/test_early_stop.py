@@ -9,7 +9,7 @@ from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker
 from streamsampler.scheduling.throughput import Throughput
-from tests.scheduling.simulation import take
+from tests.scheduling.simulation import assigned, take
 
 
 def known(length, n=100, seconds=1.0, spread=0):
@@ -66,7 +66,7 @@ def test_the_second_worker_is_told_what_the_first_one_leaves():
 def test_lengths_that_vary_are_allowed_for():
     gathering = Gathering(AtLeast(120), n_workers=2, throughput=known(10, spread=5), blocks=Blocks(8))
     take(gathering, 0)
-    _, _, enough = gathering.take(1)
+    _, _, enough = assigned(gathering, 1)
     assert 44 + 2 * 5 * 8**0.5 <= enough <= 46 + 2 * 5 * 8**0.5
 
 
@@ -76,7 +76,7 @@ def test_a_block_that_was_cut_too_short_is_run_again():
     gathering.add(1, second, [10, 10, 10, 14], "short")
     gathering.add(0, first, [5] * 8, "first")
     assert not gathering.complete
-    again, *terms = gathering.take(0)
+    again, *terms = assigned(gathering, 0)
     assert again == second
     assert terms == [8, 80], "those of the four that are there, and 36 more"
     assert take(gathering, 1) is None
@@ -95,7 +95,7 @@ def test_a_ticket_of_several_blocks_is_run_again_from_the_block_that_was_cut():
     assert indices == range(20)
     gathering.add(0, indices, [33] * 6, "part")
     assert not gathering.complete
-    again, *terms = gathering.take(0)
+    again, *terms = assigned(gathering, 0)
     assert again.start == 4, "two of its four are there"
     assert terms == [4, 66 + 2]
     gathering.add(0, again, [33, 33, 33], "again")
@@ -139,7 +139,7 @@ def test_a_lost_ticket_is_asked_for_what_is_missing_to_the_prefix():
 )
 def test_where_all_are_wanted_nothing_is_cut(plan, options):
     gathering = Gathering(plan, n_workers=2, **{"blocks": Blocks(4), **options})
-    indices, _, enough = gathering.take(0)
+    indices, _, enough = assigned(gathering, 0)
     assert enough == 0
     if len(indices) > 1:
         with pytest.raises(ProtocolError, match="came with"):

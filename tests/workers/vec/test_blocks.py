@@ -126,7 +126,7 @@ class Masked(Batched):
         self.actions = np.zeros((N_ENVS, 2), np.float32)
         self.n = 0
 
-    def reset(self, do_resets: Any) -> None:  # type: ignore[override]
+    def reset(self, do_resets: Any) -> None:
         assert len(do_resets) == N_ENVS
 
     def get_actions(self, observations: Any) -> tuple[Any, dict[str, Any]]:

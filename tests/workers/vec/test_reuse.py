@@ -1,5 +1,7 @@
 """Agents and environments that use one array again and again, or keep what they are given, change no batch."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -119,3 +121,24 @@ def test_objects_that_an_agent_changes_are_its_own(agent):
     batch = batch_of(agent, Lists)
     assert batch.observations["list"].tolist() == [[0], [1], [2]] * 12
     assert batch.last_observations["list"].tolist() == [[3]] * 12
+
+
+class ChangingActions(Keeping):
+    """Changes the actions that it was given."""
+
+    def step(self, action):
+        result = super().step(np.array(action))
+        action[:] = 9
+        return result
+
+
+@pytest.mark.parametrize("agent", [Reusing, ReusingBatches], ids=["one by one", "batched"])
+def test_environments_that_change_their_actions_change_no_record(agent):
+    vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
+    with (
+        LocalSampler(agent(False), ChangingActions, seed=3, **vec) as sampler,
+        LocalSampler(agent(False), Keeping, seed=3) as one,
+    ):
+        batch, expected = sampler.obtain_trajectories(7), one.obtain_trajectories(7)
+    assert np.array_equal(batch.actions, expected.actions)
+    assert np.array_equal(batch.observations, expected.observations)

@@ -380,3 +380,14 @@ def test_environments_get_integers_as_their_space_draws_them():
 
     with vec(Remembering(), Strict) as sampler:
         assert len(sampler.obtain_trajectories(3)) == 3
+
+
+def test_environments_of_one_worker_have_the_same_spaces():
+    made: list[Any] = []
+
+    def make():
+        made.append(Echo(gymnasium.spaces.Discrete(2 + len(made) % 3)))
+        return made[-1]
+
+    with vec(always_zero, make) as sampler, pytest.raises(RolloutError, match="must have the same spaces: one has D"):
+        sampler.obtain_trajectories(3)
