@@ -22,13 +22,14 @@ class Interrupted(KeyboardInterrupt):
 class Interrupts:
     """Raise `Interrupted` at SIGINT and SIGTERM, while entered, or for good after `install`.
 
-    The first signal raises, unless `shield` was called before. After that, and behind a shield, the work left is short
-    and must not be torn: saving what is complete, ending the workers. Then a signal is only noted, until one comes more
-    than `GRACE` seconds after the first. This one raises again, for whoever does not want to wait. The grace is there
-    because wrappers pass on the Ctrl-C that the terminal sends to everybody anyway, and because people press it twice.
+    The first signal raises, unless `shield` was called before. After that the remaining work is short and must not be
+    interrupted: saving what is complete, ending the workers. Further signals are only noted, until one arrives more
+    than `GRACE` seconds after the first, which raises again, so that a user can give up waiting. The grace period is
+    there because wrappers pass on the Ctrl-C that the terminal sends to all processes anyway, and because users press
+    it twice.
 
     Args:
-        clock: What time it is, in seconds.
+        clock: Returns the time in seconds.
 
     Attributes:
         received: The first signal; None while there is none.
@@ -46,18 +47,18 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a command that a signal ended; 0 without one."""
+        """The exit code that shells expect after a signal; 0 without one."""
         return 0 if self.received is None else 128 + self.received
 
     def shield(self) -> None:
-        """From now on the first signal is only noted, too."""
+        """Only note the first signal, too, from now on."""
         self._shielded = True
 
     def install(self) -> None:
         """Handle the signals from now on."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                # Whoever started this process in the background or with nohup wants it to be left alone.
+                # Ignored signals stay ignored: the command runs in the background, or with nohup.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._receive)
 
@@ -84,7 +85,7 @@ class Interrupts:
 
 
 def _as_if_never_handled(number: int) -> None:
-    """In a forked worker: Ctrl-C is the sampler's matter, and other signals do what they do by default."""
+    """Handle a signal in a forked worker: ignore Ctrl-C, which the sampler handles, and die of others."""
     if number != signal.SIGINT:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

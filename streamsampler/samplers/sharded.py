@@ -49,14 +49,16 @@ def sample_to_folder(
     Whatever ends the call (Ctrl-C, SIGKILL, a full disk, an error), the same call with `resume=True` continues with the
     first missing file, also with another number of workers. The finished folder is the same, byte for byte, as that of
     an uninterrupted call. The sampler must have the same seed, arguments, agent and environment, and must have made as
-    many calls before: give each process a new sampler with an explicit `seed`. What differs in the seed, the arguments
-    or the environment's name is refused; code that changed, and the agent, cannot be compared, unless `provenance`
-    names them. Example:
+    many calls before, interrupted ones included: make a new one, with an explicit `seed`. Another seed, other arguments
+    and an environment of another name are refused. Agents and changed code are not compared; name them in `provenance`.
 
+    Example:
+        ```python
         with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
             folder = sample_to_folder(sampler, "big", num_samples=1_000_000, shard_size=100_000, resume=True)
         for shard in folder.shards:  # one TrajectoryBatch in memory at a time
             print(shard.returns.mean())
+        ```
 
     Args:
         sampler: The sampler: of `order="index"`, and with workers that run each trajectory by itself. This is one call

@@ -96,6 +96,7 @@ class Manifest:
     def decides(self) -> dict[str, Any]:
         """Everything that decides about the data, by name: two folders that agree in it become the same."""
         return {
+            "agent_version": 1,  # unless the provenance has another one
             **self.provenance,
             "wanted": dict(self.wanted),
             "shard_size": self.shard_size,

@@ -94,6 +94,8 @@ def test_after_ctrl_c_the_same_call_completes_the_folder(whole, tmp_path):
         there = TrajectoryFolder(tmp_path / "out")
         assert not there.complete
         assert len(there.shards) == 2
+        with pytest.raises(UsageError, match="agent_version is 1 there, and 2 here"):
+            sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True)
         assert len(sampler.obtain_trajectories(1)) == 1, "the sampler is usable"
     seen = []
     with make() as sampler:
@@ -178,7 +180,7 @@ def test_a_sampler_that_made_calls_before_is_resumed_by_one_that_made_as_many(wh
     out = tmp_path / "out"
     with advanced() as sampler:
         interrupted(sampler, out)
-    with make() as sampler, pytest.raises(UsageError, match="agent_version is 2 there, and None here"):
+    with make() as sampler, pytest.raises(UsageError, match="agent_version is 2 there, and 1 here"):
         sample_to_folder(sampler, out, **AMOUNT, resume=True)
     with advanced() as sampler:
         folder = sample_to_folder(sampler, out, **AMOUNT, resume=True)
