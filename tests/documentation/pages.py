@@ -6,6 +6,7 @@ link, or a full name of this package in backticks, that leads nowhere.
 
 import functools
 import html
+import os
 import pathlib
 import re
 import sys
@@ -92,17 +93,11 @@ def link_names(path, text, found):
         if name not in found:
             return match.group()
         page, anchor = found[name]
-        target = "" if page == path else relative(path, page)
+        target = "" if page == path else os.path.relpath(page, path.parent)
         return f'<code><a href="{target}{"#" if anchor else ""}{anchor}">{name}</a>{arguments}</code>'
 
     # Markdown does not know the two colons before an indented block.
     return CODE.sub(linked, text).replace("<p>::</p>", "").replace("::</p>", ":</p>")
-
-
-def relative(page, other):
-    """Return the address of another page, from a page."""
-    common = len([1 for a, b in zip(page.parts, other.parts, strict=False) if a == b])
-    return "/".join([".."] * (len(page.parts) - common - 1) + list(other.parts[common:]))
 
 
 def dead_ends(path, pages):

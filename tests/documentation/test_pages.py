@@ -20,6 +20,9 @@ def test_names_in_backticks_become_links_to_where_they_are_documented():
     assert pages.link_names(ERRORS, "<code>Sampler</code>", found) == (
         '<code><a href="../streamsampler.html#Sampler">Sampler</a></code>'
     )
+    bases = [HERE.parent / "streamsampler" / room / "base.html" for room in ("agents", "workers")]
+    found = pages.places(HERE.parent, {bases[0]: '<section id="Agent"></section>'})
+    assert 'href="../agents/base.html#Agent"' in pages.link_names(bases[1], "<code>agents.base.Agent</code>", found)
 
 
 def test_what_leads_nowhere_is_found(tmp_path):
