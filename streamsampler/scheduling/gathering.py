@@ -168,8 +168,11 @@ class Gathering:
     @property
     def _under_way(self) -> int:
         """How many trajectories are expected of tickets in flight and of failures that are held back."""
-        held, stops = self.result.held_failures(), self._early_stops
-        return stops.n_expected + sum(len(it.indices) - stops.arrived_of(it.indices[0])[0] for it in held)
+        stops = self._early_stops
+        n = stops.n_expected
+        for held in self.result.held_failures():
+            n += len(held.indices) - stops.arrived_of(held.indices[0])[0]
+        return n
 
     @property
     def _handed_out(self) -> int:
