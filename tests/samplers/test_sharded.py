@@ -88,6 +88,15 @@ def interrupted(sampler, folder):
             sample_to_folder(sampler, folder, **AMOUNT)
 
 
+class Follower(list):
+    """Keeps all snapshots, one after each report."""
+
+    interval = 0.0
+
+    def __call__(self, snapshot):
+        self.append(snapshot)
+
+
 def test_after_ctrl_c_the_same_call_completes_the_folder(whole, tmp_path):
     with make(n_workers=2) as sampler:
         interrupted(sampler, tmp_path / "out")
@@ -97,11 +106,13 @@ def test_after_ctrl_c_the_same_call_completes_the_folder(whole, tmp_path):
         with pytest.raises(UsageError, match="agent_version is 1 there, and 2 here"):
             sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True)
         assert len(sampler.obtain_trajectories(1)) == 1, "the sampler is usable"
-    seen = []
+    seen = Follower()
     with make() as sampler:
-        sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True, progress=seen.append)
+        sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True, progress=seen)
     assert contents(tmp_path / "out") == contents(whole)
     assert (seen[0].timesteps, seen[0].earlier_timesteps) == (there.n_timesteps, there.n_timesteps)
+    assert len(seen) > 2
+    assert all(snapshot.trajectories >= len(there) for snapshot in seen), "those that were there count"
     assert [snapshot.complete for snapshot in seen] == [False] * (len(seen) - 1) + [True]
     assert seen[-1].timesteps == TrajectoryFolder(whole).n_timesteps
 
