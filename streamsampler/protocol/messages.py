@@ -47,7 +47,7 @@ def by_position(cls: type[T]) -> type[T]:
 
 
 NEVER_AGAIN = 2**62
-"""As the oldest version still wanted: no version is."""
+"""As the oldest version that workers may run: they abandon every rollout."""
 
 
 class Phase(StrEnum):
@@ -75,9 +75,9 @@ class Ticket:
     Attributes:
         version: The agent version.
         indices: The trajectory indices; never empty.
-        block: How many of them are run together; the last ones may be fewer.
-        enough: How many timesteps suffice: a worker may leave out what comes behind the first trajectories that have
-            so many. 0 where all are wanted.
+        block: How many of them are run together; the last block may have fewer.
+        enough: How many timesteps suffice: a worker may leave out what comes after the first trajectories that have
+            so many. 0 where all are needed.
     """
 
     version: int
@@ -93,7 +93,7 @@ class CheckOrder:
 
     Attributes:
         done: The kind of environment that was checked last: it is not checked again.
-        begun: The kind of environment whose check was broken off.
+        begun: The kind of environment whose check was interrupted.
         seconds: What that check has taken.
     """
 
@@ -105,11 +105,11 @@ class CheckOrder:
 @by_position
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a worker found out about its environment.
+    """Report what a worker found in its environment.
 
     Attributes:
         kind: The classes and the id of the environment that a `CheckOrder` was about; empty where there was none.
-        complete: Whether that order is carried out; otherwise it was broken off.
+        complete: Whether that order is carried out; otherwise it was interrupted.
         trajectories: How many trajectories were begun for it.
         timesteps: Their timesteps.
         seconds: What it took, with what an earlier attempt took.
@@ -137,7 +137,7 @@ class Start:
         agent: A new agent, as the engine carries payloads; None keeps the agent.
         parameters: New parameters for it; None keeps them.
         env: A new environment; None keeps the environment.
-        levels: The levels of the sampler's loggers (`workers.logs.Levels`); None for those that it told last.
+        levels: The levels of the sampler's loggers (`workers.logs.Levels`); None if they have not changed.
         check: What to check before the first ticket; None for nothing.
         episodes: What the call says of its trajectories (`workers.episodes.Episodes`), as the engine carries payloads.
     """
@@ -223,19 +223,19 @@ class Dropped(NamedTuple):
 @by_position
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A ticket was run to its end, or given up.
+    """Answer a ticket that was run to its end, or given up.
 
     Attributes:
         ticket: The ticket this answers.
-        given_up: Whether the version was no longer wanted; then there are no rollouts.
-        n_trajectories: Trajectories that were finished, delivered or not; those behind a cut are abandoned ones.
+        given_up: Whether the version was abandoned; then there are no rollouts.
+        n_trajectories: Trajectories that were finished, delivered or not; those after an early stop count as abandoned.
         n_timesteps: Their timesteps.
         n_abandoned: Rollouts that were cut short, 0 or 1 per environment.
         abandoned_timesteps: Their timesteps.
         seconds: Where the worker's time went since its last answer.
         dropped: The ticket's trajectories that raised and were left out, in order.
-        lost_timesteps: Timesteps besides those, which were run in vain because something raised.
-        checked: What the worker found out about its environment since its last answer.
+        lost_timesteps: Further timesteps, which were run in vain because something raised.
+        checked: What the worker found in its environment since its last answer.
     """
 
     ticket: Ticket
@@ -251,7 +251,7 @@ class Report:
 
     @property
     def ran_timesteps(self) -> int:
-        """All timesteps that it tells of."""
+        """All timesteps that the answer reports."""
         checked = 0 if self.checked is None else self.checked.timesteps
         return self.n_timesteps + self.abandoned_timesteps + self.lost_timesteps + checked
 
@@ -259,7 +259,7 @@ class Report:
 @by_position
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A ticket could not be run.
+    """Answer a ticket that could not be run.
 
     Attributes:
         ticket: The ticket this answers; None after `Exit`, when closing failed.
@@ -270,7 +270,7 @@ class Failure:
         exception: The pickled exception, or None where it cannot be pickled.
         kinds: The names (module and qualified name) of its class and of that class's bases.
         done: Timesteps of the first trajectories of the block in hand that had all ended before the timestep in which
-            it failed: where no more are wanted of the block, it can be run again and ended before it fails.
+            it failed: where no more are needed of the block, it can be run again and stopped before it fails.
         lost_timesteps: All timesteps of the ticket.
         checked: As in `Report`.
     """
@@ -288,7 +288,7 @@ class Failure:
 
     @property
     def ran_timesteps(self) -> int:
-        """All timesteps that it tells of."""
+        """All timesteps that the answer reports."""
         return self.lost_timesteps + (0 if self.checked is None else self.checked.timesteps)
 
 

@@ -1,4 +1,4 @@
-"""Warn of what workers found out about their environments, or return the error that ends the call."""
+"""Warn of what workers found in their environments, or return the error that ends the call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["take_verdict"]
 def take_verdict(
     record: WorkerRecord, answer: Answer, checked: Checked, session: Session, stats: Stats
 ) -> NotReproducibleError | None:
-    """Warn of what a worker found out about its environment; return the error that ends the call, if one does."""
+    """Warn of what a worker found in its environment; return the error that ends the call, if one does."""
     worker, ticket = record.worker, answer.ticket
     if isinstance(answer, Failure):
         stats.take_checked(checked)

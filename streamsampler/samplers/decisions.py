@@ -20,16 +20,16 @@ _NOT_NEEDED = "%s; the call did not need it"
 
 
 class Decisions:
-    """Decides about the setbacks of one call.
+    """Decide about the setbacks of one call.
 
-    What happened in a trajectory is decided about when `gathering` says that it is its turn; until then it uses up no
-    quota. What happened outside of trajectories (in a constructor, an update, while a worker was idle) is decided about
-    at once.
+    A setback in a trajectory is decided about when `gathering` reports that its turn has come; until then it uses up no
+    quota. A setback outside of trajectories (in a constructor, an update, while a worker was idle) is decided about at
+    once.
 
     Args:
-        gathering: The call's gathering, which holds back what happened in trajectories.
+        gathering: The call's gathering, which holds back the setbacks in trajectories.
         session: What outlives the call.
-        snapshot: The updates that were in force before the call's own: they are again, if one of its own is refused.
+        snapshot: The updates that were in force before the call's own: restored if one of its own is refused.
         stats: The call's accounts.
         version: The call's agent version.
     """
@@ -45,11 +45,11 @@ class Decisions:
         self._refusal: WorkerError | None = None
 
     def add(self, setback: Setback, *, needed: bool = True) -> None:
-        """Add what happened outside of this call's trajectories.
+        """Add a setback outside of this call's trajectories.
 
         Args:
             setback: What happened.
-            needed: Whether it counts: not if it happened in an older call's trajectory, which nobody waits for.
+            needed: Whether it counts: not if it happened in a trajectory of an older call.
         """
         if needed:
             self._outside.append(setback)
@@ -61,7 +61,7 @@ class Decisions:
         self._refusal = self._refusal or error
 
     def decide(self) -> None:
-        """Decide about everything whose turn it is, in an order that does not depend on who came first.
+        """Decide about everything whose turn it is, in an order that does not depend on timing.
 
         Raises:
             WorkerError: The call ends.
@@ -73,7 +73,7 @@ class Decisions:
             self._decide_outside()
         gathering = self._gathering
         if self._is_stream and gathering.result.has_segments:
-            return  # the consumer is first handed out what comes before
+            return  # the consumer gets what comes before first
         while (held := gathering.due()) is not None:
             self._stats.failed_trajectories += 1
             if (error := self._error_of(held.reason)) is not None:
@@ -87,7 +87,7 @@ class Decisions:
         setbacks, self._outside = sorted(self._outside, key=attrgetter("worker")), []
         for setback in setbacks:
             if self._gathering.complete:
-                # Whatever is wrong with an update, the next call, which starts this worker with all of it, tells.
+                # If an update is the cause, the next call, which sends this worker all updates, fails.
                 logger.warning(_NOT_NEEDED, setback)
                 continue
             self._stats.failed_trajectories += 1
@@ -100,7 +100,7 @@ class Decisions:
         return self._session.supervisor.decide(setback)
 
     def end(self) -> None:
-        """Tell of the losses that were not needed: their workers are gone all the same."""
+        """Log the losses that did not count: their workers are replaced all the same."""
         for held in self._gathering.result.held_failures():
             if not held.final:
                 logger.warning(_NOT_NEEDED, held.reason)

@@ -1,4 +1,4 @@
-"""A sampler's life: it starts workers, lets one call at a time have them, and ends them, whatever happens."""
+"""Start a sampler's workers, give them to one call at a time, and end them in any case."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ONE_AT_A_TIME = "another call on this sampler is under way; a sampler serves on
 
 
 class SamplerLife(ABC):
-    """What all samplers have in common but obtaining.
+    """What all samplers have in common, except obtaining.
 
     Attributes:
         seed: The seed, drawn or given.
@@ -98,7 +98,7 @@ class SamplerLife(ABC):
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        with self._watched():
+        with self._guarded():
             self._check_usable()
             # Reentrant, because an interrupt between taking it and the next step would leave it taken for good.
             if not self._lock.acquire(blocking=False):
@@ -128,7 +128,7 @@ class SamplerLife(ABC):
         self._salvaged = None
         call = self._begin(plan, updates, Stats.of(self.n_workers), episodes)
         try:
-            with self._watched():
+            with self._guarded():
                 yield call
         except KeyboardInterrupt:
             if call.gathering.n_trajectories:
@@ -141,10 +141,10 @@ class SamplerLife(ABC):
             self.stats.merge(call.stats)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Take note of what may have hit between any two steps of the bookkeeping: interrupts, a lack of memory.
+    def _guarded(self) -> Iterator[None]:
+        """Replace all workers if an interrupt or a lack of memory comes between two steps of the bookkeeping.
 
-        What is in doubt is thrown away: the workers are stopped now, and replaced by new ones in the next call.
+        The workers are stopped now, and replaced by new ones in the next call.
         """
         try:
             yield
@@ -160,7 +160,7 @@ class SamplerLife(ABC):
         payload = None if episodes is None else dumps(episodes, "reset_options")
         self._end_stream()
         if self._session.suspect:
-            self._start_afresh()
+            self._replace_engine()
         session = self._session
         session.publish_levels()
         snapshot = session.updates.snapshot()
@@ -182,17 +182,17 @@ class SamplerLife(ABC):
             else:
                 session.updates.put(kind, session.publish(payloads), payloads.about)
         if "env" in updates and any(traits.takes_spaces for traits in session.updates.about("agent")):
-            # What an agent has made of its spaces must not depend on those that it was told before.
+            # What an agent has made of its spaces must not depend on the spaces before.
             session.updates.repeat("agent")
             session.updates.repeat("parameters")
 
-    def _start_afresh(self) -> None:
-        """Replace the engine; an interrupt in here leaves everything such that it can be repeated."""
+    def _replace_engine(self) -> None:
+        """Replace the engine; after an interrupt in here it can be repeated."""
         old = self._session
         if self._pending is None:
             self._pending = old.updates.mapped(old.engine.published), old.version
         old.close()
-        self._account_for_the_rest()
+        self._count_the_rest()
         self._finalizer.detach()
         self._start(*self._pending)
         self._pending = None
@@ -251,7 +251,7 @@ class SamplerLife(ABC):
         call = self._streaming
         if call is not None and only in (None, call):
             self._streaming = None
-            with self._watched():
+            with self._guarded():
                 call.accounts.close_unseen()
                 if not self._session.suspect:
                     call.end()
@@ -273,21 +273,21 @@ class SamplerLife(ABC):
                 self._end_stream()
             finally:
                 self._lock.release()
-        failures = self._take_last_words(_end(self._session, self._lock))
-        self._account_for_the_rest()
+        failures = self._count_last_answers(_end(self._session, self._lock))
+        self._count_the_rest()
         self._finalizer.detach()
         if failures:
             raise failures[0]
 
-    def _account_for_the_rest(self) -> None:
-        """Count as abandoned what workers had shown when they ended, and no answer that was taken in tells of."""
+    def _count_the_rest(self) -> None:
+        """Count as abandoned the timesteps that workers had shown when they ended, and reported in no answer."""
         self._ran_before += self._session.take_ran_timesteps()
         self.stats.abandoned_timesteps += max(0, self._ran_before - self.stats.ran_timesteps)
 
-    def _take_last_words(self, last_words: list[Answered | Logged]) -> list[RolloutError]:
-        """Account for what workers said while they were ended; return the failures to close their environments."""
+    def _count_last_answers(self, last_answers: list[Answered | Logged]) -> list[RolloutError]:
+        """Count the last answers of workers that were ended; return the failures to close their environments."""
         failures = []
-        for said in last_words:
+        for said in last_answers:
             match said:
                 case Logged(worker=worker, records=records):
                     handle_records(worker, records)

@@ -1,4 +1,4 @@
-"""From what users pass to what travels: checked, and pickled once."""
+"""Check the agents and updates that users pass, and pickle them once."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _agent_updates(agent_update: Any, traits: Sequence[AgentTraits]) -> dict[Kin
 
 
 def _resolved(update: Any, traits: AgentTraits, worker: int) -> tuple[UpdateKind, Any]:
-    """Tell what an update does to one worker's agent; None, which changes nothing, counts as parameters."""
+    """Return the kind of an update of one worker's agent; None, which changes nothing, counts as parameters."""
     if update is None:
         return "parameters", None
     try:

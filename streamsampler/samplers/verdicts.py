@@ -58,12 +58,12 @@ class Verdicts:
     def take(
         self, record: WorkerRecord, records: Sequence[WorkerRecord], checked: Checked, *, current: bool
     ) -> tuple[list[str], str]:
-        """Take in what a worker found out.
+        """Record what a worker found.
 
         Args:
             record: The worker.
             records: All workers.
-            checked: What it found out.
+            checked: What it found.
             current: Whether it belongs to the current call.
 
         Returns:

@@ -1,10 +1,10 @@
-"""Decide whether what a lost worker held is run again. Pure.
+"""Decide whether the tickets of a dead worker are run again. Pure.
 
-Every decision follows from what is handed in, times included. So a test needs neither processes nor clocks.
+Every decision follows from the arguments, times included. So a test needs neither processes nor clocks.
 
-*Losses.* A worker that died or hung, or that raised what `Policy.restart_on` names, is a loss. Its tickets are run
-again by whoever is free, from the same seeds, so that nothing shows in the batch. `Losses` counts them against two
-quotas; over either, the call ends with one error that tells the whole history, and the counting begins afresh.
+*Losses.* A worker that died or hung, or that raised what `Policy.restart_on` names, is a loss. Other workers run its
+tickets again, from the same seeds, so that nothing shows in the batch. `Losses` counts them against two quotas; over
+either, the call ends with one error that lists them all, and the counting begins from 0.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Incident", "Losses", "OnFailure", "Policy", "Quota", "cause_of_death
 
 OnFailure = Literal["raise", "drop"]
 Quota = int | Literal["auto"] | None
-"""How many losses are made good; "auto" depends on the number of workers, and None is any number."""
+"""How many losses end no call; "auto" depends on the number of workers, and None is any number."""
 
 _RESTARTS, _LIFETIME_RESTARTS, _WORKERS = 10, 100, 8
-"""The quotas by default, for up to so many workers: with more of them, each as likely to be lost, more are lost."""
+"""The quotas by default, for up to so many workers: with more of them, each as likely to die, more die."""
 
 _REMEMBERED = 100
 
@@ -38,10 +38,10 @@ class Policy:
     """What is done about losses.
 
     Attributes:
-        max_restarts: Losses that are made good within any `restart_window` seconds; None for any number, and "auto" for
+        max_restarts: Losses that end no call within any `restart_window` seconds; None for any number, and "auto" for
             10 with up to eight workers, in proportion with more.
         restart_window: Seconds; None for the sampler's whole life.
-        max_lifetime_restarts: Losses that are made good in the sampler's whole life; None for any number, and "auto"
+        max_lifetime_restarts: Losses that end no call in the sampler's whole life; None for any number, and "auto"
             for 100 with up to eight workers, in proportion with more.
         restart_on: Types of exceptions of user code that count as losses, as deaths and hangs do.
         on_failure: Whether an exception that `restart_on` does not name is raised, or its trajectory dropped.
@@ -49,8 +49,8 @@ class Policy:
         construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
             send what it recorded; None for 60 or `step_timeout`, whichever is longer, where there is a `step_timeout`.
         max_worker_memory: Bytes of private memory above which a worker is replaced; None for any.
-        close_timeout: Seconds that all workers together may take to close their environments at the end; and one that
-            is replaced.
+        close_timeout: Seconds that all workers together may take to close their environments at the end, and that a
+            worker may take that is replaced.
 
     Raises:
         UsageError: A value cannot work.
@@ -86,7 +86,7 @@ class Policy:
             raise UsageError(f"restart_on must be a tuple of exception types, got {types!r}")
 
     def restarts_on(self, kinds: tuple[str, ...]) -> bool:
-        """Whether an exception is to be made good.
+        """Whether an exception counts as a loss.
 
         Args:
             kinds: The names of its class and of that class's bases (see `messages.Failure`): the class itself need not
@@ -95,7 +95,7 @@ class Policy:
         return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
 
     def watch(self) -> Watch | None:
-        """Return the watch over hangs; None if there is nothing to watch for."""
+        """Return the watch for hangs; None without a time limit."""
         if self.step_timeout is None and self.construction_timeout is None:
             return None
         construction = self.construction_timeout
@@ -113,15 +113,15 @@ class Incident:
 
     Attributes:
         worker: The worker number.
-        what: What happened to it, as the end of a sentence: "was killed by SIGKILL".
-        phase: What it was last seen doing.
+        what: What happened to the worker, as the end of a sentence: "was killed by SIGKILL".
+        phase: What the worker was last seen doing.
         trajectory: Index of the trajectory in hand; None outside trajectories.
-        version: The agent version in hand; None if it had not begun any work of the call.
+        version: The agent version in hand; None if the worker had not begun any work of the call.
         seconds: When, in seconds since the sampler was made.
         exitcode: Negative for a signal; None if unknown, and for what is no death.
-        stack: The Python stacks of a hung worker, as far as they could be had.
-        hung: Whether it was killed because it made no progress.
-        hopeless: Whether a new worker in its place would do the same, so that it is not tried.
+        stack: The Python stacks of a hung worker, as far as they are known.
+        hung: Whether the worker was killed because it made no progress.
+        hopeless: Whether a new worker would do the same, so that none is started.
     """
 
     worker: int
@@ -208,7 +208,7 @@ class Losses:
 def cause_of_death(exitcode: int | None) -> str:
     """Return what an exit code says, as the end of a sentence."""
     if exitcode is None:
-        return "ended, and nobody knows its exit code,"
+        return "ended with an unknown exit code"
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"
     try:
