@@ -15,8 +15,9 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
-__all__ = ["END_SECONDS", "TERM_SECONDS", "can_find_descendants", "end_descendants", "end_group"]
+__all__ = ["END_SECONDS", "TERM_SECONDS", "Stat", "can_find_descendants", "end_descendants", "end_group", "stat_of"]
 
 TERM_SECONDS = 1.0
 """How long what a worker leaves may take to end after SIGTERM, before it is killed."""
@@ -108,8 +109,8 @@ def _members(leader: int) -> list[int] | None:
     """Return the living processes of a group; None where there is no /proc."""
     if not can_find_descendants():
         return None
-    stats = {int(name): _stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
-    return [pid for pid, stat in stats.items() if stat is not None and stat[2] == leader and stat[0] not in "ZX"]
+    stats = {int(name): stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    return [pid for pid, stat in stats.items() if stat is not None and stat.group == leader and stat.state not in "ZX"]
 
 
 def _signal_group(leader: int, number: int) -> bool:
@@ -135,8 +136,8 @@ def _signal(pid: int, number: int, known: dict[int, tuple[int, int]]) -> None:
             return
         fd = os.pidfd_open(pid)
         try:
-            state = _stat(pid)
-            if state is not None and (state[1] in known or state[1] == os.getpid()):
+            stat = stat_of(pid)
+            if stat is not None and (stat.parent in known or stat.parent == os.getpid()):
                 signal.pidfd_send_signal(fd, number)
                 if number == signal.SIGTERM:
                     signal.pidfd_send_signal(fd, signal.SIGCONT)
@@ -162,7 +163,7 @@ def _descendants(worker: int) -> dict[int, tuple[int, int]]:
     me = os.getpid()
     children: dict[int, list[tuple[int, str, int]]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (stat := _stat(int(name))) is not None:
+        if name.isdigit() and (stat := stat_of(int(name))) is not None:
             state, parent, group = stat
             children.setdefault(parent, []).append((int(name), state, group))
     found: dict[int, tuple[int, int]] = {}
@@ -181,11 +182,19 @@ def _descendants(worker: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _stat(pid: int) -> tuple[str, int, int] | None:
-    """Return the kernel's letter for what a process is doing, its parent and its group; None if it is gone."""
+class Stat(NamedTuple):
+    """What the kernel says of a process: a letter for what it is doing, its parent and its group."""
+
+    state: str
+    parent: int
+    group: int
+
+
+def stat_of(pid: int) -> Stat | None:
+    """Return what the kernel says of a process; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        return fields[0].decode(), int(fields[1]), int(fields[2])
+        return Stat(fields[0].decode(), int(fields[1]), int(fields[2]))
     except (OSError, IndexError, ValueError):
         return None

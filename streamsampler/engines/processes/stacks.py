@@ -12,9 +12,14 @@ import os
 import select
 import signal
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["Signalled", "answer_with_stacks", "stacks_of"]
+from streamsampler.engines.launch.leftovers import stat_of
+
+if TYPE_CHECKING:
+    from streamsampler.engines.launch.worker_child import WorkerChild
+
+__all__ = ["answer_with_stacks", "stacks_of"]
 
 _FIRST_SECONDS = 1.0
 _SILENCE_SECONDS = 0.1  # handlers write without a pause, and do not say when they are done
@@ -28,19 +33,7 @@ def answer_with_stacks(fd: int) -> None:
     faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True, chain=False)
 
 
-class Signalled(Protocol):
-    """A process that can be signalled, and cannot be mistaken for another process."""
-
-    pid: int
-
-    def ended(self, timeout: float) -> bool:
-        """Whether the process ends within `timeout` seconds."""
-
-    def kill(self, signal_number: int) -> None:
-        """Send a signal, if the process is there."""
-
-
-def stacks_of(process: Signalled, fd: int) -> str:
+def stacks_of(process: WorkerChild, fd: int) -> str:
     """Return the stacks of a worker, which may not survive it; the reason why there are none, in parentheses.
 
     Args:
@@ -48,7 +41,8 @@ def stacks_of(process: Signalled, fd: int) -> str:
         fd: Where it writes them; never blocking.
     """
     _read(fd)  # what an earlier signal, of another program perhaps, has left there
-    state = _state(process.pid)
+    stat = stat_of(process.pid)
+    state = stat.state if stat is not None else ""
     if state in ("T", "t"):
         return "(it is stopped, by SIGSTOP or by a debugger)"
     if process.ended(0):
@@ -72,12 +66,3 @@ def _read(fd: int) -> bytes:
     with contextlib.suppress(BlockingIOError):
         return os.read(fd, _MOST_BYTES)
     return b""
-
-
-def _state(pid: int) -> str:
-    """Return the kernel's letter for what a process is doing; nothing where it is not known."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
