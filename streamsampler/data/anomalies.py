@@ -1,4 +1,4 @@
-"""Looking for data that may be wrong: NaN, and observations outside their space.
+"""Find data that may be wrong: NaN, and observations outside their space.
 
 All rows of a ticket are looked at together, when its trajectories have ended, and first only for whether there is
 anything: that takes some hundredths of a microsecond for each timestep of a small observation.
@@ -82,7 +82,7 @@ class AnomalyFinder:
                 self._clean[name] = _clean_of(leaf)
             clean = self._clean[name]
             if clean is not None and rows.size and not clean(rows):
-                yield _Doubt(~rows_inside(leaf, rows), partial(_told, name, leaf, rows), is_last=last)
+                yield _Doubt(~rows_inside(leaf, rows), partial(_describe, name, leaf, rows), is_last=last)
 
 
 class _Doubt(NamedTuple):
@@ -90,18 +90,18 @@ class _Doubt(NamedTuple):
 
     Attributes:
         wrong: Which ones.
-        told: Tells what is wrong with one of them.
+        describe: Describes what is wrong with one of them.
         is_last: Whether there is one row for each trajectory, and not for each timestep.
         is_reward: Whether they are rewards, and not parts of observations.
     """
 
     wrong: NDArray[np.bool_]
-    told: Callable[[int], str]
+    describe: Callable[[int], str]
     is_last: bool = False
     is_reward: bool = False
 
 
-def _told(name: str, leaf: AnySpace, rows: Array, row: int) -> str:
+def _describe(name: str, leaf: AnySpace, rows: Array, row: int) -> str:
     value = rows[row]
     if value.dtype.kind == "f" and np.isnan(value).any():
         return f"{name} holds nan: {short(value)}"
@@ -118,23 +118,23 @@ def _by_trajectory(doubts: list[_Doubt], lengths: NDArray[np.int64]) -> tuple[An
         positions = rows if doubt.is_last else np.searchsorted(ends, rows, side="right")
         timesteps = lengths[rows] if doubt.is_last else rows - (ends - lengths)[positions]
         for position, timestep, row in zip(positions.tolist(), timesteps.tolist(), rows.tolist(), strict=True):
-            found.setdefault((position, timestep, doubt.is_reward), (doubt.told, row))
+            found.setdefault((position, timestep, doubt.is_reward), (doubt.describe, row))
     counts: dict[int, int] = {}
     first: dict[int, tuple[int, str]] = {}
     for position, timestep, is_reward in sorted(found):
         counts[position] = counts.get(position, 0) + 1
         if position not in first:
-            told, row = found[position, timestep, is_reward]
-            first[position] = timestep, told(row)
+            describe, row = found[position, timestep, is_reward]
+            first[position] = timestep, describe(row)
     return tuple(Anomaly(position, counts[position], *first[position]) for position in counts)
 
 
-# --- Whether all rows of a leaf are as they should be; quick, and not more often wrong than in doubt
+# --- Whether all rows of a leaf are surely right, quickly
 
 
 @singledispatch
 def _clean_of(_space: AnySpace) -> Clean | None:
-    """Make a function that tells of rows whether all of them are surely right; None where there is nothing to find."""
+    """Return a function that returns whether all rows are surely right; None if nothing can be wrong."""
     return None
 
 

@@ -1,11 +1,11 @@
-"""Assembling a batch from segments of what the workers' reports brought; early, where that pays.
+"""Assemble a batch from segments of the workers' reports; early, where that pays.
 
-What a batch is made of is copied as soon as it is known where it belongs: while the workers go on, instead of while
-they wait; and so the memory it came in is free for the next reports, and the batch is in memory once, not twice. Rows
-of many bytes are copied report by report, while they are in the processor's cache; others in groups of megabytes, since
-a copy of little costs more than its bytes. A batch that is smaller than one group is joined when it is complete.
+Rows are copied as soon as their place in the batch is known: while workers run, not while they wait. So the engine's
+memory is free for the next reports, and the batch is in memory once, not twice. Large rows are copied report by report,
+while they are in the processor's cache; small ones in groups of megabytes, since each copy has its own cost. A batch
+smaller than one group is joined when it is complete.
 
-Infos are left as they came, in memory of their own: what their columns become is decided over all of them.
+Infos stay as they arrived, in memory of their own: what their columns become is decided over all of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 @dataclass(slots=True)
 class Delivery:
-    """What one report brought: what the segments of a batch are segments of.
+    """What one report brought to the sampler; a `Segment` is a part of it.
 
     Attributes:
         worker: The worker that ran the trajectories.
@@ -188,7 +188,7 @@ def _group_bytes(rollouts: Rollouts) -> int | None:
 
 
 def infos_alone(rollouts: Rollouts) -> Rollouts:
-    """Copy the infos, lengths and anomalies alone, so that the memory they came in can be given back."""
+    """Copy the infos, lengths and anomalies alone, so that the engine's memory can be given back."""
     nothing = np.empty(0)
     none = np.empty(0, np.bool_)
     return replace(
@@ -230,7 +230,7 @@ class _GrowingRows:
             parts: Trees with the rows, in order.
             start: How many rows there are before them.
             stop: How many rows there are with them.
-            expected: How many rows there will be in all, as far as one can tell.
+            expected: How many rows there will probably be in all.
 
         Returns:
             False if they are of another form than those before; then nothing was written.
@@ -331,11 +331,11 @@ class EarlyRows:
 
         Args:
             segments: The segments.
-            expected: How many timesteps and trajectories the batch will have in all, as far as one can tell.
+            expected: How many timesteps and trajectories the batch will probably have.
 
         Returns:
-            Whether they were copied. Once they were not, nothing ever is: two spaces in one batch are an error when it
-            is complete.
+            Whether they were copied. Once they were not, nothing is any more: two spaces in one batch are an error when
+            it is complete.
         """
         before, n_timesteps, n_trajectories = self._taken
         timesteps, trajectories = _timesteps_of(segments), [slice(it.start, it.stop) for it in segments]

@@ -1,4 +1,4 @@
-"""A batch of trajectories, and what can be derived from it."""
+"""A batch of trajectories, and what is derived from it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StepType(IntEnum):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
-    """N whole trajectories, T timesteps in all, one behind the other.
+    """N whole trajectories, T timesteps in all, one after the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
     bit, so that a NaN equals the same NaN; `stats` and `worker_numbers` are no data. `batch[i]` is the batch of the
@@ -174,9 +174,9 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         return cast("NDArray[np.float64]", np.add.reduceat(self.rewards, self.starts))
 
     def discounted_returns(self, gamma: float) -> NDArray[np.float64]:
-        """The discounted return from each timestep to the end of its trajectory.
+        """Return the discounted return from each timestep to the end of its trajectory.
 
-        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing behind the end: a
+        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing after the end: a
         truncated trajectory is not bootstrapped.
 
         Args:
@@ -257,7 +257,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     def padded(self, name: str, length: int | None = None, value: Any = 0) -> Any: ...
 
     def padded(self, name: str, length: int | None = None, value: Any = 0) -> Any:
-        """Timesteps with one row for each trajectory.
+        """Return timesteps with one row for each trajectory.
 
         Args:
             name: `observations`, `next_observations`, `actions`, `rewards`, `step_types`, `env_infos`, `agent_infos`,
@@ -286,7 +286,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     # --- Parts and wholes
 
     def split(self) -> list[TrajectoryBatch[ObservationsT, ActionsT]]:
-        """A batch for each trajectory; they share memory with this one."""
+        """Return a batch for each trajectory; they share memory with this one."""
         bounds = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
         return [self._select(slice(i, i + 1), slice(*bound)) for i, bound in enumerate(bounds)]
 
@@ -332,7 +332,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         *batches: TrajectoryBatch[AnyObservationsT, AnyActionsT]
         | Iterable[TrajectoryBatch[AnyObservationsT, AnyActionsT]],
     ) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-        """Join batches, one behind the other: the inverse of `split`.
+        """Join batches in order: the inverse of `split`.
 
         Args:
             batches: Batches, or one iterable of them; at least one, all of the same spaces.

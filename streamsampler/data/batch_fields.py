@@ -1,4 +1,4 @@
-"""Fields of a batch: checking them, laying trajectories side by side, and handing them to PyTorch."""
+"""Check the fields of a batch, pad them, and convert them to tensors of PyTorch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def padded_tree(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any,
         tree: Leaves of shape (T, ...).
         lengths: (N,), which add up to T.
         length: The second axis of the result.
-        value: What fills the room after the end of each trajectory; leaves of objects are filled with None instead.
+        value: What fills the space after the end of each trajectory; leaves of objects are filled with None instead.
         name: What the tree is called in errors.
 
     Raises:
@@ -149,7 +149,7 @@ def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:
 
 
 def _sharable(array: Array) -> Array:
-    """The array, or a copy where torch cannot share its memory: with negative strides, read-only, of another order."""
+    """Return the array, or a copy if torch cannot share it: with negative strides, read-only, of another byte order."""
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):

@@ -39,17 +39,17 @@ class Recorder:
     """Rows of one space, growing.
 
     Attributes:
-        record: Copies one value behind the rows so far; raises the recorder's error where it does not fit. The part of
+        record: Copies one value after the rows so far; raises the recorder's error where it does not fit. The part of
             a nested value that came before the misfit stays recorded: truncate before going on.
         truncate: Rewinds to the first n rows, and keeps the memory for the next ones.
-        view: The rows from start to stop, as a tree. Large rows are views, good until the rows are recorded anew.
+        view: The rows from start to stop, as a tree. Large rows are views, valid until the rows are recorded again.
         count: The number of rows.
         integers: The rows, where they are integers of Python: a loop may append those itself, and nothing else.
         encoded: The rows, where they are kept as bytes: a loop may append `value.tobytes()` itself where
             `value.dtype == dtype` and `value.shape == shape`.
         dtype: The dtype of such rows; where there are none, one that no observation has.
         shape: The shape of such rows.
-        renew: Lets go of memory that is not this recorder's own, with all rows.
+        renew: Releases memory that is not this recorder's own, with all rows.
     """
 
     record: Callable[[Any], None]
@@ -381,5 +381,5 @@ def _renew_all(recorders: Iterable[Recorder]) -> None:
 
 
 def empty(space: AnySpace) -> Tree:
-    """The structure of a space with no rows."""
+    """Return the structure of a space with no rows."""
     return make_recorder(space, "").view(0, 0)

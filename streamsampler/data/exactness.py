@@ -1,4 +1,4 @@
-"""Which numbers an array of another dtype cannot hold."""
+"""Find numbers that an array of another dtype cannot hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["changed", "may_change"]
 
 @cache
 def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether there are values of a dtype that `changed` would find, cast to another dtype."""
+    """Return whether `changed` can find any values of one dtype that are cast to another."""
     if target.kind not in "fc" or source.kind not in "iuf":
         return False
     limits = np.finfo(target)

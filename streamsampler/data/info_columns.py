@@ -151,7 +151,7 @@ def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
         Columns without raw ones; new arrays.
 
     Raises:
-        DataError: A key `_x` beside a key `x`.
+        DataError: A key `_x` next to a key `x`.
     """
     length = sum(stop - start for _, start, stop in pieces)
     gathered: dict[KeyPath, list[tuple[InfoColumn, slice, int]]] = {}
@@ -199,7 +199,7 @@ def _kinds(column: InfoColumn, rows: slice = _ALL) -> set[Kind]:
 
 
 def are_uniform(parts: Iterable[InfoColumns]) -> bool:
-    """Whether the values of each key are of one kind over all of these, and no key of a dict is one beside it.
+    """Return whether the values of each key are of one kind in all parts, and no key holds both dicts and other values.
 
     Then what a column becomes is the same for all ranges of steps: what is cut out of all of them, merged, is what
     would be merged of the cut alone. Only the names of masks are not looked at.
@@ -284,16 +284,16 @@ def _fold_children(column: InfoColumn, children: dict[KeyPath, InfoColumn], leng
 
 
 def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | None = None) -> None:
-    """Refuse a key `_x` beside a key `x`: the mask of `x` goes by that name.
+    """Refuse a key `_x` next to a key `x`: `_x` is the name of the mask of `x`.
 
     Args:
         columns: The columns.
         path: What the infos are called in errors.
-        owners: Tells whose the steps are: numbers of trajectories for numbers of steps. Then the two names only clash
-            where both are one trajectory's, for the others need not come into one batch.
+        owners: Returns the trajectories of steps. Then the two names clash only within one trajectory, since others
+            need not come into one batch.
 
     Raises:
-        DataError: Two names clash. With `owners`, `position` is the number of the trajectory.
+        DataError: Two names clash. With `owners`, `position` is the trajectory's.
     """
     named: dict[KeyPath, list[InfoColumn]] = {}
     for key, column in columns.items():

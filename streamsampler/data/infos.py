@@ -1,4 +1,4 @@
-"""Infos, whose keys come and go: recorded step by step, kept as columns, handed out as dicts of arrays.
+"""Record infos, whose keys come and go, step by step; keep them as columns; return them as dicts of arrays.
 
 The user's form is Gymnasium's vector convention: `{key: array of (T, ...)}`, and, where the key was missing in some of
 the T steps, `_key`, a boolean mask of (T,) that says in which it was there; elsewhere the array holds zeros, False or
@@ -50,9 +50,9 @@ _COMMON = frozenset((bool, int, float, str, NoneType, np.bool_, *np.sctypeDict.v
 class InfoRecorder:
     """Collects infos, one dict per step; copies what the environment may change later.
 
-    Beside a large agent, each list that a step appends to has left the caches since the last step, and costs a
-    microsecond and not a tenth of one. So where an info is like the one before it, with the same several keys and plain
-    values, it goes as a row into one list; rows become columns when another one comes, or at the end.
+    With a large agent, each list that a step appends to has left the caches since the last step, and costs a
+    microsecond instead of a tenth of one. So an info with the same several keys as the one before it, and plain values,
+    goes as a row into one list; rows become columns when an info of another form comes, or at the end.
 
     Args:
         path: What the infos are called in errors, such as `env_infos`.
@@ -150,14 +150,14 @@ class InfoRecorder:
             everything.clear()
 
     def finish(self, length: int, owners: Owners | None = None) -> InfoColumns:
-        """The infos of steps 0 to length - 1, as columns that share nothing with the recorder's lists.
+        """Return the infos of steps 0 to length - 1, as columns that share nothing with the recorder's lists.
 
         Args:
             length: How many steps there are.
-            owners: Tells whose the steps are; see `check_names`.
+            owners: Returns the trajectories of steps; see `check_names`.
 
         Raises:
-            DataError: A key `_x` beside a key `x`, whose mask goes by that name.
+            DataError: A key `_x` next to a key `x`, whose mask has that name.
         """
         self._rows_to_columns()
         columns = {}
@@ -184,7 +184,7 @@ def info_value(value: Any) -> Any:
 
 
 def infos_of(columns: InfoColumns) -> Infos:
-    """The dict of arrays that users see, of merged columns."""
+    """Return merged columns as the dict of arrays that users see."""
     infos: Infos = {}
     for path, column in columns.columns.items():
         inner = infos
@@ -204,7 +204,7 @@ def infos_of(columns: InfoColumns) -> Infos:
 
 
 def columns_of(infos: Infos, length: int, path: str) -> InfoColumns:
-    """The columns behind a dict of arrays; their values may be the dict's own arrays.
+    """Return the columns of a dict of arrays; their values may be the dict's own arrays.
 
     Args:
         infos: In the users' form.

@@ -1,4 +1,4 @@
-"""Memory that is used again: arrays on loan, and a pool of large blocks.
+"""Use memory again: lent arrays, and a pool of large blocks.
 
 Memory that was touched before costs no page faults, which for arrays of megabytes are half the cost of a copy.
 """
@@ -18,7 +18,7 @@ from streamsampler.data.trees import Array
 __all__ = ["Pool", "lend"]
 
 _SMALL_BYTES = 1 << 20
-# A block that is so much larger than what is wanted is let go, so that one large batch does not bind memory for good.
+# A block so many times larger than needed is freed, so that one large batch does not bind memory for ever.
 _LARGEST_SURPLUS = 4
 
 
@@ -38,8 +38,8 @@ def lend(array: Array, returned: Callable[[], None]) -> Array:
     """Return an array over the memory of `array`.
 
     Args:
-        array: A contiguous array; nobody else is to use it meanwhile.
-        returned: Called once, when the array that is returned and all views of it are gone.
+        array: A contiguous array that is not used otherwise meanwhile.
+        returned: Called once, when the returned array and all views of it are gone.
     """
     return np.asarray(_Lease(array, returned))
 
@@ -47,8 +47,8 @@ def lend(array: Array, returned: Callable[[], None]) -> Array:
 class Pool:
     """Blocks of memory for arrays, each used again when its last array is gone.
 
-    It keeps one free block: whoever asks for one batch after the other holds one, or two while the second is being
-    filled.
+    The pool keeps one free block: a program that collects one batch after the other uses one block, or two while the
+    second is being filled.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class OpaqueSpace(Space[Any]):
 
     The values of the space are in the batch as they were. What the class did is not known here: an opaque space says
     what it stands for, equals another one that stands for the same, and is saved again byte for byte. It can neither
-    sample nor tell what belongs to it.
+    sample nor check what belongs to it.
 
     Attributes:
         class_name: The class, such as `minigrid.core.mission.MissionSpace`.

@@ -1,4 +1,4 @@
-"""Recording the trajectories of a ticket."""
+"""Record the trajectories of a ticket."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ __all__ = ["RolloutRecorder", "Rollouts", "packed_floats", "place_of", "refuse_a
 class Rollouts:
     """The trajectories of one ticket, in its order: n of them, t timesteps in all.
 
-    The arrays may be views of memory that is used again for the next ticket: whoever keeps them copies them, which a
-    pickle does.
+    The arrays may be views of memory that the next ticket overwrites: copy what is kept; a pickle is a copy.
 
     Attributes:
         observations: Tree of (t, *O).
@@ -208,7 +207,7 @@ class RolloutRecorder:
             values.clear()
 
     def finish(self) -> Rollouts:
-        """The trajectories that ended since the last `clear`; their arrays are views of the recorder's memory.
+        """Return the trajectories that ended since the last `clear`; their arrays are views of the recorder's memory.
 
         Raises:
             ActionError: An action outside its space.
@@ -278,7 +277,7 @@ def refuse_actions_outside(space: AnySpace, actions: Tree, lengths: Sequence[int
 
 
 def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> bool:
-    """Whether as many observations and actions as rewards were recorded; spaces without leaves record nothing."""
+    """Return whether as many observations and actions as rewards were recorded, in spaces that have leaves."""
     n_observations, n_actions, n_rewards = counts
     return (n_observations == n_rewards or not any(trees.leaves(observations))) and (
         n_actions == n_rewards or not any(trees.leaves(actions))
@@ -286,5 +285,5 @@ def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> b
 
 
 def packed_floats(values: list[float]) -> bytearray:
-    """The memory of an array of floats, in a third of the time that `np.array` takes."""
+    """Return the memory of an array of floats, in a third of the time of `np.array`."""
     return bytearray(struct.pack(f"{len(values)}d", *values))

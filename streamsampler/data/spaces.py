@@ -1,4 +1,4 @@
-"""Which values belong to a Gymnasium space, and how they are stored.
+"""Check which values belong to a Gymnasium space, and say how they are stored.
 
 Box, Discrete, MultiDiscrete and MultiBinary are stored as arrays of the space's dtype, Dict and Tuple as dicts and
 tuples of what they hold, and every other space (Text, Sequence, Graph, ...) as a 1-d array of objects.
@@ -26,7 +26,7 @@ AnyTuple: TypeAlias = "gym_spaces.Tuple[Any]"
 
 @singledispatch
 def row_spec(_space: AnySpace) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of one value of a leaf space, as it is stored."""
+    """Return shape and dtype of one stored value of a leaf space."""
     return (), np.dtype(object)
 
 
@@ -42,7 +42,7 @@ def _(space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def space_leaves(
     space: AnySpace, tree: Any, path: str, error: type[DataError] = DataError
 ) -> Iterator[tuple[str, AnySpace, Array]]:
-    """Each leaf of a structure with its path and its space.
+    """Yield each leaf of a structure with its path and its space.
 
     Raises:
         DataError: The structure nests otherwise than the space; or the error given.
@@ -108,7 +108,7 @@ def check_actions(space: AnySpace, actions: Tree, path: str = "action") -> tuple
 
 
 def rows_inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
-    """Tell which rows of a leaf are in its space; NaN is in no Box.
+    """Return which rows of a leaf are in its space; NaN is in no Box.
 
     Args:
         space: The leaf's space.
@@ -148,7 +148,7 @@ def _(_space: gym_spaces.MultiBinary, rows: Array) -> NDArray[np.bool_]:
 
 
 def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type[DataError]) -> DataError:
-    """The error for a nested value that has other parts than its space."""
+    """Return the error for a nested value that has other parts than its space."""
     if isinstance(value, Mapping):
         has = f"the keys {list(value)}"
     elif isinstance(value, (tuple, list)):
@@ -160,6 +160,6 @@ def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type
 
 
 def short(value: Any, width: int = 80) -> str:
-    """A value's type and its beginning, in one line."""
+    """Return a value's type and its beginning, in one line."""
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= width else text[: width - 3] + '...'}"

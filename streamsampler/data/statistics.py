@@ -10,7 +10,7 @@ from streamsampler.protocol.messages import Checked, Report, Times
 __all__ = ["REMEMBERED", "DroppedTrajectory", "FoundAnomaly", "Stats"]
 
 REMEMBERED = 1_000
-"""How many dropped trajectories are told one by one."""
+"""How many dropped trajectories are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Stats:
     Attributes:
         kept_trajectories: Trajectories that were returned.
         kept_timesteps: Their timesteps.
-        stale_trajectories: Finished or failed trajectories of an older agent version, dropped when they came in.
+        stale_trajectories: Finished or failed trajectories of an older agent version, discarded on arrival.
         stale_timesteps: Their timesteps.
         surplus_trajectories: Finished or failed trajectories of the call's own version that it did not need.
         surplus_timesteps: Their timesteps.
-        abandoned_trajectories: Rollouts that were cut short because nobody wanted them any more.
+        abandoned_trajectories: Rollouts that were stopped because they were no longer needed.
         abandoned_timesteps: Their timesteps.
         lost_timesteps: Timesteps that were run in vain because something went wrong: of tickets in which something
             raised, of trajectories that were left out, of workers that died, as far as they had shown them. With those
@@ -129,7 +129,7 @@ class Stats:
         self.take_checked(report.checked)
 
     def take_checked(self, checked: Checked | None) -> None:
-        """Add what a worker ran for a check, if it tells of one."""
+        """Add what a worker ran for a check, if there was one."""
         if checked is not None:
             self.checked_trajectories += checked.trajectories
             self.checked_timesteps += checked.timesteps

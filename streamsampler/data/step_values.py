@@ -1,4 +1,4 @@
-"""What a timestep returns besides its observation: rewards that are numbers, ends that are true or false."""
+"""Check what a timestep returns besides its observation: rewards are numbers, ends are true or false."""
 
 from __future__ import annotations
 

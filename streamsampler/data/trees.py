@@ -1,4 +1,4 @@
-"""Structures of arrays: one array per leaf of a space, in dicts and tuples as the space nests them.
+"""Handle trees: structures with one array for each leaf of a space, in dicts and tuples as the space nests them.
 
 A tree's arrays share their first axis: row `i` of every leaf together is the `i`-th value.
 """
@@ -49,7 +49,7 @@ def _map_tree(function: Callable[[Array], Array], tree: Any) -> Tree:
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
-    """Each leaf with its path as one would write it: `observation['camera'][0]`."""
+    """Yield each leaf with its path as it is written in Python: `observation['camera'][0]`."""
     if isinstance(tree, dict):
         for key, child in tree.items():
             yield from leaves(child, f"{path}[{key!r}]")
@@ -69,7 +69,7 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     """Join trees of one structure along the rows; the result never shares memory with its parts.
 
     Args:
-        trees: At least one tree; the first one's structure is everyone's.
+        trees: At least one tree; all have the structure of the first.
     """
     first = trees[0]
     if isinstance(first, dict):
@@ -86,7 +86,7 @@ def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) ->
         tree: Leaves of shape (T, ...).
         lengths: The run's lengths, (N,), adding up to T, each at most `length`.
         length: The second axis of the result, L.
-        value: What fills the room behind each run; leaves of objects are filled with None instead.
+        value: What fills the space after each run; leaves of objects are filled with None instead.
 
     Returns:
         Leaves of shape (N, L, ...), new arrays.
@@ -105,7 +105,7 @@ def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) ->
 
 
 def object_array(values: Sequence[Any]) -> Array:
-    """A 1-d array of objects that NumPy does not take apart, not even if they are sequences themselves."""
+    """Return a 1-d array of objects, even if these are sequences."""
     array = np.empty(len(values), dtype=object)
     for position, value in enumerate(values):
         array[position] = value
@@ -113,7 +113,7 @@ def object_array(values: Sequence[Any]) -> Array:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two arrays are the same bit for bit: dtype, shape and bytes, so that a NaN equals the same NaN."""
+    """Return whether two arrays are the same bit for bit: dtype, shape and bytes, so that a NaN equals the same NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if one.dtype.hasobject:
@@ -122,7 +122,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same: of one type, and bit for bit where they are or hold numbers and arrays.
+    """Return whether two values are the same: of one type, and bit for bit where they are or hold numbers and arrays.
 
     Instances of a class without its own `==` are compared by their attributes: a copy that came through a pickle is
     the same value.
@@ -140,7 +140,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of a value that its owner may change later."""
+    """Return a copy of a value that its owner may change later."""
     kind = value.__class__
     if kind in _IMMUTABLE or isinstance(value, np.generic):
         return value
@@ -149,7 +149,7 @@ def snapshot(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:
-        # A lock, a generator, a tensor with a history: it is kept as it is, and whoever has to send it will complain.
+        # A lock, a generator, a tensor with a history: it is kept as it is, and raises when it is sent.
         return value
 
 

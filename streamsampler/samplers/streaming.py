@@ -1,6 +1,6 @@
-"""The stream of a sampler: its trajectories in order, without end, one by one or in portions.
+"""Stream a sampler's trajectories in order and without end, one by one or in portions.
 
-Each trajectory is what it would be if it had come alone. Trajectories arrive in chunks, by chance. To assemble a chunk
+Each trajectory is the same as if it had arrived alone. Trajectories arrive in chunks, by chance. To assemble a chunk
 and to split it is two to three times as fast as to assemble each of its trajectories; but what the columns of infos
 become is decided over all that is assembled.
 """
@@ -14,7 +14,7 @@ from typing import Any, Self
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
-from streamsampler.errors import DataError, SamplerError
+from streamsampler.errors import DataError, SamplerError, UsageError
 from streamsampler.samplers.call import Call
 from streamsampler.scheduling.plans import Portion
 from streamsampler.scheduling.result import Segment
@@ -48,7 +48,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         self._check = check
         self._end = end
         self._call: Call | None = None
-        self._closed = False
+        self._closed = self._iterated = False
         self._ahead: list[Segment] = []  # what arrived after the portions that were taken
         self._n_returned = 0
         self._assembled: Iterator[TrajectoryBatch[Any, Any]] = iter(())
@@ -57,6 +57,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         if self._closed:
             raise StopIteration
         try:
+            self._iterated = True
             trajectory = next(self._assembled, None)
             while trajectory is None:
                 self._assembled = iter(self._next_chunk())
@@ -84,21 +85,23 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the next trajectories, as many as the portion says, as one batch.
 
-        The batch does not depend on how its trajectories were spread over reports. Memory holds it, twice, and what
-        workers are ahead, which is bounded. Trajectories that iteration has assembled already are not in it: take
-        from a stream, or iterate over it.
+        The batch does not depend on how its trajectories were spread over reports. Memory holds it twice, and the
+        bounded number of trajectories that workers run ahead.
 
         Args:
-            portion: What they are to have; not met yet.
+            portion: How much is missing; not 0.
             watch: Called now and then with the timesteps, unfinished ones included, and the finished trajectories that
                 arrived from the stream so far.
-            interval: Seconds between two calls of `watch`, at most; None for whenever something came in.
+            interval: At most so many seconds between two calls of `watch`; None for one after each report.
 
         Raises:
+            UsageError: The stream was iterated over: that assembles trajectories in chunks, which are in no portion.
             SamplerError: The stream is closed, or a later call has ended it. For other errors see `Sampler.stream`.
         """
         if self._closed:
             raise SamplerError("this stream is closed")
+        if self._iterated:
+            raise UsageError("portions are taken from a stream before it is iterated over")
         try:
             with self._working() as call:
                 segments = self._cut(self._ahead, portion)
@@ -125,16 +128,16 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
     def _cut(self, segments: Sequence[Segment], portion: Portion) -> list[Segment]:
         """Return what of `segments` meets the portion, and keep what is left of them."""
-        wanted: list[Segment] = []
+        taken: list[Segment] = []
         self._ahead = []
         for segment in segments:
             delivery, start, stop, _ = segment
             middle = start + portion.take(delivery.rollouts.lengths[start:stop].tolist())
             if middle > start:
-                wanted.append(_slice_of(segment, start, middle))
+                taken.append(_slice_of(segment, start, middle))
             if middle < stop:
                 self._ahead.append(_slice_of(segment, middle, stop))
-        return wanted
+        return taken
 
     def _put_away(self, call: Call, segments: list[Segment]) -> None:
         """Account for what was left out, and release the memory of what was copied."""

@@ -6,7 +6,7 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from streamsampler import LocalSampler, RandomAgent
-from streamsampler.errors import SamplerError
+from streamsampler.errors import SamplerError, UsageError
 from streamsampler.scheduling.plans import Portion
 
 
@@ -40,6 +40,8 @@ def test_what_portions_leave_over_is_iterated_over_next():
     with make_sampler(n_workers=3) as sampler, sampler.stream() as stream:
         assert stream.take(Portion(None, 3)) == whole[:3]
         assert [next(stream) for _ in range(17)] == list(whole[3:])
+        with pytest.raises(UsageError, match="before it is iterated over"):
+            stream.take(Portion(None, 1))
 
 
 def test_a_stream_begins_with_the_first_trajectory_that_is_asked_for():
