@@ -137,7 +137,7 @@ def test_an_incident_in_words():
 @pytest.mark.parametrize(
     ("exitcode", "words"),
     [
-        (None, "nobody knows"),
+        (None, "unknown exit code"),
         (0, "exit code 0"),
         (-9, "SIGKILL .*memory"),
         (-7, "SIGBUS .*full"),
