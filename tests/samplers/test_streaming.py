@@ -55,7 +55,7 @@ def test_a_stream_begins_with_the_first_trajectory_that_is_asked_for():
 def test_a_stream_that_ended_has_stopped_its_call(end):
     with make_sampler() as sampler:
         stream = sampler.stream()
-        next(stream)
+        stream.take(Portion(None, 1))
         arrived = sampler.stats.kept_trajectories
         if end == "close":
             stream.close()
