@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,18 +60,23 @@ class BlockCursor:
     Attributes:
         block: The block.
         left: How many trajectories have not begun.
+        next_position: The position in the ticket of the trajectory that begins next.
+        seed: The seed of the trajectory that began last.
         abandoned: Whether the block ended because its version may no longer run.
     """
 
     def __init__(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, worker: Worker) -> None:
         self.block = block
         self.left = len(block.indices)
+        self.next_position = block.first
+        self.seed = block.seeds[0]
         self.abandoned = False
         self._agent, self._recorder, self._worker = agent, recorder, worker
         self._words, self._timesteps_word = worker.row.words, worker.row.timesteps_word
         self._unended = block.first  # the position of the first trajectory that has not ended
         self._lengths: dict[int, int] = {}  # of trajectories that ended after it, by position
         self._done_timesteps = 0
+        self._version, self._enough = block.version, block.enough or math.inf
 
     def index_at(self, position: int) -> int:
         """Return the index of the trajectory at a position in the ticket."""
@@ -80,23 +86,22 @@ class BlockCursor:
         """Return the seed of the trajectory at a position in the ticket."""
         return self.block.seeds[position - self.block.first]
 
-    def next_position(self) -> int:
-        """Return the position in the ticket of the trajectory that begins next."""
-        return self.block.first + len(self.block.indices) - self.left
-
     def begin(self) -> int:
         """Begin the next trajectory: show it, and return its position in the ticket."""
-        position = self.next_position()
+        position, block = self.next_position, self.block
+        self.next_position = position + 1
         self.left -= 1
-        self._worker.trajectory = index = self.index_at(position)
+        number = position - block.first
+        self.seed = block.seeds[number]
+        self._worker.trajectory = index = block.indices[number]
         self._worker.row.begin_trajectory(index)
         return position
 
-    def begin_recording(self, position: int, slot: int, reset_info: Any) -> None:
-        """Reset the agent for a trajectory whose environment was reset, and record the reset's info."""
+    def begin_recording(self, slot: int, reset_info: Any) -> None:
+        """Reset the agent for the trajectory that began last, and record the info of its environment's reset."""
         if self._agent.by_slot:
             self._worker.phase = _AGENT_RESET
-            self._agent.begin_trajectory(slot, derived_seed(self.seed_at(position), Stream.AGENT))
+            self._agent.begin_trajectory(slot, derived_seed(self.seed, Stream.AGENT))
         self._worker.phase = _RECORDING
         self._recorder.begin(reset_info)
 
@@ -104,19 +109,22 @@ class BlockCursor:
         """End a trajectory; see `BatchRecorder.end`."""
         self._worker.phase, self._worker.trajectory = _RECORDING, self.index_at(position)
         self._recorder.end(position, length, last_observation, terminated, truncated)
-        self._lengths[position] = length
-        while (ended := self._lengths.pop(self._unended, 0)) > 0:
+        if position != self._unended:
+            self._lengths[position] = length
+            return
+        while length:
             self._unended += 1
-            self._done_timesteps += ended
+            self._done_timesteps += length
+            length = self._lengths.pop(self._unended, 0)
 
     def goes_on(self) -> bool:
         """Show the timesteps after a step, and return whether another one is needed."""
         self._words[self._timesteps_word] = len(self._recorder.rewards)
         self._worker.done_timesteps = self._done_timesteps
-        if self._words[0] > self.block.version:
+        if self._words[0] > self._version:
             self.abandoned = True
             return False
-        return not 0 < self.block.enough <= self._done_timesteps
+        return self._done_timesteps < self._enough
 
 
 def explain_batch(error: BaseException, worker: Worker, running: list[int]) -> None:

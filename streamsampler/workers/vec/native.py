@@ -112,11 +112,11 @@ class _Run:
         mask[ended] = True
         seeds = [self._cursor.block.seeds[0]] * self._n_slots
         refilled = ended[self._resetting[ended]]
-        for position, slot in enumerate(refilled.tolist(), self._cursor.next_position()):
+        for position, slot in enumerate(refilled.tolist(), self._cursor.next_position):
             seeds[slot] = self._cursor.seed_at(position)
         self._worker.phase = Phase.RESET
         if len(refilled):
-            self._worker.trajectory = self._cursor.index_at(self._cursor.next_position())
+            self._worker.trajectory = self._cursor.index_at(self._cursor.next_position)
         observations, infos = self._first_of(self._env.reset_slots(seeds, mask), refilled)
         filled(self._observations, take(observations, ended), ended)
         for slot in refilled.tolist():
@@ -134,10 +134,10 @@ class _Run:
 
     def _begin(self, slot: int, infos: Any) -> None:
         """Begin the block's next trajectory in a slot that has just been reset."""
-        self._positions[slot] = position = self._cursor.begin()
+        self._positions[slot] = self._cursor.begin()
         self._begun[slot] = self._step
         self._resetting[slot] = False
-        self._cursor.begin_recording(position, slot, info_of(without_final(infos), slot))
+        self._cursor.begin_recording(slot, info_of(without_final(infos), slot))
 
     # ------------------------------------------------------------------ stepping
 

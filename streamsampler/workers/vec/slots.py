@@ -197,7 +197,7 @@ class _Run:
         words, phase_word = worker.row.words, worker.row.phase_word
         words[phase_word] = _RESET_NUMBER
         worker.phase = _RESET
-        seed, episodes = cursor.seed_at(position), worker.episodes
+        seed, episodes = cursor.seed, worker.episodes
         if episodes is None or episodes.options is None:
             result = self._envs[slot].reset(seed=seed)
         else:
@@ -205,7 +205,7 @@ class _Run:
             result = self._envs[slot].reset(seed=seed, options=options)
         observation, info = begin_of(result)
         try:
-            cursor.begin_recording(position, slot, info)
+            cursor.begin_recording(slot, info)
             self._recorder.observations.record(observation)
         except DataError as error:
             locate(error, self._envs[slot], 0)
