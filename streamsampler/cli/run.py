@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from dataclasses import replace
 from time import perf_counter
@@ -23,7 +22,7 @@ from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.samplers.progress_output import Output
 from streamsampler.samplers.sharded import sample_to_folder
-from streamsampler.storage.manifest import read_manifest
+from streamsampler.storage.manifest import MANIFEST, read_manifest
 from streamsampler.storage.space_codec import check_writable
 from streamsampler.version import __version__
 
@@ -105,9 +104,8 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
 def _seed(request: Request) -> int:
     if request.seed is not None:
         return request.seed
-    if (request.resume or request.repair) and request.out is not None and request.out.is_dir():
-        with contextlib.suppress(FileNotFoundError):
-            return read_manifest(request.out).seed
+    if (request.resume or request.repair) and request.out is not None and (request.out / MANIFEST).exists():
+        return read_manifest(request.out).seed
     return secrets.randbits(53)  # JSON readers take an integer of this length exactly
 
 

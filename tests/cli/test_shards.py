@@ -311,6 +311,15 @@ def test_what_is_complete_stays_as_it_is(whole: Path) -> None:
     assert contents(whole) == before
 
 
+def test_an_empty_folder_is_resumed_from_its_beginning(tmp_path: Path) -> None:
+    """As it is left by a command that was killed before it wrote the manifest."""
+    (tmp_path / "out").mkdir()
+    arguments = ("CartPole-v1", "--shard-size", 300, "--num-samples", 300, "--workers", 0, "--out", tmp_path / "out")
+    result = invoke("sample", *arguments, "--resume")
+    assert result.exit_code == 0, result.stderr
+    assert streamsampler.TrajectoryFolder(tmp_path / "out").complete
+
+
 def test_two_commands_do_not_write_at_once(whole: Path) -> None:
     with ShardWriter(whole, resume=True):
         result = invoke(*CARTPOLE, "--out", whole, "--resume")
