@@ -1,4 +1,4 @@
-"""Build the pages of the API: `python -m tests.documentation.pages FOLDER`. Needs pdoc, of the extra `dev`.
+"""Build the pages of the API: `python -m tests.documentation.pages FOLDER`. Needs the extras `dev` and `torch`.
 
 A page for each public module, and links from backticked names to what they name. A warning of pdoc is an error; so is a
 link, or a full name of this package in backticks, that leads nowhere.
