@@ -117,7 +117,7 @@ def _walk_object(value: Any, out: list[Any], seen: dict[int, int]) -> None:  # n
     elif isinstance(value, np.ndarray):
         out.append(value.tobytes())
     else:
-        for field, name in _relevant(kind, tuple(getattr(value, "__dict__", ()))):
+        for field, name in _relevant(kind, tuple(getattr(value, "__dict__", ()))):  # type: ignore[arg-type]
             item = getattr(value, field)
             if type(item) in _ATOMS:
                 out.append(item)
@@ -155,6 +155,6 @@ def names_of(value: Any, names: set[str], seen: set[int]) -> None:
         return
     kind = type(value)
     names.add(kind.__name__)
-    for field in (*_slots(kind), *getattr(value, "__dict__", ())):
+    for field in (*_slots(kind), *getattr(value, "__dict__", ())):  # type: ignore[arg-type]
         names.add(f"{kind.__name__}.{field}")
         names_of(getattr(value, field), names, seen)

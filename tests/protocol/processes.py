@@ -1,6 +1,7 @@
 """Worker processes of the model: the real `WorkerLoop`, with a fake worker, a fake channel and a fake row."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +34,14 @@ def seconds_of(worker, n_timesteps, slowness):
 class ModelWorker(Worker):
     """A worker whose rollouts end as the model chooses, and which remembers its updates."""
 
-    spaces = ("an observation space", "an action space")
+    row: Any
+    spaces: Any = ("an observation space", "an action space")
 
     def __init__(self, context):
         super().__init__(context)
-        self.agent = self.parameters = self.env = None
+        self.agent: Any = None
+        self.parameters: Any = None
+        self.env: Any = None
 
     def update_agent(self, update):
         self.row.raise_if_it_is_to_fail()
@@ -59,13 +63,14 @@ class ModelWorker(Worker):
         updates = (self.agent, self.parameters, self.env)
         assert updates == (("agent", 0), ("parameters", ticket.version), "env"), "on policy, whatever the worker missed"
         if process.failing is not None:
-            self.phase, self.trajectory, self.done_timesteps = Phase.STEP, *process.failing
+            self.phase = Phase.STEP
+            self.trajectory, self.done_timesteps = process.failing
             process.raise_if_it_is_to_fail()
         if process.engine.oldest > ticket.version:
             return Outcome(None, 0, 0, n_abandoned=1)
         lengths = [length_of(ticket.version, index) for index in ticket.indices]
         lengths = lengths[: n_sufficient(lengths, ticket.enough)]
-        rollouts = SimpleNamespace(
+        rollouts: Any = SimpleNamespace(
             observations=NOTHING_LARGE,
             actions=NOTHING_LARGE,
             lengths=np.array(lengths),
@@ -88,7 +93,7 @@ class Process:
 
     def __init__(self, engine, number):
         self.engine, self.number = engine, number
-        self.loop = WorkerLoop(self, ModelWorker, WorkerContext(row=self, worker_number=number))
+        self.loop = WorkerLoop(self, ModelWorker, WorkerContext(row=self, worker_number=number))  # type: ignore[arg-type]
         self.commands = []
         self.answers = []
         self.is_alive = True

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from typing import Any
 
 import pytest
 
@@ -222,6 +223,8 @@ NEVER = {
 
 
 class Recorded(dict):
+    taken: set[Any]
+
     def __getitem__(self, event):
         following = super().__getitem__(event)
         self.taken.add(event)
