@@ -101,12 +101,7 @@ _TRANSITIONS: dict[Any, dict[Any, Any]] = {
     _W.IDLE: {Start: _W.STREAMING, Continue: _W.STREAMING, Stop: _W.IDLE, Exit: _W.EXITED},
     _W.EXITED: {},
     _S.ABSENT: {Happened.LAUNCHED: _S.READY, Happened.NEW_VERSION: _S.ABSENT},
-    _S.READY: {
-        Start: _S.WORKING,
-        Exit: _S.RETIRING,
-        Happened.NEW_VERSION: _S.READY,
-        Happened.DIED: _S.ABSENT,
-    },
+    _S.READY: {Start: _S.WORKING, Exit: _S.RETIRING, Happened.NEW_VERSION: _S.READY, Happened.DIED: _S.ABSENT},
     _S.WORKING: {
         Continue: _S.WORKING,
         Report: _S.WORKING,
@@ -117,12 +112,7 @@ _TRANSITIONS: dict[Any, dict[Any, Any]] = {
         Happened.KILLED: _S.CONDEMNED,
         Happened.DIED: _S.ABSENT,
     },
-    _S.WAITING: {
-        Continue: _S.WORKING,
-        Exit: _S.RETIRING,
-        Happened.NEW_VERSION: _S.READY,
-        Happened.DIED: _S.ABSENT,
-    },
+    _S.WAITING: {Continue: _S.WORKING, Exit: _S.RETIRING, Happened.NEW_VERSION: _S.READY, Happened.DIED: _S.ABSENT},
     _S.STOPPING: {
         Report: _S.STOPPING,
         Failure: _S.STOPPING,
@@ -131,11 +121,7 @@ _TRANSITIONS: dict[Any, dict[Any, Any]] = {
         Happened.KILLED: _S.CONDEMNED,
         Happened.DIED: _S.ABSENT,
     },
-    _S.RETIRING: {
-        Happened.NEW_VERSION: _S.RETIRING,
-        Happened.KILLED: _S.CONDEMNED,
-        Happened.DIED: _S.ABSENT,
-    },
+    _S.RETIRING: {Happened.NEW_VERSION: _S.RETIRING, Happened.KILLED: _S.CONDEMNED, Happened.DIED: _S.ABSENT},
     _S.CONDEMNED: {
         Report: _S.CONDEMNED,
         Failure: _S.CONDEMNED,
