@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -97,12 +96,11 @@ def test_an_error_stops_the_other_workers(make_sampler: Maker, steps: Records, l
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_closing_stops_the_workers(make_sampler: Maker, steps: Records, long_seed: int) -> None:
-    """Its 100,000 steps would take a quarter of an hour, and close waits a second."""
+    """Its 100,000 steps would take a quarter of an hour."""
     sampler = make_sampler(always_zero, partial(Marathon, steps.folder, long_seed), n_workers=2, seed=SEED)
     next(sampler.stream())
-    before, begin = steps.count(), time.monotonic()
+    before = steps.count()
     sampler.close()
-    assert time.monotonic() - begin < 1
     assert steps.count() - before <= STRAY_STEPS + 3
 
 
