@@ -43,7 +43,10 @@ def test_a_killed_worker_changes_nothing(tmp_path):
     faults = Faults(tmp_path, Fault("kill", trajectory=7, step=1), seed=1)
     with PipeSampler(always_zero, faults.env(AnyLength), n_workers=2, seed=1) as sampler:
         assert sampler.obtain_trajectories(20) == undisturbed
-        assert faults.fired() == sampler.stats.restarts == 1
+        assert sampler.obtain_trajectories(5).agent_version == 2
+    # The other worker may have run a copy of the killed worker's ticket: then the first call ends without a restart.
+    assert faults.fired() == 1
+    assert sampler.stats.restarts <= 1
 
 
 def test_after_an_error_the_sampler_goes_on(tmp_path):
