@@ -196,3 +196,10 @@ def test_indices_of_many_trajectories_take_no_more_memory_than_their_array():
         tracemalloc.stop()
     assert indices.tolist() == list(range(n_segments * n))
     assert peak < 2 * indices.nbytes
+
+
+def test_the_last_segment_of_a_delivery_ends_it():
+    whole = segment(rollouts_of(SMALL, [2, 3, 4]), 0, 3)
+    assert whole.delivery.ends_with(whole)
+    assert not whole.delivery.ends_with(whole._replace(stop=2))
+    assert whole.delivery.ends_with(whole._replace(start=2))

@@ -204,3 +204,10 @@ def test_no_observation_has_the_dtype_of_rows_that_are_not_encoded(dtype):
     recorder = RolloutRecorder(large, ACTIONS)
     assert recorder.encoded_observations is None
     assert recorder.observation_dtype != large.dtype
+
+
+def test_what_is_wrong_with_a_reset_is_of_no_timestep():
+    recorder = RolloutRecorder(OBSERVATIONS, ACTIONS)
+    with pytest.raises(DataError) as caught:
+        recorder.begin({1: "a key that is no string"})  # type: ignore[dict-item]
+    assert caught.value.row == -1

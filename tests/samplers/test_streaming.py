@@ -82,3 +82,23 @@ def test_a_later_call_ends_portions():
         sampler.obtain_trajectories(1)
         with pytest.raises(SamplerError, match="ended by a later call"):
             stream.take(Portion(None, 1))
+
+
+class FailsNowAndThen(RandomAgent):
+    """An agent that raises in about every third trajectory."""
+
+    def reset(self, *, seed=None, **_):
+        super().reset(seed=seed)
+        if seed % 3 == 0:
+            raise ValueError(seed)
+
+
+def test_portions_account_for_what_they_left_out_and_for_nothing_after_them():
+    sampler = LocalSampler(FailsNowAndThen(Discrete(2)), "CartPole-v1", seed=5, on_failure="drop")
+    with sampler, sampler.stream() as stream:
+        for _ in range(6):
+            last = stream.take(Portion(None, 3)).indices[-1]
+            n_left_out = last + 1 - sampler.stats.kept_trajectories
+            assert sampler.stats.dropped_trajectories == len(sampler.stats.dropped) == n_left_out
+            assert all(dropped.index < last for dropped in sampler.stats.dropped)
+        assert n_left_out > 0

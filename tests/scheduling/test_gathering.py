@@ -392,3 +392,14 @@ def test_of_one_report_the_result_takes_what_it_needs(timesteps, n_trajectories)
     result.add(0, range(6), [5] * 6, "delivery", 0, ())
     assert result.complete
     assert (result.n_trajectories, result.n_timesteps) == (n_trajectories, 5 * n_trajectories)
+
+
+def test_what_is_held_back_counts_as_under_way():
+    throughput = Throughput()
+    throughput.add([10] * 100, 10.0)
+    gathering = Gathering(AtLeast(100), n_workers=4, throughput=throughput)
+    taken = []
+    while (indices := take(gathering, 0)) is not None:
+        taken.append(indices)
+    gathering.add_failure(0, taken[5], taken[5][0], "died", final=False)
+    assert take(gathering, 1) is None
