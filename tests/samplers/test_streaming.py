@@ -87,8 +87,8 @@ def test_a_later_call_ends_portions():
 class FailsNowAndThen(RandomAgent):
     """An agent that raises in about every third trajectory."""
 
-    def reset(self, *, seed=None, **_):
-        super().reset(seed=seed)
+    def reset(self, seed):
+        super().reset(seed)
         if seed % 3 == 0:
             raise ValueError(seed)
 
