@@ -56,7 +56,7 @@ def test_every_step_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> Non
     make_env = counted(partial(TwoOrFifty, pause=0.0002), tmp_path)
     sampler = make_sampler(always_zero, make_env, n_workers=3, seed=SEED)
     batches: list[TrajectoryBatch] = []
-    for call in range(8):
+    for call in range(20):
         batches.append(sampler.obtain_samples(60 + call))
         batches.append(sampler.obtain_trajectories(1 + call % 5))
     settle(sampler)
