@@ -1,4 +1,4 @@
-"""The house: what is public, and that layers import downwards only."""
+"""The house: what is public, that rooms import downwards only, and that files and functions are short."""
 
 import ast
 import pathlib
@@ -19,6 +19,9 @@ ROOMS = [
 ]
 # Inside a function: `batch.save(…)` is worth it; fail points are loaded only where they are switched on.
 UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "storage.npz"), ("engines.processes.worker_main", "testing.fail_points")}
+
+MOST_LINES, MOST_LINES_OF_FUNCTION = 400, 60
+MEASURED_LOOPS = ["workers.default._run"]  # calls of functions would cost percents here
 
 
 def room(module):
@@ -89,6 +92,32 @@ def test_no_modules_import_one_another():
 
     for module in graph:
         visit(module)
+
+
+def test_no_private_name_is_imported():
+    wrong = [
+        f"{module} imports {alias.name}"
+        for module, path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamsampler")
+        for alias in node.names
+        if alias.name.startswith("_") and alias.name != "__version__"
+    ]
+    assert wrong == []
+
+
+def test_files_and_functions_are_short():
+    """Of a function, its docstring is not counted."""
+    too_long = []
+    for module, path in modules():
+        text = path.read_text()
+        too_long += [module] if text.count("\n") > MOST_LINES else []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                code = node.body[ast.get_docstring(node) is not None :]
+                n_lines = sum(len((ast.get_source_segment(text, line) or "").splitlines()) for line in code)
+                too_long += [f"{module}.{node.name}"] if n_lines > MOST_LINES_OF_FUNCTION else []
+    assert too_long == MEASURED_LOOPS
 
 
 def test_the_public_face():

@@ -64,9 +64,8 @@ class Call:
         self.batches = BatchMaker(session, self.gathering, stats, self.version)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
         if session.verdicts.exclusive:
-            session.throughput.forget(
-                0
-            )  # only that worker has work before its verdict: it is not left out for being slow
+            # Only worker 0 has work before the verdict: it is not left out for having been slow.
+            session.throughput.forget(0)
         self._assign_tickets()
 
     # ------------------------------------------------------------------ the loop
