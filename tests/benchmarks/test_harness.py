@@ -433,6 +433,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_a_harness_that_is_terminated_leaves_no_frozen_process_behind():
     with subprocess.Popen([sys.executable, "-c", TERMINATED], cwd=ROOT, stdout=subprocess.PIPE) as harness:
         pids = harness.stdout.readline().split()
@@ -442,6 +443,7 @@ def test_a_harness_that_is_terminated_leaves_no_frozen_process_behind():
     assert not any(os.path.exists(f"/proc/{int(pid)}") for pid in pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [True, False])
 def test_the_least_delivers_whole_batches_of_whole_trajectories(copied):
     running_module = module("harness.running")

@@ -61,6 +61,7 @@ def test_what_is_named_is_found_there_and_nothing_else_runs(hostile: Path, metho
     assert_only_the_users(hostile, run(hostile, hostile / "bin" / "streamsampler", *SAMPLE, *named))
 
 
+@pytest.mark.slow
 def test_python_m_forgets_the_current_directory(hostile: Path) -> None:
     for path in (hostile / "here").iterdir():
         if path.stem not in (*AFTER_RUNPY, "scripted"):
@@ -69,6 +70,7 @@ def test_python_m_forgets_the_current_directory(hostile: Path) -> None:
         assert_only_the_users(hostile, run(hostile, "-m", "streamsampler", *SAMPLE, *named))
 
 
+@pytest.mark.slow
 def test_an_installed_module_that_hides_the_users_is_told(hostile: Path) -> None:
     result = run(hostile, hostile / "bin" / "streamsampler", *SAMPLE[:-1], "CartPole-v1", "--import", "json")
     assert "Warning: json was imported from " in result.stderr

@@ -113,6 +113,7 @@ def test_a_hang_is_found_and_told(weary: Path) -> None:
     assert "workers/default.py" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_grows_is_replaced(weary: Path) -> None:
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "kind=leak", "--start-method")
     options = ("--max-worker-memory", "150M", "--env-kwarg", f"n_bytes={300 << 20}", "--env-kwarg", "trajectory=3")
@@ -137,6 +138,7 @@ def test_one_loss_too_many_ends_the_command_with_all_of_them(weary: Path, quota:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_no_quota_is_none(weary: Path) -> None:
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=15", "--json")
     facts = summary_of(invoke(*arguments, "--start-method", "fork", "--max-restarts", "none", "--quiet"))
@@ -246,6 +248,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_folder_is_not_gone_on_with_otherwise(brittle: Path) -> None:
     assert invoke(*SHARDS, "--num-samples", 60, "--out", "out").exit_code == 0
     result = invoke(*SHARDS, "--on-failure", "raise", "--num-samples", 60, "--out", "out", "--resume")

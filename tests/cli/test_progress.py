@@ -49,6 +49,7 @@ def test_the_bar_moves_while_a_single_trajectory_is_running(home: Path, amount: 
         assert re.fullmatch(r"\[-+\]    0%  0/100 trajectories  [\d,]+ timesteps  -:-- left  [\d,]+/s\s*", line)
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_gets_lines_that_fit(home: Path) -> None:
     terminal = Terminal(*ENDLESS, "--num-samples", 10**8, cwd=home, columns=40)
     terminal.read_until(lambda text: text.count("\r") >= 4)

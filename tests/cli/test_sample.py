@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import streamsampler
 from streamsampler.storage.npz import read
@@ -100,6 +101,7 @@ def test_the_file_tells_where_it_comes_from(home: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_seed_that_is_told_repeats_the_run(home: Path) -> None:
     first = run(*SCRIPTED, "--num-trajectories", 3, "--json", "--quiet", "--out", "first.npz", cwd=home)
     seed = json.loads(first.stdout)["seed"]
@@ -174,6 +176,7 @@ def test_version() -> None:
     assert result.stdout == f"streamsampler {streamsampler.__version__}\n"
 
 
+@pytest.mark.slow
 def test_environments_side_by_side_are_those_of_the_library(home: Path) -> None:
     arguments = ("sample", "CartPole-v1", "--num-trajectories", 9, "--seed", 7, "--vec", 3, "--start-method", "fork")
     for workers in (0, 2):

@@ -411,6 +411,7 @@ def spoilt(whole: Path, folder: Path) -> list[str]:
     return [first.name, second.name, third.name, fourth.name]
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_named_and_sampled_again(whole: Path, tmp_path: Path) -> None:
     names = spoilt(whole, tmp_path / "out")
     result = invoke(*CARTPOLE, "--out", tmp_path / "out", "--resume")
@@ -429,6 +430,7 @@ def test_what_is_damaged_is_named_and_sampled_again(whole: Path, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_shards_of_another_run_and_those_that_follow_a_gap_are_sampled_again(whole: Path, tmp_path: Path) -> None:
     """In a folder that is incomplete, and whose manifest does not know of the last shards."""
     other, out = tmp_path / "other", tmp_path / "out"

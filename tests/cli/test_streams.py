@@ -82,6 +82,7 @@ def test_terminals_get_what_they_can_show(
     assert ("\x1b" in terminal.text) == drawn
 
 
+@pytest.mark.slow
 def test_numbers_agree_wherever_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the bar, in the summary, and in JSON; in the singular where there is one."""
     monkeypatch.setenv("TERM", "xterm")

@@ -340,6 +340,7 @@ def test_only_what_an_array_cannot_hold_becomes_objects(values, dtype):
     assert form([{"a": value} for value in values])["a"].dtype == dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", [False, True])
 def test_ever_new_keys_cost_time_in_proportion(nested):
     """Compared with each other, these would take a quarter of a minute."""

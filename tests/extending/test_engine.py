@@ -21,7 +21,7 @@ def nothing_is_left() -> Any:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_same_batches_as_in_this_process(name, n_workers):
     scenario = SCENARIOS[name]

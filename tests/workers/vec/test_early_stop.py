@@ -84,6 +84,7 @@ def cut_at_random(data, longest_batch):
             assert sampler.obtain_samples(n) == whole(version, n, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(data=st.data())
 def test_any_cut_gives_the_same_batch(data):
@@ -112,6 +113,7 @@ def test_one_worker_runs_no_more_than_a_row_of_trajectories_in_vain(n_envs, bloc
             assert executed(batch.stats) <= batch.n_timesteps + (n_envs - 1) * length + caution
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(n_envs=st.integers(1, 6), n_workers=st.integers(2, 3), n=st.integers(1, 600))
 def test_workers_together_run_little_in_vain(n_envs, n_workers, n):
@@ -130,6 +132,7 @@ def test_the_same_in_processes():
             assert sampler.obtain_samples(n) == whole(version, n, **options)
 
 
+@pytest.mark.slow
 def test_vector_environments_are_cut_short_too():
     for mode in AutoresetMode:
         env = partial(SyncVectorEnv, [Varied] * 3, autoreset_mode=mode)
