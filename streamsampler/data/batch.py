@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import trees
 from streamsampler.data.batch_fields import check_batch, padded_infos, padded_tree, tensors_of, worker_numbers_of
+from streamsampler.data.estimates import discounted_returns
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.infos import concatenate_infos, take_infos
 from streamsampler.data.spaces import AnySpace
@@ -185,16 +186,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         Returns:
             (T,) float64; the first of each trajectory is the discounted return of all of it.
         """
-        backwards: list[float] = []
-        rewards = self.rewards[::-1].tolist()
-        stop = 0
-        for length in self.lengths[::-1].tolist():
-            start, stop = stop, stop + length
-            following = 0.0
-            for reward in rewards[start:stop]:
-                following = reward + gamma * following
-                backwards.append(following)
-        return np.array(backwards[::-1], dtype=np.float64)
+        return discounted_returns(self.rewards, self.lengths, gamma)
 
     @property
     def step_types(self) -> NDArray[np.int8]:
