@@ -139,7 +139,7 @@ class Start:
         env: A new environment; None keeps the environment.
         levels: The levels of the sampler's loggers (`workers.logs.Levels`); None if they have not changed.
         check: What to check before the first ticket; None for nothing.
-        episodes: What the call says of its trajectories (`workers.episodes.Episodes`), as the engine carries payloads.
+        resets: What the call says of its trajectories (`workers.resets.Resets`), as the engine carries payloads.
     """
 
     version: int
@@ -149,7 +149,7 @@ class Start:
     env: Any = None
     levels: Any = None
     check: CheckOrder | None = None
-    episodes: Any = None
+    resets: Any = None
 
 
 @by_position

@@ -38,7 +38,7 @@ from: `env.reset`, the agent's `reset(seed=…)`, and the generators of `random`
 `env.reset(seed=batch.seeds[i])` starts the same trajectory in any script.
 
 To evaluate, ask for an exact number of trajectories. With `seeds` they start from the given seeds, each once and in
-order, so two agents can be compared on the same episodes:
+order, so two agents can be compared on the same trajectories:
 
 ```python
 seeds = range(1_000, 1_100)

@@ -26,8 +26,8 @@ from streamsampler.scheduling.result import Order
 from streamsampler.serialization import Payload
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.episodes import EpisodeOptions, Episodes, Options, common_episodes, given_episodes
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
+from streamsampler.workers.resets import Options, ResetOptions, Resets, common_resets, given_resets
 from streamsampler.workers.threads import check_threads
 
 __all__ = ["Sampler"]
@@ -229,7 +229,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """
         refuse_two_numbers("obtain_samples", "num_samples", num_samples, agent_update)
         plan = AtLeast(positive("num_samples", num_samples))
-        return self._obtain(plan, agent_update, env_update, progress, common_episodes(reset_options))
+        return self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
 
     def obtain_trajectories(
         self,
@@ -239,7 +239,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         progress: ProgressArgument = False,
         *,
         seeds: Iterable[int] | None = None,
-        reset_options: EpisodeOptions | None = None,
+        reset_options: ResetOptions | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return exactly `n_trajectories` trajectories.
 
@@ -249,7 +249,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             env_update: See `obtain_samples`.
             progress: See `obtain_samples`.
             seeds: Integers of at least 0: the trajectories begin from these seeds, each from its own, in this order,
-                whatever the sampler's own seed and `order`. Samplers with the same seeds see the same episodes:
+                whatever the sampler's own seed and `order`. Samplers with the same seeds see the same trajectories:
                 `batch.seeds` has them. Everything else that is random in a trajectory follows from its seed, too.
                 None for the sampler's own; see `seeds`. With `on_failure="drop"` a trajectory that raises is left
                 out, and none takes its place.
@@ -262,9 +262,9 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
                 other errors see `obtain_samples`.
         """
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
-        n, episodes = given_episodes(n_trajectories, seeds, reset_options)
-        fixed = episodes is not None and episodes.is_fixed
-        return self._obtain(Exactly(n, fixed=fixed), agent_update, env_update, progress, episodes)
+        n, resets = given_resets(n_trajectories, seeds, reset_options)
+        fixed = resets is not None and resets.is_fixed
+        return self._obtain(Exactly(n, fixed=fixed), agent_update, env_update, progress, resets)
 
     def obtain_exact_trajectories(
         self,
@@ -282,7 +282,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """
         refuse_two_numbers("obtain_exact_trajectories", "n_traj_per_worker", n_traj_per_worker, agent_update)
         plan = ExactlyPerWorker(positive("n_traj_per_worker", n_traj_per_worker), self.n_workers)
-        return self._obtain(plan, agent_update, env_update, progress, common_episodes(reset_options))
+        return self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
 
     def _obtain(
         self,
@@ -290,16 +290,16 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         agent_update: Any,
         env_update: Any,
         progress: ProgressArgument,
-        episodes: Episodes | None,
+        resets: Resets | None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         self._check_usable()
-        self._check_options(episodes)
+        self._check_options(resets)
         updates = self._updates_of(agent_update, env_update)
         batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
                 self._exclusive(),
-                self._call(plan, updates, episodes) as call,
+                self._call(plan, updates, resets) as call,
                 display(progress, plan.timesteps or plan.limit or 0, _unit(plan)) as shown,
             ):
                 while not call.gathering.complete:
@@ -338,10 +338,10 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         first = positive("first_trajectory", first_trajectory, least=0)
         if first and self._setup.factory.blocks != Blocks():
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
-        episodes = common_episodes(reset_options)
-        self._check_options(episodes)
+        resets = common_resets(reset_options)
+        self._check_options(resets)
         updates = self._updates_of(agent_update, env_update)
-        begin = partial(self._begin_stream, Endless(first), updates, episodes)
+        begin = partial(self._begin_stream, Endless(first), updates, resets)
         return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:

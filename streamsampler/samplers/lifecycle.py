@@ -27,9 +27,9 @@ from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
-from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
+from streamsampler.workers.resets import Resets
 
 __all__ = ["SamplerLife"]
 
@@ -124,9 +124,9 @@ class SamplerLife(ABC):
             )
 
     @contextmanager
-    def _call(self, plan: GatherPlan, updates: dict[Kind, Any], episodes: Episodes | None) -> Iterator[Call]:
+    def _call(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Iterator[Call]:
         self._salvaged = None
-        call = self._begin(plan, updates, Stats.of(self.n_workers), episodes)
+        call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
         try:
             with self._guarded():
                 yield call
@@ -154,10 +154,8 @@ class SamplerLife(ABC):
             self._session.mark_suspect()
             raise
 
-    def _begin(
-        self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats, episodes: Episodes | None = None
-    ) -> Call:
-        payload = None if episodes is None else dumps(episodes, "reset_options")
+    def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats, resets: Resets | None = None) -> Call:
+        payload = None if resets is None else dumps(resets, "reset_options")
         self._end_stream()
         if self._session.suspect:
             self._replace_engine()
@@ -166,7 +164,7 @@ class SamplerLife(ABC):
         snapshot = session.updates.snapshot()
         try:
             self._put(updates)
-            session.set_episodes(episodes, payload)
+            session.set_resets(resets, payload)
             return Call(session, plan, snapshot, stats)
         except BaseException:
             session.restore_updates(snapshot)
@@ -226,15 +224,15 @@ class SamplerLife(ABC):
             self._verdicts.renew()
         return updates
 
-    def _check_options(self, episodes: Episodes | None) -> None:
+    def _check_options(self, resets: Resets | None) -> None:
         worker_class = self._setup.factory.worker_class
-        if episodes is not None and episodes.options is not None and not worker_class.can_take_options:
+        if resets is not None and resets.options is not None and not worker_class.can_take_options:
             raise UsageError(f"{worker_class.__name__} takes no reset_options")
 
     # ------------------------------------------------------------------ the end
 
-    def _begin_stream(self, plan: GatherPlan, updates: dict[Kind, Any], episodes: Episodes | None) -> Call:
-        self._streaming = self._begin(plan, updates, self.stats, episodes)
+    def _begin_stream(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Call:
+        self._streaming = self._begin(plan, updates, self.stats, resets)
         return self._streaming
 
     def _check_streaming(self, call: Call) -> None:

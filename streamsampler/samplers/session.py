@@ -21,8 +21,8 @@ from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Throughput
 from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps
-from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.logs import Levels, levels_here
+from streamsampler.workers.resets import Resets
 
 __all__ = ["Session"]
 
@@ -79,8 +79,8 @@ class Session:
         self.verdicts = verdicts or Verdicts(None)
         self.cancelled = False
         self.suspect = False
-        self._episodes: Episodes | None = None
-        self._episodes_handle: Any = None
+        self._resets: Resets | None = None
+        self._resets_handle: Any = None
         self._published: dict[int, Any] = updates.payloads()
         self._levels: Levels | None = None
         self._ran_by_dead = 0  # timesteps
@@ -98,15 +98,15 @@ class Session:
             self.updates.put("levels", self.publish(dumps(levels, "the levels of loggers")))
             self._levels = levels
 
-    def set_episodes(self, episodes: Episodes | None, payload: Payload | None) -> None:
+    def set_resets(self, resets: Resets | None, payload: Payload | None) -> None:
         """Set what the next call says of its trajectories.
 
         Args:
-            episodes: What it says.
+            resets: What it says.
             payload: The same, pickled.
         """
-        self._episodes = episodes
-        self._episodes_handle = None if payload is None else self.publish(payload)
+        self._resets = resets
+        self._resets_handle = None if payload is None else self.publish(payload)
 
     def begin_version(self) -> int:
         """Begin the next agent version, let workers abandon older rollouts, and return the version."""
@@ -119,13 +119,13 @@ class Session:
 
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
         """Return the seeds of trajectories of the current call."""
-        return (self._episodes or Episodes()).seeds_of(TrajectorySeeds(self.seed, version), indices)
+        return (self._resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 
     def start_contents(self, record: WorkerRecord) -> dict[str, Any]:
         """Return what a worker's `Start` carries besides tickets, and record it as sent; see `messages.Start`."""
         contents: dict[str, Any] = dict(self.updates.missing(record.worker, record.sent).items())
-        if self._episodes_handle is not None:
-            contents["episodes"] = self._episodes_handle
+        if self._resets_handle is not None:
+            contents["resets"] = self._resets_handle
         record.payloads_in_use = list(contents.values())
         return {**contents, "check": self.verdicts.order_for(record)}
 

@@ -42,8 +42,8 @@ from streamsampler.errors import ActionError, CheckMode, DataError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.scheduling.blocks import Blocks
 from streamsampler.workers.board import WorkerRow
-from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.explain import class_names, locate, name_of_env, summary_of
+from streamsampler.workers.resets import Resets
 
 __all__ = ["Outcome", "Worker", "WorkerContext"]
 
@@ -130,9 +130,9 @@ class Worker(ABC):
             outcome because something raised; for the accounts. The worker loop sets it to 0 before each ticket.
         spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
         can_drop: Whether this kind of worker can leave out trajectories.
-        episodes: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
+        resets: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
             that `rollout` gets.
-        can_take_options: Whether this kind of worker hands `episodes.options_of(index)` to its environment's reset.
+        can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
         can_rehearse: Whether this kind of worker has `rehearse`.
     """
 
@@ -148,7 +148,7 @@ class Worker(ABC):
         self.done_timesteps = 0
         self.ran_timesteps = 0
         self.spoiled = False
-        self.episodes: Episodes | None = None
+        self.resets: Resets | None = None
         self._finder: AnomalyFinder | None = None
 
     @classmethod

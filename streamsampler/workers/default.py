@@ -332,11 +332,11 @@ class DefaultWorker(Worker):
 
     def _reset_of(self, env: AnyEnv, indices: Sequence[int]) -> Callable[..., Any]:
         """Return the environment's `reset`, with the options of one trajectory after the other where there are any."""
-        episodes = self.episodes
-        if episodes is None or episodes.options is None:
+        resets = self.resets
+        if resets is None or resets.options is None:
             return env.reset
         coming = iter(indices)
-        return lambda seed: env.reset(seed=seed, options=episodes.options_of(next(coming)))
+        return lambda seed: env.reset(seed=seed, options=resets.options_of(next(coming)))
 
     def _explain(self, error: BaseException, phase: Phase, action: Any) -> None:
         """Raise a better error where the reason is known; otherwise return."""

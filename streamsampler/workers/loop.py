@@ -162,9 +162,9 @@ class WorkerLoop:
     def _keep_orders(self, worker: Worker, start: Start) -> None:
         """Keep what the call says of checks and trajectories; the environment and the agent are up to date."""
         self._check_order = start.check
-        if start.episodes is not None:
+        if start.resets is not None:
             self._enter(worker, Phase.RESET)
-        worker.episodes = None if start.episodes is None else self._channel.load(start.episodes)
+        worker.resets = None if start.resets is None else self._channel.load(start.resets)
         if start.env is not None and worker.context.check is not None and (files := files_of(worker.environments())):
             self._checked = Checked(files=files)
 
@@ -232,9 +232,9 @@ class WorkerLoop:
 
     def _seeds_of(self, version: int, indices: range) -> list[int]:
         derived, worker = TrajectorySeeds(self._seed, version), self._worker
-        if worker is None or worker.episodes is None:
+        if worker is None or worker.resets is None:
             return derived.of(indices)
-        return worker.episodes.seeds_of(derived, indices)
+        return worker.resets.seeds_of(derived, indices)
 
     def _check(self, worker: Worker, order: CheckOrder, version: int) -> bool:
         """Check that trajectories depend on their seeds alone; return whether the ticket is to be run."""

@@ -17,7 +17,7 @@ from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.launch.child import ignore_terminal
 from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.processes.channel import ProcessChannel
-from streamsampler.engines.processes.memory import MemoryReporter
+from streamsampler.engines.processes.memory_report import MemoryReporter
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.serialization import Payload, loads

@@ -95,12 +95,12 @@ class NativeEnv:
 
     def _options(self) -> dict[str, Any]:
         """Return what `reset` gets besides seeds: the options of the call, if there are any."""
-        episodes = self._worker.episodes
-        return {} if episodes is None else episodes.vector_arguments
+        resets = self._worker.resets
+        return {} if resets is None else resets.vector_arguments
 
     def _refuse_given_seeds(self) -> None:
-        episodes = self._worker.episodes
-        if episodes is not None and episodes.seeds is not None and self.n_slots > 1:
+        resets = self._worker.resets
+        if resets is not None and resets.seeds is not None and self.n_slots > 1:
             raise UsageError(
                 "seeds needs a vector environment whose reset takes a list with one for each environment; "
                 f"{type(self.env.unwrapped).__qualname__} takes one for all"

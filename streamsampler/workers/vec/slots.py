@@ -197,11 +197,11 @@ class _Run:
         words, phase_word = worker.row.words, worker.row.phase_word
         words[phase_word] = _RESET_NUMBER
         worker.phase = _RESET
-        seed, episodes = cursor.seed, worker.episodes
-        if episodes is None or episodes.options is None:
+        seed, resets = cursor.seed, worker.resets
+        if resets is None or resets.options is None:
             result = self._envs[slot].reset(seed=seed)
         else:
-            options = episodes.options_of(cursor.index_at(position))
+            options = resets.options_of(cursor.index_at(position))
             result = self._envs[slot].reset(seed=seed, options=options)
         observation, info = begin_of(result)
         try:

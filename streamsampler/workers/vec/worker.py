@@ -259,7 +259,7 @@ class VecWorker(Worker):
         call has given some, a block has one trajectory for each of its environments.
         """
         runner = self._runner
-        if self.episodes is None or not isinstance(runner, NativeRunner) or not runner.resets_itself:
+        if self.resets is None or not isinstance(runner, NativeRunner) or not runner.resets_itself:
             return ticket.block
         return min(runner.n_slots, ticket.block)
 

@@ -16,8 +16,8 @@ from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Ticket
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.board import StatusBoard
-from streamsampler.workers.episodes import Episodes
 from streamsampler.workers.generators import preserved_generators, seed_generators
+from streamsampler.workers.resets import Resets
 from tests.workers.contexts import context_of, new_board
 
 KINDS = ["slots", "NEXT_STEP", "SAME_STEP", "DISABLED"]
@@ -187,7 +187,7 @@ def test_blocks_that_are_run_in_parts_count_what_the_parts_before_had():
 
     worker = worker_of("SAME_STEP", on_step=on_step)
     lengths = [2, 4, 3, 2, 9, 20]
-    worker.episodes = Episodes(seeds=tuple(lengths))
+    worker.resets = Resets(seeds=tuple(lengths))
     with pytest.raises(Stuck):
         run(worker, lengths)
     assert worker.done_timesteps == 2 + 4 + 3 + 2

@@ -41,7 +41,7 @@ def told(batch, name):
 def test_each_seed_is_used_once_and_in_order(make_sampler):
     batches = []
     for seed, order in ((1, "index"), (2, "arrival")):
-        # Another seed, another history, another order: the same episodes.
+        # Another seed, another history, another order: the same trajectories.
         sampler = make_sampler(always_zero, Told, n_workers=2, seed=seed, order=order, check=None)
         if seed == 2:
             sampler.obtain_trajectories(3)
@@ -94,7 +94,7 @@ def test_seeds_and_options_reach_workers_in_the_place_of_lost_ones(make_local, t
         assert sampler.stats.restarts == faults.fired() == 3
         # What calls were given is freed: the arena of updates does not grow.
         assert sampler._session._published.keys() <= sampler._session.updates.payloads().keys() | {
-            id(sampler._session._episodes_handle)
+            id(sampler._session._resets_handle)
         }
 
 

@@ -12,14 +12,14 @@ import numpy as np
 from streamsampler.errors import UsageError, positive
 from streamsampler.seeding import Indices, TrajectorySeeds
 
-__all__ = ["EpisodeOptions", "Episodes", "Options", "common_episodes", "given_episodes"]
+__all__ = ["Options", "ResetOptions", "Resets", "common_resets", "given_resets"]
 
 Options: TypeAlias = Mapping[str, Any]
-EpisodeOptions: TypeAlias = Options | Sequence[Options | None]
+ResetOptions: TypeAlias = Options | Sequence[Options | None]
 
 
 @dataclass(frozen=True)
-class Episodes:
+class Resets:
     """The seeds and the reset options of a call's trajectories, by index.
 
     Attributes:
@@ -74,7 +74,7 @@ class Episodes:
         return {"options": self.options_of(0)}
 
 
-def given_episodes(n_trajectories: Any, seeds: Any, reset_options: Any) -> tuple[int, Episodes | None]:
+def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any) -> tuple[int, Resets | None]:
     """Return what `obtain_trajectories` was given: how many trajectories, and what is said of them.
 
     Args:
@@ -94,10 +94,10 @@ def given_episodes(n_trajectories: Any, seeds: Any, reset_options: Any) -> tuple
     if checked is not None and len(checked) != n:
         raise UsageError(f"n_trajectories is {n}, but there are {len(checked)} seeds")
     options = _checked_options(reset_options, n)
-    return n, None if checked is None and options is None else Episodes(checked, options)
+    return n, None if checked is None and options is None else Resets(checked, options)
 
 
-def common_episodes(reset_options: Any) -> Episodes | None:
+def common_resets(reset_options: Any) -> Resets | None:
     """Return what a call was given that has one dict of options for all its trajectories, or None.
 
     Raises:
@@ -110,7 +110,7 @@ def common_episodes(reset_options: Any) -> Episodes | None:
             f"reset_options must be a dict for all trajectories, got {_shown(reset_options)}; obtain_trajectories "
             "takes one for each, too"
         )
-    return Episodes(options=dict(reset_options))
+    return Resets(options=dict(reset_options))
 
 
 def _checked_seeds(seeds: Any) -> tuple[int, ...]:

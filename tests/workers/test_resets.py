@@ -5,15 +5,15 @@ import pytest
 
 from streamsampler.errors import UsageError
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.workers.episodes import Episodes, common_episodes, given_episodes
+from streamsampler.workers.resets import Resets, common_resets, given_resets
 
 DERIVED = TrajectorySeeds(0, 1)
 
 
 def test_nothing_given_is_nothing():
-    assert given_episodes(3, None, None) == (3, None)
-    assert common_episodes(None) is None
-    assert Episodes().seeds_of(DERIVED, range(3)) == DERIVED.of(range(3))
+    assert given_resets(3, None, None) == (3, None)
+    assert common_resets(None) is None
+    assert Resets().seeds_of(DERIVED, range(3)) == DERIVED.of(range(3))
 
 
 THREE = [3, 0, 2**40]
@@ -21,10 +21,10 @@ THREE = [3, 0, 2**40]
 
 @pytest.mark.parametrize("seeds", [THREE, tuple(THREE), np.array(THREE), iter([np.int64(3), 0, 2**40])])
 def test_seeds_tell_how_many_and_become_plain_integers(seeds):
-    n, episodes = given_episodes(None, seeds, None)
-    assert (n, episodes.seeds, episodes.is_fixed) == (3, (3, 0, 2**40), True)
-    assert set(map(type, episodes.seeds or ())) == {int}
-    assert episodes.seeds_of(DERIVED, range(2, 4)) == [2**40, DERIVED[3]]
+    n, resets = given_resets(None, seeds, None)
+    assert (n, resets.seeds, resets.is_fixed) == (3, (3, 0, 2**40), True)
+    assert set(map(type, resets.seeds or ())) == {int}
+    assert resets.seeds_of(DERIVED, range(2, 4)) == [2**40, DERIVED[3]]
 
 
 @pytest.mark.parametrize(
@@ -51,27 +51,27 @@ def test_seeds_tell_how_many_and_become_plain_integers(seeds):
 )
 def test_what_cannot_work_is_named_with_both_numbers(n, seeds, options, message):
     with pytest.raises(UsageError, match=message):
-        given_episodes(n, seeds, options)
+        given_resets(n, seeds, options)
 
 
 def test_options_for_all_or_for_each():
-    n, episodes = given_episodes(2, None, {"level": [1]})
-    assert (n, episodes.is_fixed) == (2, False)
-    assert episodes.options_of(0) == episodes.options_of(1) == {"level": [1]}
-    assert episodes.vector_arguments == {"options": {"level": [1]}}
-    assert Episodes(seeds=(1,)).vector_arguments == {}
-    n, episodes = given_episodes(2, None, [{"level": 1}, None])
-    assert episodes.is_fixed
-    assert [episodes.options_of(index) for index in range(4)] == [{"level": 1}, None, {"level": 1}, None]
+    n, resets = given_resets(2, None, {"level": [1]})
+    assert (n, resets.is_fixed) == (2, False)
+    assert resets.options_of(0) == resets.options_of(1) == {"level": [1]}
+    assert resets.vector_arguments == {"options": {"level": [1]}}
+    assert Resets(seeds=(1,)).vector_arguments == {}
+    n, resets = given_resets(2, None, [{"level": 1}, None])
+    assert resets.is_fixed
+    assert [resets.options_of(index) for index in range(4)] == [{"level": 1}, None, {"level": 1}, None]
     with pytest.raises(UsageError, match="a vector environment takes one dict of reset options"):
-        _ = episodes.vector_arguments
-    assert common_episodes({"level": 1}).options == {"level": 1}
+        _ = resets.vector_arguments
+    assert common_resets({"level": 1}).options == {"level": 1}
     for wrong in ([{}], 3, "level"):
         with pytest.raises(UsageError, match="reset_options must be a dict for all trajectories"):
-            common_episodes(wrong)
+            common_resets(wrong)
 
 
 def test_an_environment_may_change_what_it_gets():
-    episodes = Episodes(options={"level": [1]})
-    episodes.options_of(0)["level"].append(2)  # type: ignore[index]
-    assert episodes.options_of(0) == {"level": [1]}
+    resets = Resets(options={"level": [1]})
+    resets.options_of(0)["level"].append(2)  # type: ignore[index]
+    assert resets.options_of(0) == {"level": [1]}
