@@ -71,7 +71,8 @@ def indices_of(segments: Sequence[Segment]) -> NDArray[np.int64]:
 
     As an array: lists of a million Python integers would take more memory than a million short trajectories do.
     """
-    return np.fromiter(chain.from_iterable(segment.indices for segment in segments), dtype=np.int64)
+    n = sum(len(segment.indices) for segment in segments)
+    return np.fromiter(chain.from_iterable(segment.indices for segment in segments), dtype=np.int64, count=n)
 
 
 def assemble(
