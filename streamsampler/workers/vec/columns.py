@@ -1,0 +1,287 @@
+"""Keep the values of several rows, step for step: those of environments that are stepped together.
+
+A value has the number `step * n_rows + row`. Where they have all been written, `gather` brings those that are wanted
+into any order, all at once: so a step of n rows costs a few operations on arrays, not n times as many.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from numpy.typing import NDArray
+
+from streamsampler.data.conversion import Leaf
+from streamsampler.data.spaces import AnySpace, misfit, short
+from streamsampler.data.trees import Array, Tree, snapshot
+from streamsampler.errors import DataError
+
+__all__ = ["Column", "Columns"]
+
+_FIRST_BYTES = 1 << 16
+_FEWEST_STEPS = 16
+_TYPED = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary)
+
+
+class Column:
+    """An array of (steps, n_rows, ...) that grows; what is in it is unchecked, and its user counts the steps.
+
+    Args:
+        n_rows: How many values a step has.
+        dtype: Their dtype.
+        shape: The shape of one.
+    """
+
+    def __init__(self, n_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> None:
+        step_bytes = max(1, n_rows * dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+        self._buffer: Array = np.empty((max(_FIRST_BYTES // step_bytes, _FEWEST_STEPS), n_rows, *shape), dtype)
+
+    def at(self, step: int) -> Array:
+        """Return the (n_rows, ...) values of a step to write to, a view, after making room for them.
+
+        What is written to an older view after that may be lost.
+        """
+        try:
+            return cast(Array, self._buffer[step])
+        except IndexError:
+            shorter = self._buffer
+            self._buffer = np.empty((2 * step, *shorter.shape[1:]), shorter.dtype)
+            self._buffer[:step] = shorter[:step]
+            return cast(Array, self._buffer[step])
+
+    def gather(self, numbers: NDArray[np.int64]) -> Array:
+        """Return the values of some numbers, in their order.
+
+        Args:
+            numbers: (k,) numbers, `step * n_rows + row`, of steps that were written.
+
+        Returns:
+            (k, ...), a copy.
+        """
+        n_steps, n_rows, *shape = self._buffer.shape
+        return self._buffer.reshape(n_steps * n_rows, *shape).take(numbers, axis=0)
+
+    def forget_before(self, step: int, n_steps: int) -> None:
+        """Move what was written from a step on, of `n_steps` steps, to the front: that step has the number 0 then."""
+        self._buffer[: n_steps - step] = self._buffer[step:n_steps]
+
+
+class Columns:
+    """Checked copies of the values of a space, those of `n_rows` rows at a time.
+
+    Args:
+        space: The space of a single value.
+        n_rows: How many values a step has.
+        path: What a value is called in errors, such as `action`.
+        error: What is raised for a value that does not fit.
+
+    Attributes:
+        n_steps: How many steps were written.
+    """
+
+    def __init__(self, space: AnySpace, n_rows: int, path: str, error: type[DataError] = DataError) -> None:
+        self.n_steps = 0
+        self._space, self._path, self._error = space, path, error
+        self._leaves = [_LeafColumn(leaf, n_rows, name, error) for name, leaf in _leaves_of(space, path)]
+        self._n_rows = n_rows
+        self._only = self._leaves[0] if isinstance(space, _TYPED) else None
+
+    def append(self, batch: Any) -> Tree:
+        """Check a batch and write a copy of it as the next step.
+
+        Args:
+            batch: Leaves of shape (n_rows, ...); or a sequence of n_rows values.
+
+        Returns:
+            The copy, of the dtypes of the space: views that hold until room is made for more steps.
+
+        Raises:
+            DataError: It does not fit; says both shapes. An attribute `row` of the error tells the row, if it is one
+                row's fault.
+        """
+        step = self.n_steps
+        if self._only is not None:
+            view: Tree = self._only.write(step, batch)
+        else:
+            self._write(step, self._space, batch, self._path, iter(self._leaves))
+            view = self.row_batch(step)
+        self.n_steps = step + 1
+        return view
+
+    def row_batch(self, step: int) -> Tree:
+        """Return the (n_rows, ...) values of a step, which is at most the next one: views to read, or to write to.
+
+        A loop may write a row itself that has just the shape and dtype of its leaf, and `put` any other. Views hold
+        until room is made for more steps. Writing to the next step makes it a step: set `n_steps`.
+        """
+        if self._only is not None:
+            return self._only.at(step)
+        return _tree(self._space, (leaf.at(step) for leaf in self._leaves))
+
+    def put(self, step: int, row: int, value: Any) -> None:
+        """Check a single value and write a copy of it to a row of a step.
+
+        Raises:
+            DataError: It does not fit; says both shapes.
+        """
+        for leaf, part in zip(self._leaves, _values(self._space, value, self._path, self._error), strict=True):
+            leaf.at(step)[row] = leaf.converted(part)
+
+    def gather(self, numbers: NDArray[np.int64]) -> Tree:
+        """Return the values of some numbers, in their order: a tree of (k, ...); see `Column.gather`."""
+        return _tree(self._space, (leaf.gather(numbers) for leaf in self._leaves))
+
+    def forget_before(self, step: int) -> None:
+        """Forget what was written before a step, which has the number 0 then."""
+        for leaf in self._leaves:
+            leaf.forget_before(step, self.n_steps)
+        self.n_steps -= step
+
+    def clear(self) -> None:
+        """Forget everything, and keep the memory."""
+        self.n_steps = 0
+
+    def _write(self, step: int, space: AnySpace, batch: Any, path: str, leaves: Iterator[_LeafColumn]) -> None:
+        """Write a batch of a space to the leaves that follow: arrays nested as the space, or single values."""
+        children = _children(space, path)
+        if children is None:
+            next(leaves).write(step, batch)
+        elif isinstance(batch, Mapping if isinstance(space, gym_spaces.Dict) else tuple):
+            if len(batch) != len(children) or any(
+                isinstance(batch, Mapping) and key not in batch for *_, key in children
+            ):
+                raise misfit(batch, cast(Any, space), path, self._error)
+            for name, child, key in children:
+                self._write(step, child, batch[key], name, leaves)
+        else:
+            mine = list(islice(leaves, sum(1 for _ in _leaves_of(space, path))))
+            for row, value in enumerate(_sequence(batch, self._n_rows, path, self._error)):
+                with _at_row(row):
+                    for leaf, part in zip(mine, _values(space, value, path, self._error), strict=True):
+                        leaf.at(step)[row] = leaf.converted(part)
+
+
+class _LeafColumn(Column):
+    """The values of one leaf of a space; objects, where its space is none of arrays."""
+
+    def __init__(self, space: AnySpace, n_rows: int, path: str, error: type[DataError]) -> None:
+        self._leaf = Leaf(space, path, error)
+        self._space, self._path, self._error, self._n_rows = space, path, error, n_rows
+        self._batch_shape, self._dtype = (n_rows, *self._leaf.shape), self._leaf.dtype
+        self._is_index = isinstance(space, gym_spaces.Discrete) and self._dtype == np.int64
+        super().__init__(n_rows, self._dtype, self._leaf.shape)
+
+    def write(self, step: int, batch: Any) -> Array:
+        view = self.at(step)
+        dtype = self._dtype
+        if dtype.hasobject:
+            return self._write_each(view, _sequence(batch, self._n_rows, self._path, self._error))
+        if batch.__class__ is not np.ndarray:
+            batch = self._as_array(batch)
+        if batch.shape != self._batch_shape:
+            raise self._error(
+                f"a batch of {self._n_rows} has the shape {batch.shape}, and should have {self._batch_shape}: "
+                f"{self._path} has the shape {self._leaf.shape} in its space"
+            )
+        if batch.dtype is dtype or batch.dtype == dtype:
+            view[:] = batch
+        elif self._leaf.takes_floats_of(batch.dtype):
+            view[:] = self._leaf.cast_rows(batch)
+        else:
+            return self._write_each(view, batch)
+        return view
+
+    def _write_each(self, view: Array, values: Iterable[Any]) -> Array:
+        for row, value in enumerate(values):
+            with _at_row(row):
+                view[row] = self.converted(value)
+        return view
+
+    def converted(self, value: Any) -> Any:
+        """Return a single value as it is stored."""
+        if self._dtype.hasobject:
+            if isinstance(self._space, gym_spaces.Text) and not isinstance(value, str):
+                raise self._error(f"{self._path} should be a str, and is {short(value)}")
+            return snapshot(value)
+        if self._is_index:
+            try:
+                # Takes what can be an index, which is every integer and nothing else.
+                number = operator.index(value)
+                if -(1 << 63) <= number < 1 << 63:
+                    return number
+            except TypeError:
+                pass
+        elif value.__class__ is np.ndarray and value.shape == self._leaf.shape:
+            return value if value.dtype == self._dtype else self._leaf.cast(value)
+        return self._leaf.convert(value)
+
+    def _as_array(self, batch: Any) -> Array:
+        try:
+            return np.asarray(batch)
+        except (TypeError, ValueError, RuntimeError) as reason:
+            raise self._error(f"a batch for {self._path} is no array: {reason}; it is {short(batch)}") from reason
+
+
+@contextmanager
+def _at_row(row: int) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        error.row = row
+        raise
+
+
+def _children(space: AnySpace, path: str) -> list[tuple[str, AnySpace, Any]] | None:
+    """Return path, space and key of each part of a Dict or a Tuple; None for a leaf."""
+    if isinstance(space, gym_spaces.Dict):
+        return [(f"{path}[{key!r}]", child, key) for key, child in space.spaces.items()]
+    if isinstance(space, gym_spaces.Tuple):
+        return [(f"{path}[{i}]", child, i) for i, child in enumerate(space.spaces)]
+    return None
+
+
+def _leaves_of(space: AnySpace, path: str) -> Iterator[tuple[str, AnySpace]]:
+    children = _children(space, path)
+    if children is None:
+        yield path, space
+    else:
+        for name, child, _ in children:
+            yield from _leaves_of(child, name)
+
+
+def _tree(space: AnySpace, arrays: Iterator[Array]) -> Tree:
+    """Nest arrays, one for each leaf in order, as a space does."""
+    if isinstance(space, gym_spaces.Dict):
+        return {key: _tree(child, arrays) for key, child in space.spaces.items()}
+    if isinstance(space, gym_spaces.Tuple):
+        return tuple([_tree(child, arrays) for child in space.spaces])
+    return next(arrays)
+
+
+def _values(space: AnySpace, value: Any, path: str, error: type[DataError]) -> Iterator[Any]:
+    """Yield what each leaf has of a single value."""
+    children = _children(space, path)
+    if children is None:
+        yield value
+        return
+    if isinstance(space, gym_spaces.Dict):
+        fits = isinstance(value, Mapping) and value.keys() == space.spaces.keys()
+    else:
+        # An array stands for the tuple of its rows: environments of several discrete parts hand out such.
+        is_sequence = isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim > 0)
+        fits = is_sequence and len(value) == len(children)
+    if not fits:
+        raise misfit(value, cast(Any, space), path, error)
+    for name, child, key in children:
+        yield from _values(child, value[key], name, error)
+
+
+def _sequence(batch: Any, n_rows: int, path: str, error: type[DataError]) -> list[Any]:
+    if not isinstance(batch, list | tuple | np.ndarray) or len(batch) != n_rows:
+        raise error(f"a batch for {path} should be a sequence of {n_rows} values, and is {short(batch)}")
+    return list(batch)
