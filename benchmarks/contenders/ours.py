@@ -5,7 +5,7 @@ Settings:
     trajectories: If given, so many trajectories are asked for instead.
     order: "index" (default) or "arrival".
     vec: If given, so many environments in each worker, with batched actions.
-    block_size: If given, so many trajectories in each of their blocks (default: blocks that grow).
+    block_size: If given, so many trajectories in each of their blocks (default: as many as environments).
     start_method: See `MultiprocessingSampler`.
     watched: Whether workers are watched for hangs and for memory.
 """

@@ -75,15 +75,12 @@ class Ticket:
     Attributes:
         version: The agent version.
         indices: The trajectory indices; never empty.
-        block: How many of them are run together; the last block may have fewer.
-        enough: How many timesteps suffice: a worker may leave out what comes after the first trajectories that have
-            so many. 0 where all are needed.
+        block: How many of them may influence each other; the last block may have fewer.
     """
 
     version: int
     indices: range
     block: int = 1
-    enough: int = 0
 
 
 @by_position
@@ -228,7 +225,7 @@ class Report:
     Attributes:
         ticket: The ticket this answers.
         given_up: Whether the version was abandoned; then there are no rollouts.
-        n_trajectories: Trajectories that were finished, delivered or not; those after an early stop count as abandoned.
+        n_trajectories: Trajectories that were finished, delivered or not.
         n_timesteps: Their timesteps.
         n_abandoned: Rollouts that were cut short, 0 or 1 per environment.
         abandoned_timesteps: Their timesteps.
@@ -269,8 +266,6 @@ class Failure:
         traceback: The worker's traceback, as text.
         exception: The pickled exception, or None where it cannot be pickled.
         kinds: The names (module and qualified name) of its class and of that class's bases.
-        done: Timesteps of the first trajectories of the block in hand that had all ended before the timestep in which
-            it failed: where no more are needed of the block, it can be run again and stopped before it fails.
         lost_timesteps: All timesteps of the ticket.
         checked: As in `Report`.
     """
@@ -282,7 +277,6 @@ class Failure:
     traceback: str
     exception: bytes | None = None
     kinds: tuple[str, ...] = ()
-    done: int = 0
     lost_timesteps: int = 0
     checked: Checked | None = None
 

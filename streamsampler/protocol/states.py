@@ -193,7 +193,7 @@ class SamplerSide:
         self.version = version
         self.apply(Happened.NEW_VERSION)
 
-    def assign(self, indices: range, block: int = 1, enough: int = 0) -> Start | Continue:
+    def assign(self, indices: range, block: int = 1) -> Start | Continue:
         """Add a ticket; see `messages.Ticket`.
 
         Returns:
@@ -204,7 +204,7 @@ class SamplerSide:
         """
         if self.room <= 0:
             raise ProtocolError(f"worker {self.worker} has no room for another ticket")
-        tickets = (Ticket(self.version, indices, block, enough),)
+        tickets = (Ticket(self.version, indices, block),)
         message = Start(self.version, tickets) if self.state is SamplerState.READY else Continue(tickets)
         self.unanswered.extend(tickets)
         self.apply(type(message))

@@ -19,7 +19,7 @@ from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.streaming import Stream
 from streamsampler.samplers.updates import Updates
-from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
@@ -336,7 +336,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """
         self._check_usable()
         first = positive("first_trajectory", first_trajectory, least=0)
-        if first and self._setup.factory.blocks != Blocks():
+        if first and self.layout.block > 1:
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
         resets = common_resets(reset_options)
         self._check_options(resets)
@@ -372,9 +372,9 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         }
 
     @property
-    def blocks(self) -> Blocks:
-        """Which trajectories the workers run together; see `Worker.blocks`."""
-        return self._setup.factory.blocks
+    def layout(self) -> Layout:
+        """How the workers run trajectories; see `Worker.layout`."""
+        return self._setup.factory.layout
 
     @property
     def total_env_steps(self) -> int:

@@ -54,7 +54,7 @@ class Call:
             order=session.order,
             throughput=session.throughput,
             own_queues=session.updates.differ,
-            blocks=session.blocks,
+            layout=session.layout,
             dropping=session.supervisor.policy.on_failure == "drop",
             concurrent=self._engine.concurrent,
         )
@@ -207,8 +207,7 @@ class Call:
             self.gathering.put_back(worker, indices, now)
             self._decisions.add(setback)
             return
-        index, done = failure.trajectory, failure.done
-        self.gathering.add_failure(worker, indices, index, setback, final=setback.final, done=done, now=now)
+        self.gathering.add_failure(worker, indices, failure.trajectory, setback, final=setback.final, now=now)
 
     def _handle_death(self, record: WorkerRecord, event: Died) -> None:
         worker, seen = event.worker, self._engine.progress(event.worker)

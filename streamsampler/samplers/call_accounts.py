@@ -83,7 +83,7 @@ class CallAccounts:
         self._count_anomalies(sorted(self._anomalies))
         self.stats.kept_trajectories = gathering.n_trajectories
         self.stats.kept_timesteps = gathering.n_timesteps
-        n_trajectories, n_timesteps = gathering.surplus()
+        n_trajectories, n_timesteps = gathering.result.pending()
         self.add_surplus(n_trajectories + gathering.result.n_held, n_timesteps)
 
     def close_unseen(self) -> None:
@@ -92,9 +92,8 @@ class CallAccounts:
             return
         self._is_closed = True
         gathering = self._gathering
-        arrived = gathering.arrived_trajectories + gathering.repeated_trajectories + gathering.result.n_held
-        n_timesteps = gathering.arrived_timesteps + gathering.repeated_timesteps
-        self.add_surplus(arrived - self._yielded[0], n_timesteps - self._yielded[1])
+        arrived = gathering.arrived_trajectories + gathering.result.n_held
+        self.add_surplus(arrived - self._yielded[0], gathering.arrived_timesteps - self._yielded[1])
 
     def add_surplus(self, n_trajectories: int, n_timesteps: int) -> None:
         """Count trajectories that the batch does not need."""

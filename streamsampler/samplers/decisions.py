@@ -74,7 +74,7 @@ class Decisions:
         gathering = self._gathering
         if self._is_stream and gathering.result.has_segments:
             return  # the consumer gets what comes before first
-        while (held := gathering.due()) is not None:
+        while (held := gathering.result.due) is not None:
             self._stats.failed_trajectories += 1
             if (error := self._error_of(held.reason)) is not None:
                 gathering.result.remove_failure(held)

@@ -75,7 +75,7 @@ class SamplerLife(ABC):
                 seed=self.seed,
                 order=self._order,
                 version=version,
-                blocks=self._setup.factory.blocks,
+                layout=self._setup.factory.layout,
                 policy=self._policy,
                 verdicts=self._verdicts,
             )

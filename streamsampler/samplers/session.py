@@ -15,7 +15,7 @@ from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.supervisor import Supervisor, logger
 from streamsampler.samplers.updates import Snapshot, Updates
 from streamsampler.samplers.verdicts import Verdicts
-from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Throughput
@@ -37,7 +37,7 @@ class Session:
         order: How batches are ordered.
         version: The last agent version that was used up.
         capacity: How many unanswered tickets a worker may have.
-        blocks: Which trajectories workers run together; see `Worker.blocks`.
+        layout: How workers run trajectories; see `Worker.layout`.
         policy: What is done about losses; None for what is done by default.
         verdicts: What became of checking the environment; None to check nothing.
         clock: Seconds, from any beginning.
@@ -57,7 +57,7 @@ class Session:
         order: Order,
         version: int,
         capacity: int = CAPACITY,
-        blocks: Blocks | None = None,
+        layout: Layout = Layout(),
         policy: Policy | None = None,
         verdicts: Verdicts | None = None,
         clock: Callable[[], float] = perf_counter,
@@ -67,7 +67,7 @@ class Session:
         self.seed = seed
         self.order: Order = order
         self.version = version
-        self.blocks = blocks
+        self.layout = layout
         self.throughput = Throughput()
         self.clock = clock
         self.pool = Pool()

@@ -18,7 +18,6 @@ from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import Display, ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.streaming import Stream
-from streamsampler.scheduling.blocks import Blocks
 from streamsampler.scheduling.plans import Target
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.manifest import Manifest
@@ -123,7 +122,7 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None) -> 
     own = sampler.provenance()
     if own["order"] != "index":
         raise UsageError('sample_to_folder needs a sampler with order="index": what arrives first cannot be repeated')
-    if sampler.blocks != Blocks():
+    if sampler.layout.block > 1:
         raise UsageError("sample_to_folder needs workers that run each trajectory by itself, not blocks of them")
     try:
         provenance = {"environment": own.pop("environment"), **(given or {}), **own}

@@ -12,14 +12,9 @@ the trajectory is assigned again. Trajectories after a failure that ends the cal
 If it is unknown which trajectory failed, each block is assigned again by itself. If another worker runs a copy of the
 ticket, a final failure counts at once and the copy is ignored; a lost ticket is left to the copy.
 
-Workers that run trajectories together do so in *blocks*, since what is run together may show in the numbers. Every
-queue of indices is cut into blocks from its start, and a ticket is whole blocks: which trajectories share a block is
-fixed by the plan and the queues, never by ticket sizes, timing or losses.
-
-Where timesteps count, a ticket says how many timesteps suffice, and a worker may stop when a finished prefix has them.
-A block that was stopped early counts as not assigned, and is run again as a whole if more of it is needed. The report
-of a block that failed says how many timesteps its finished prefix has: if that many suffice when the failure's turn
-comes, the block is run again and stopped before it fails.
+Where trajectories that are run together may influence each other, they are run in *blocks*. Every queue of indices is
+cut into blocks from its start, and a ticket is whole blocks: which trajectories share a block is fixed by the plan and
+the queues, never by ticket sizes, timing or losses. A block fails as a whole.
 
 In arrival order any trajectory will do, so no worker is idle while the result is incomplete: trajectories under way may
 turn out to be long. A slow worker contributes less.
@@ -33,8 +28,7 @@ from typing import Any, NamedTuple
 
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol.messages import Dropped
-from streamsampler.scheduling.blocks import Blocks, IndexQueue
-from streamsampler.scheduling.early_stop import EarlyStops
+from streamsampler.scheduling.blocks import IndexQueue, Layout
 from streamsampler.scheduling.in_flight import InFlight
 from streamsampler.scheduling.plans import Exactly, GatherPlan, endless
 from streamsampler.scheduling.result import HeldFailure, Order, Result, too_many_dropped
@@ -60,13 +54,11 @@ class Assignment(NamedTuple):
 
     Attributes:
         indices: The trajectory indices.
-        block: How many of them are run together.
-        enough: How many timesteps of the first trajectories suffice; 0 where all are needed.
+        block: How many of them may influence each other.
     """
 
     indices: range
     block: int = 1
-    enough: int = 0
 
 
 class Gathering:
@@ -78,7 +70,7 @@ class Gathering:
         order: "index", or "arrival" for whatever finishes first.
         throughput: Average lengths and durations, of earlier calls as well.
         own_queues: Whether each worker may run only its own indices.
-        blocks: Which consecutive indices of a queue are run together.
+        layout: How workers run the trajectories of consecutive indices.
         concurrent: Whether workers run at the same time, so that one can run another's ticket sooner.
         dropping: Whether trajectories may be left out, and later indices take their places.
 
@@ -87,8 +79,6 @@ class Gathering:
         arrived_trajectories: Trajectories that arrived, not counting those that were left out.
         arrived_timesteps: Their timesteps.
         arrived_dropped: Trajectories that were left out.
-        repeated_trajectories: Trajectories that arrived a second time, because the rest of their block was needed.
-        repeated_timesteps: Their timesteps.
 
     Raises:
         UsageError: No other indices can take the places of those left out.
@@ -96,27 +86,23 @@ class Gathering:
 
     def __init__(
         self, plan: GatherPlan, *, n_workers: int, order: Order = "index", throughput: Throughput | None = None,
-        own_queues: bool = False, blocks: Blocks | None = None, concurrent: bool = True, dropping: bool = False,
+        own_queues: bool = False, layout: Layout = Layout(), concurrent: bool = True, dropping: bool = False,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.throughput = throughput if throughput is not None else Throughput()
         order, dropping = ("index", False) if plan.fixed else (order, dropping)
         self._never_idle = order == "arrival" and concurrent
         self._n_workers = n_workers
-        blocks = Blocks() if blocks is None else blocks
         self._may_copy = concurrent and not own_queues
         n_queues = n_workers if own_queues else 1
         own = [plan.queue(number, n_queues) for number in range(n_queues)]
         if plan.limit is not None and (dropping or (order == "arrival" and isinstance(plan, Exactly))):
             own = [endless(queue, n_queues) for queue in own]
-        self._queues = [IndexQueue(queue, blocks) for queue in own]
+        self._queues = [IndexQueue(queue, layout.block) for queue in own]
         self._first = min(queue.own.start for queue in self._queues)
         self.result = Result(plan, order, self._first)
-        # With queues of their own workers cannot know how many of their own timesteps suffice.
-        self._early_stops = EarlyStops(None if own_queues or blocks == Blocks() else plan.timesteps)
-        self.repeated_trajectories = self.repeated_timesteps = 0
-        self._retried: set[range] = set()  # blocks that failed and are run again, to be stopped before they fail
         self._in_flight = InFlight(n_workers, self.throughput)
+        self._n_in_flight = 0  # trajectories, not counting copies
         self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
         self.arrived_trajectories = 0
         self.arrived_timesteps = 0
@@ -142,24 +128,25 @@ class Gathering:
         needed = self._n_needed(SAFETY_MARGIN)
         remaining = max(0, needed - self._handed_out)
         slowness = self._slowness(worker)
-        size = ticket_size(self.throughput, remaining, self._n_workers, slowness, queue.next_size)
+        size = ticket_size(self.throughput, remaining, self._n_workers, slowness, queue.block)
         # Even if none remain, a returned ticket must run: without it the prefix has a gap.
         if remaining and slowness > 1 and self._is_better_idle(worker, size, remaining, now):
             indices = self._pass_over(worker)
         else:
             indices = self._take_returned(queue, size) or self._take_new(queue, size, needed, remaining)
+        self._n_in_flight += len(indices)
         if not indices and not ahead:
             indices = self._take_copy(worker, now)
         if not indices:
             return None
         self._in_flight.add(worker, indices, now)
         self._considered.add(worker)
-        return Assignment(indices, self._queue_of(indices).size_of(indices), self._early_stops.enough_of(indices))
+        return Assignment(indices, queue.block)
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
         if self._in_flight.remove(worker, indices, now):
-            self._early_stops.remove(indices)
+            self._n_in_flight -= len(indices)
             self._queue_of(indices).put_back(indices)
 
     def _queue_of(self, indices: range) -> IndexQueue:
@@ -167,12 +154,8 @@ class Gathering:
 
     @property
     def _under_way(self) -> int:
-        """How many trajectories are expected of tickets in flight and of failures that are held back."""
-        stops = self._early_stops
-        n = stops.n_expected
-        for held in self.result.held_failures():
-            n += len(held.indices) - stops.arrived_of(held.indices[0])[0]
-        return n
+        """How many trajectories are in flight, or belong to failures that are held back."""
+        return self._n_in_flight + sum(len(held.indices) for held in self.result.held_failures())
 
     @property
     def _handed_out(self) -> int:
@@ -181,7 +164,7 @@ class Gathering:
     @property
     def has_plenty(self) -> bool:
         """Whether enough indices remain for all workers, even if trajectories turn out rather long."""
-        return self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * self._queues[0].next_size
+        return self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * self._queues[0].block
 
     def _slowness(self, worker: int) -> float:
         """How many times the average duration `worker` takes; 1 if it does not count as slow."""
@@ -192,49 +175,24 @@ class Gathering:
 
     def _take_returned(self, queue: IndexQueue, size: int) -> range:
         first = queue.first_returned()
-        # A copy of a ticket that was stopped early may still be in flight; two equal tickets would be confused.
-        if first is None or first[0] > self.result.end or first in self._in_flight:
+        if first is None or first[0] > self.result.end:
             return range(0)
-        return self._all_needed(queue.take_returned(size))
-
-    def _all_needed(self, indices: range) -> range:
-        """Track a ticket of which all trajectories may be needed, whatever else is in flight."""
-        if indices:
-            enough = self._early_stops.enough_without_others(indices, self.n_timesteps)
-            self._early_stops.add(indices, enough, len(indices))
-        return indices
+        return queue.take_returned(size)
 
     def _take_new(self, queue: IndexQueue, size: int, needed: int, remaining: int) -> range:
         if self._never_idle:
             most = remaining or (0 if self._is_endless else math.ceil(needed / (2 * self._n_workers)))
-            indices = queue.take_new(min(size, most), _FOREVER) if most else range(0)
-            return self._all_needed(indices)
+            return queue.take_new(min(size, most), _FOREVER) if most else range(0)
         if too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
             return range(0)  # the call is about to end, unless earlier trajectories that are still in flight succeed
-        if not self._early_stops.allowed:
-            return self._all_needed(queue.take_new(size, min(self._first + needed, self.result.end)))
-        # Indices after a ticket that will be stopped early are of no use without the rest of that ticket.
-        is_open = self._early_stops.partial is None and queue.first_returned() is None
-        if not remaining or not is_open or self.result.end < _FOREVER:
-            return range(0)
-        n_before = self._early_stops.arrived_of(queue.position)[0]
-        indices = queue.take_new(size, queue.position + n_before + remaining)
-        if indices in self._in_flight:  # as in `_take_returned`
-            queue.put_back_rest(indices, 0)
-            return range(0)
-        enough = self._early_stops.enough_with_others(indices, self.arrived_timesteps, self._under_way, self.throughput)
-        self._early_stops.add(indices, enough, remaining)
-        return indices
+        return queue.take_new(size, min(self._first + needed, self.result.end))
 
     def _take_copy(self, worker: int, now: float) -> range:
         # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
         if not self._may_copy or (self._is_endless and self.result.has_segments):
             return range(0)
         indices = self._in_flight.ticket_to_copy(worker, now)
-        if indices is None or indices[0] > self.result.end:
-            return range(0)
-        self._early_stops.add_copy(indices, self.n_timesteps)
-        return indices
+        return range(0) if indices is None or indices[0] > self.result.end else indices
 
     def _pass_over(self, worker: int) -> range:
         # Once a call, so that after some calls the worker is tried again.
@@ -271,13 +229,13 @@ class Gathering:
         if mean is None:
             # Lengths are unknown: assign one block to each worker, to learn them. Each trajectory has at least one
             # timestep; those that were left out showed nothing.
-            return self.arrived_dropped + min(self._n_workers * self._queues[0].next_size, self.plan.timesteps)
+            return self.arrived_dropped + min(self._n_workers * self._queues[0].block, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
         return self._handed_out + max(0, needed_for(missing, mean, margin * self.throughput.spread) - self._under_way)
 
     def _window(self) -> int:
         # How far workers run ahead of a stream's consumer: enough to stay busy, few enough to bound memory.
-        return 4 * self._n_workers * max(self._queues[0].next_size, trajectories_in_ticket(self.throughput))
+        return 4 * self._n_workers * max(self._queues[0].block, trajectories_in_ticket(self.throughput))
 
     # ------------------------------------------------------------------ taking in
 
@@ -290,7 +248,7 @@ class Gathering:
         Args:
             worker: The worker that sent the report.
             indices: The ticket's indices.
-            lengths: The timesteps of the report's trajectories; fewer than the ticket's if those suffice.
+            lengths: The timesteps of the ticket's trajectories that were not left out.
             delivery: What the report brought: `Segment.delivery`.
             now: The time in seconds.
             dropped: The ticket's trajectories that were left out, in order.
@@ -301,31 +259,21 @@ class Gathering:
         Raises:
             ProtocolError: The worker does not hold the ticket, or the number of trajectories is wrong.
         """
-        n, n_timesteps = len(lengths) + len(dropped), sum(lengths)
-        if n != len(indices) and (dropped or not (self._early_stops.allowed and 0 < n < len(indices))):
-            raise ProtocolError(f"trajectories {indices} came with {n} lengths")
+        if len(lengths) + len(dropped) != len(indices):
+            raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
         if not self._in_flight.arrive(worker, indices, now):
             return False
-        n_before, timesteps_before = self._early_stops.pop_arrived(indices[0])
-        if n <= n_before:
-            raise ProtocolError(f"trajectories {indices} came with {n} lengths, and {n_before} of them arrived before")
-        self._early_stops.remove(indices)
+        self._n_in_flight -= len(indices)
         self.arrived_dropped += len(dropped)
-        self.arrived_trajectories += len(lengths) - n_before
-        self.arrived_timesteps += n_timesteps - timesteps_before
-        self.repeated_trajectories += n_before
-        self.repeated_timesteps += timesteps_before
-        if n < len(indices):
-            begun = self._queues[0].put_back_rest(indices, n)
-            self._early_stops.record_stop(indices[n - begun], begun, sum(lengths[n - begun :]))
-        self.result.add(worker, indices[:n], lengths, delivery, n_before, dropped)
+        self.arrived_trajectories += len(lengths)
+        self.arrived_timesteps += sum(lengths)
+        self.result.add(worker, indices, lengths, delivery, dropped)
         return True
 
     def add_failure(
-        self, worker: int, indices: range, trajectory: int | None, reason: Any, *, final: bool, done: int = 0,
-        now: float = 0.0,
+        self, worker: int, indices: range, trajectory: int | None, reason: Any, *, final: bool, now: float = 0.0,
     ) -> None:  # fmt: skip
-        """Hold back the failure of a ticket until its turn comes (see `due`), and assign the rest of the ticket again.
+        """Hold back the failure of a ticket until its turn comes, and assign the rest of the ticket again.
 
         Args:
             worker: The worker that failed.
@@ -333,14 +281,13 @@ class Gathering:
             trajectory: The index that failed; None if it is unknown.
             reason: What happened, for the caller who decides about it.
             final: Whether the trajectory is never run again.
-            done: Timesteps of the finished prefix of its block; see `protocol.messages.Failure`.
             now: The time in seconds.
         """
         # A lost ticket is left to its copy; a final failure counts, since a copy fails as well.
         counts = self._in_flight.arrive if final else self._in_flight.remove
         if not counts(worker, indices, now):
             return
-        self._early_stops.remove(indices)
+        self._n_in_flight -= len(indices)
         queue = self._queue_of(indices)
         blocks = queue.blocks_of(indices)
         if trajectory is None and len(blocks) > 1:
@@ -352,22 +299,7 @@ class Gathering:
         for others in (indices[:position], indices[position + len(failed) :]):
             if others:
                 queue.put_back(others)
-        n_before = self._early_stops.arrived_of(failed[0])[0]
-        self.result.hold_failure(HeldFailure(failed, failed[n_before], reason, final, done))
-
-    def due(self) -> HeldFailure | None:
-        """Return the failure whose turn it is: the caller ends the call, or calls `retry`. None if there is none."""
-        held = self.result.due
-        if held is None or self._never_idle or not held.final or not self._early_stops.allowed:
-            return held
-        if (
-            held.indices in self._retried
-            or self._early_stops.enough_without_others(held.indices, self.n_timesteps) > held.done
-        ):
-            return held
-        self._retried.add(held.indices)
-        self.retry(held)
-        return None
+        self.result.hold_failure(HeldFailure(failed, reason, final))
 
     def retry(self, held: HeldFailure) -> None:
         """Assign what failed again."""
@@ -390,8 +322,3 @@ class Gathering:
     def complete(self) -> bool:
         """Whether the result is complete."""
         return self.result.complete
-
-    def surplus(self) -> tuple[int, int]:
-        """Return how many trajectories and timesteps arrived and are not in the result."""
-        n_trajectories, n_timesteps = self.result.pending()
-        return n_trajectories + self.repeated_trajectories, n_timesteps + self.repeated_timesteps

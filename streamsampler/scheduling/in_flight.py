@@ -47,10 +47,6 @@ class InFlight:
         self._holders[indices] = self._holders.get(indices, 0) + 1
         self._fresh = False
 
-    def __contains__(self, indices: range) -> bool:
-        """Whether a worker holds exactly this ticket."""
-        return indices in self._holders
-
     def arrive(self, worker: int, indices: range, now: float) -> bool:
         """Remove a ticket that `worker` has run; return whether it is the first of its copies to arrive.
 

@@ -5,8 +5,8 @@ trajectories 0, 1, 2, …, and the turn of a failure comes when all trajectories
 Then the caller raises it, or has the trajectory run again. If the result is complete before, the failure is surplus. So
 whether a call fails, and with which trajectory, depends on the seed alone, as the batch does.
 
-A failure concerns the trajectories that are run together: one trajectory, or one block. Its turn is that of the first
-of them that is not in the result.
+A failure concerns the trajectories that may influence each other: one trajectory, or one block. Its turn is that of
+the first of them.
 
 In arrival order it is every failure's turn at once.
 """
@@ -73,18 +73,18 @@ class HeldFailure:
 
     Attributes:
         indices: One block, or one trajectory.
-        turn: The index at whose turn the failure counts.
         reason: What happened, as the caller gave it.
         final: Whether they are never run again once they are needed.
-        done: Timesteps of the block's finished prefix when it failed: a result that needs no more of the block does
-            not need what failed.
     """
 
     indices: range
-    turn: int
     reason: Any
     final: bool
-    done: int
+
+    @property
+    def turn(self) -> int:
+        """The index at whose turn the failure counts."""
+        return self.indices[0]
 
 
 @dataclass(slots=True)
@@ -132,9 +132,8 @@ class Result:
     # ------------------------------------------------------------------ adding
 
     def add(
-        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, n_before: int,
-        dropped: Sequence[Dropped],
-    ) -> None:  # fmt: skip
+        self, worker: int, indices: range, lengths: Sequence[int], delivery: Any, dropped: Sequence[Dropped]
+    ) -> None:
         """Add the trajectories of a report when their turn comes, and leave out those that were dropped.
 
         Args:
@@ -142,10 +141,9 @@ class Result:
             indices: The indices of all these trajectories.
             lengths: The timesteps of those that were not dropped.
             delivery: What the report brought.
-            n_before: How many of the first ones arrived before.
             dropped: Those that were dropped, in order.
         """
-        start = position = n_before
+        start = position = 0
         for left_out in dropped:
             if n := left_out.position - position:
                 own = indices[position : position + n]
@@ -230,7 +228,7 @@ class Result:
 
     @property
     def due(self) -> HeldFailure | None:
-        """The failure whose turn it is; None if there is none."""
+        """The failure whose turn it is: the call ends, or what failed is run again. None if there is none."""
         if not self._held or not self._open:
             return None
         return self._held.get(self.next) if self._in_order else next(iter(self._held.values()))

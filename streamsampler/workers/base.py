@@ -11,8 +11,8 @@ runs a ticket, whose trajectories' seeds it gets.
 
 *A trajectory is a function of the agent's parameters, the environment and its seed*: call `env.reset(seed=seed)`,
 `streamsampler.workers.generators.seed_generators(seed)` and the agent's `reset` with
-`streamsampler.seeding.derived_seed(seed, Stream.AGENT)`. Where trajectories influence each other, `blocks` says which
-ones: see `streamsampler.scheduling.blocks.Blocks`. Tickets are whole blocks, whatever the number of workers.
+`streamsampler.seeding.derived_seed(seed, Stream.AGENT)`. Where trajectories influence each other, `layout` says which
+ones: see `streamsampler.scheduling.blocks.Layout`. Tickets are whole blocks, whatever the number of workers.
 
 *Record* with `streamsampler.data.recorder.RolloutRecorder(*spaces, context.allocate)`, and return an `Outcome` with
 `self.finished(recorder.finish, ticket.indices, env)`, which looks for bad data and says whose it is.
@@ -40,7 +40,7 @@ from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
 from streamsampler.errors import ActionError, CheckMode, DataError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
-from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import class_names, locate, name_of_env, summary_of
 from streamsampler.workers.resets import Resets
@@ -55,7 +55,7 @@ class Outcome:
     """The result of a ticket.
 
     Attributes:
-        rollouts: The ticket's trajectories in order, or the first ones that suffice; None if the ticket was given up.
+        rollouts: The ticket's trajectories in order; None if the ticket was given up.
             The arrays may be the recorder's own memory, valid until the next rollout.
         n_trajectories: Trajectories that were finished, those of `rollouts` if there are any.
         n_timesteps: Their timesteps.
@@ -125,7 +125,6 @@ class Worker(ABC):
         row: The context's row of the shared board.
         phase: What it is doing, for error messages.
         trajectory: Index of the trajectory in hand, or None.
-        done_timesteps: When it raises: see `messages.Failure.done`. 0 where each trajectory is a block of its own.
         ran_timesteps: Timesteps of the ticket in hand that environments were asked for, those included that are in no
             outcome because something raised; for the accounts. The worker loop sets it to 0 before each ticket.
         spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
@@ -145,26 +144,22 @@ class Worker(ABC):
         self.row = context.row
         self.phase = Phase.WAITING
         self.trajectory: int | None = None
-        self.done_timesteps = 0
         self.ran_timesteps = 0
         self.spoiled = False
         self.resets: Resets | None = None
         self._finder: AnomalyFinder | None = None
 
     @classmethod
-    def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:  # noqa: ARG003 - for those whose blocks depend on them
-        """Return which trajectories of consecutive indices such a worker runs together.
+    def layout(cls, worker_args: Mapping[str, Any]) -> Layout:  # noqa: ARG003 - for those whose layout depends on them
+        """Return how such a worker runs the trajectories of consecutive indices.
 
         The trajectories of a block may influence each other, as long as each is a function of the whole block: tickets
         are whole blocks, whatever the number of workers. The sampler calls this in its own process.
 
         Args:
             worker_args: The further keyword arguments that workers are made with.
-
-        Returns:
-            Blocks of at least 1; and of 1 for a worker whose trajectories do not depend on each other at all.
         """
-        return Blocks()
+        return Layout()
 
     @abstractmethod
     def update_agent(self, agent_update: Any) -> None:
@@ -180,9 +175,6 @@ class Worker(ABC):
     @abstractmethod
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, trajectory `ticket.indices[k]` from `seeds[k]`.
-
-        Where `ticket.enough` is not 0, the first ones suffice that have so many timesteps together: as they are
-        whether or not the others are run to their ends.
 
         What agent or environment raise is not caught; `phase` and `trajectory` say where it was raised.
         """

@@ -30,7 +30,7 @@ class WorkerFactory:
     workers differently.
 
     Attributes:
-        blocks: Which trajectories its workers run together; see `Worker.blocks`.
+        layout: How its workers run trajectories; see `Worker.layout`.
 
     Raises:
         UsageError: An argument cannot work.
@@ -53,7 +53,7 @@ class WorkerFactory:
             raise UsageError(f"worker_class must be a subclass of streamsampler.Worker, got {worker_class!r}")
         self.worker_class = worker_class
         self.worker_args = dict(worker_args or {})
-        self.blocks = worker_class.blocks(self.worker_args)
+        self.layout = worker_class.layout(self.worker_args)
 
     def __call__(self, context: WorkerContext) -> Worker:
         """Make a worker, where it is to run.

@@ -225,7 +225,7 @@ class WorkerLoop:
                 self._row.end_ticket(worker.ran_timesteps)
             self._let_interrupts_through(error)
             self._spoiled = True
-            self._fail(ticket, worker.phase, worker.trajectory, error, worker.done_timesteps, worker.ran_timesteps)
+            self._fail(ticket, worker.phase, worker.trajectory, error, worker.ran_timesteps)
         finally:
             worker.phase, worker.trajectory = Phase.WAITING, None
             self._row.set_phase(Phase.WAITING)
@@ -295,12 +295,11 @@ class WorkerLoop:
         phase: Phase,
         trajectory: int | None,
         error: BaseException,
-        done: int = 0,
         lost_timesteps: int = 0,
     ) -> None:
         """Answer a ticket with a failure, and give up the others."""
         others = self._side.fail()
-        failure = replace(_failure(ticket, phase, trajectory, error, done), lost_timesteps=lost_timesteps)
+        failure = replace(_failure(ticket, phase, trajectory, error), lost_timesteps=lost_timesteps)
         self._channel.answer(replace(failure, checked=self._checked), error)
         self._checked = None
         self._give_up(others)
@@ -318,12 +317,10 @@ class WorkerLoop:
             self._channel.answer(_failure(None, Phase.CLOSE, None, error), error)
 
 
-def _failure(
-    ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException, done: int = 0
-) -> Failure:
+def _failure(ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException) -> Failure:
     try:
         exception = cloudpickle.dumps(error)
     except Exception:
         exception = None
     text = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(ticket, phase, trajectory, summary_of(error), text, exception, class_names(error), done)
+    return Failure(ticket, phase, trajectory, summary_of(error), text, exception, class_names(error))

@@ -12,7 +12,7 @@ from streamsampler.agents.updates import updated_agent
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.updates import apply_env_update
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.generators import seed_generators
@@ -37,8 +37,8 @@ class PairWorker(Worker):
         self._envs: list[Any] = [None, None]
 
     @classmethod
-    def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:
-        return Blocks(2)
+    def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
+        return Layout(2, 2)
 
     def update_agent(self, agent_update: Any) -> None:
         self.phase = Phase.AGENT_UPDATE

@@ -18,8 +18,6 @@ IRRELEVANT = {
     # Accounts: they are added to, and nothing is decided by them.
     "Stats": "counts only",
     "CallAccounts": "counts only",
-    "Gathering.repeated_trajectories": "is counted as surplus at the end",
-    "Gathering.repeated_timesteps": "is counted as surplus at the end",
     "WorkerRecord.reported_timesteps": "is counted as lost when the worker dies",
     "Session._ran_by_dead": "is counted at the end",
     # Data on their way into the batch: what they say is checked after each step.

@@ -16,17 +16,20 @@ from streamsampler.samplers.call import Call
 from streamsampler.samplers.records import Hang
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.updates import Updates
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.restarts import Policy
 from tests.protocol.canonical import key_of
 from tests.protocol.processes import N_WORKERS, ModelEngine, length_of, seconds_of
 
 
-def outcome_of(plan, version, doomed):
+def outcome_of(plan, version, doomed, block):
     """What one process sampling alone would come to: how many trajectories there are, or the one that fails."""
     n, total = 0, 0
     while total < plan.timesteps if plan.timesteps is not None else n < plan.limit:
-        if (version, n) in doomed:
-            return "failed", n
+        if n % block == 0:
+            for index in range(n, min(n + block, plan.limit or n + block)):
+                if (version, index) in doomed:
+                    return "failed", index
         total += length_of(version, n)
         n += 1
     return "complete", n
@@ -45,7 +48,7 @@ class World:
     """One state of the system, and what can happen in it."""
 
     def __init__(
-        self, capacity, plans, *, deaths, hangs, failures, refusals, slowness, policy, blocks, doomed, unsendable
+        self, capacity, plans, *, deaths, hangs, failures, refusals, slowness, policy, layout, doomed, unsendable
     ):
         self.doomed, self.unsendable = doomed, unsendable
         self.engine = ModelEngine(capacity, slowness)
@@ -54,7 +57,7 @@ class World:
         updates.put("env", "env")
         self.session = Session(
             self.engine, updates, seed=0, order="index", version=0, capacity=capacity, policy=policy, clock=no_time,
-            blocks=blocks,
+            layout=layout,
         )  # fmt: skip
         if slowness > 1:
             for number in range(N_WORKERS):
@@ -123,18 +126,8 @@ class World:
                 yield self.fail_last, process
 
     def failing(self, ticket):
-        """The trajectory that fails whenever this ticket is run, and the timesteps of those before it in its block."""
-        reached = 0
-        for first in range(0, len(ticket.indices), ticket.block):
-            done = 0
-            for index in ticket.indices[first : first + ticket.block]:
-                if (ticket.version, index) in self.doomed:
-                    return index, done
-                done += length_of(ticket.version, index)
-                if 0 < ticket.enough <= reached + done:
-                    return None
-            reached += done
-        return None
+        """The trajectory that fails whenever this ticket is run."""
+        return next((index for index in ticket.indices if (ticket.version, index) in self.doomed), None)
 
     # ------------------------------------------------------------------ what workers do
 
@@ -143,7 +136,7 @@ class World:
 
     def refuse(self, process):
         self.refusals_left -= 1
-        process.hear(failing=(0, 0))
+        process.hear(failing=0)
 
     def fail_as_doomed(self, process):
         if self.unsendable:
@@ -154,12 +147,12 @@ class World:
 
     def fail_first(self, process):
         self.failures_left -= 1
-        process.failing = process.in_hand.indices[0], 0
+        process.failing = process.in_hand.indices[0]
         process.run()
 
     def fail_last(self, process):
         self.failures_left -= 1
-        process.failing = process.in_hand.indices[-1], 0
+        process.failing = process.in_hand.indices[-1]
         process.run()
 
     def die(self, process):
@@ -203,10 +196,10 @@ class World:
     # ------------------------------------------------------------------ what must hold
 
     def check_error(self, error):
-        if error.trajectory is not None and self.call.gathering._queues[0].next_size == 1:
+        if error.trajectory is not None and self.session.layout.block == 1:
             assert error.trajectory == self.call.gathering.result.next, "raised before it was its turn"
         if self.doomed:
-            expected = outcome_of(self.call.gathering.plan, self.call.version, self.doomed)
+            expected = outcome_of(self.call.gathering.plan, self.call.version, self.doomed, self.session.layout.block)
             assert ("failed", error.trajectory) == expected, "another failure than the first one that is needed"
 
     def check_result(self):
@@ -226,7 +219,7 @@ class World:
             assert gathering.n_timesteps == sum(lengths)
             self.checked = n
         if gathering.complete:
-            assert outcome_of(plan, version, self.doomed) == ("complete", n)
+            assert outcome_of(plan, version, self.doomed, self.session.layout.block) == ("complete", n)
 
     def check_end(self):
         """Nothing can happen any more: then everything has, and nothing waits for an answer that never comes."""
@@ -255,8 +248,8 @@ RESTART = Policy(restart_on=(OSError,))
 
 
 def start(
-    capacity, plans, *, deaths=0, hangs=0, failures=0, refusals=0, slowness=1.0, policy=RESTART, blocks=None, doomed=(),
-    unsendable=False,
+    capacity, plans, *, deaths=0, hangs=0, failures=0, refusals=0, slowness=1.0, policy=RESTART, layout=Layout(),
+    doomed=(), unsendable=False,
 ):  # fmt: skip
     """Return a world in its first state.
 
@@ -266,7 +259,7 @@ def start(
     """
     return World(
         capacity, plans, deaths=deaths, hangs=hangs, failures=failures, refusals=refusals, slowness=slowness,
-        policy=policy, blocks=blocks, doomed=frozenset(doomed), unsendable=unsendable,
+        policy=policy, layout=layout, doomed=frozenset(doomed), unsendable=unsendable,
     )  # fmt: skip
 
 

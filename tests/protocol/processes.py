@@ -20,12 +20,6 @@ def length_of(version, index):
     return 1 + (version + index) % 2
 
 
-def n_sufficient(lengths, enough):
-    """How many of the first trajectories have as many timesteps as suffice."""
-    reached = [n for n in range(1, len(lengths) + 1) if 0 < enough <= sum(lengths[:n])]
-    return reached[0] if reached else len(lengths)
-
-
 def seconds_of(worker, n_timesteps, slowness):
     # So long that the shortest ticket is of one trajectory.
     return 0.005 * n_timesteps * (slowness if worker == 0 else 1.0)
@@ -64,12 +58,11 @@ class ModelWorker(Worker):
         assert updates == (("agent", 0), ("parameters", ticket.version), "env"), "on policy, whatever the worker missed"
         if process.failing is not None:
             self.phase = Phase.STEP
-            self.trajectory, self.done_timesteps = process.failing
+            self.trajectory = process.failing
             process.raise_if_it_is_to_fail()
         if process.engine.oldest > ticket.version:
             return Outcome(None, 0, 0, n_abandoned=1)
         lengths = [length_of(ticket.version, index) for index in ticket.indices]
-        lengths = lengths[: n_sufficient(lengths, ticket.enough)]
         rollouts: Any = SimpleNamespace(
             observations=NOTHING_LARGE,
             actions=NOTHING_LARGE,
@@ -98,7 +91,7 @@ class Process:
         self.answers = []
         self.is_alive = True
         self.in_hand = None  # a ticket that was begun when it was not abandoned yet
-        self.failing = None  # the trajectory that raises now, and the timesteps of those before it in its block
+        self.failing = None  # the trajectory that raises now
         self.unsendable = False
         self.version, self.trajectory = 0, None
 

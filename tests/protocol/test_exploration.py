@@ -9,7 +9,7 @@ import pytest
 from streamsampler.protocol import states
 from streamsampler.protocol.messages import Exit, Failure
 from streamsampler.protocol.states import Happened, SamplerState, WorkerState
-from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker
 from tests.protocol.canonical import key_of, names_of, unknown
 from tests.protocol.model import ONE_LOSS, RAISE_AT_ONCE, explore, start
@@ -17,7 +17,7 @@ from tests.protocol.processes import N_WORKERS
 
 # The larger worlds, which take seconds to minutes.
 slow = pytest.mark.slow
-BLOCKS = Blocks(2, 2)
+BLOCKS = Layout(2, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -106,14 +106,14 @@ def test_a_fault_anywhere_fails_at_most_one_call(visit, capacity, plans, faults)
         (2, (AtLeast(4),), [2], {"slowness": 4.0}, 0),
         (2, (Exactly(4),), [2], {"unsendable": True}, 0),
         (2, (AtLeast(3),), [2], {"unsendable": True}, 1),
-        (2, (AtLeast(7),), [5], {"blocks": BLOCKS}, 1),
-        (2, (AtLeast(7),), [4], {"blocks": BLOCKS}, 0),
+        (2, (AtLeast(7),), [6], {"layout": BLOCKS}, 1),
+        (2, (AtLeast(7),), [5], {"layout": BLOCKS}, 0),
         (2, (AtLeast(4),), [3, 4], {"deaths": 1, "policy": ONE_LOSS}, 1),
         pytest.param(1, (AtLeast(5), Exactly(1)), [3], {}, 2, marks=slow),
         pytest.param(2, (AtLeast(6),), [2, 3], {}, 0, marks=slow),
         pytest.param(2, (Exactly(5), AtLeast(4)), [3], {}, 1, marks=slow),
         pytest.param(2, (AtLeast(4), AtLeast(4)), [1, 4], {"deaths": 1, "policy": ONE_LOSS}, 1, marks=slow),
-        pytest.param(1, (AtLeast(9), AtLeast(3)), [6], {"blocks": BLOCKS}, 2, marks=slow),
+        pytest.param(1, (AtLeast(9), AtLeast(3)), [6], {"layout": BLOCKS}, 2, marks=slow),
     ],
     ids=str,
 )
@@ -156,8 +156,8 @@ def test_copies_of_what_a_slow_worker_has_change_nothing(visit, capacity, plans,
     ],
     ids=str,
 )
-def test_blocks_that_are_cut_short_lose_nothing(visit, capacity, plans, faults):
-    _, _, endings = visit(capacity, plans, blocks=BLOCKS, **faults)
+def test_blocks_lose_nothing(visit, capacity, plans, faults):
+    _, _, endings = visit(capacity, plans, layout=BLOCKS, **faults)
     assert endings == {(len(plans), 0)}
 
 

@@ -121,7 +121,7 @@ def failure(ticket):
 def test_the_first_ticket_of_a_version_travels_in_a_start():
     side = launched()
     assert side.room == 2
-    assert side.assign(range(3), 2, 7) == Start(1, (Ticket(1, range(3), 2, 7),))
+    assert side.assign(range(3), 2) == Start(1, (Ticket(1, range(3), 2),))
     assert side.assign(range(3, 5)) == Continue((Ticket(1, range(3, 5)),))
     assert side.room == 0
     with pytest.raises(ProtocolError, match="worker 0 has no room"):

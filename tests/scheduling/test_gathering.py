@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import ProtocolError
-from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker
 from streamsampler.scheduling.result import Result
@@ -42,24 +42,14 @@ plans = st.one_of(
     st.builds(ExactlyPerWorker, st.integers(1, 5), st.just(3)),
 )
 
-some_blocks = st.sampled_from([Blocks(), Blocks(2), Blocks(7), Blocks(2, 3), Blocks(1, 2)])
+layouts = st.sampled_from([Layout(), Layout(2, 2), Layout(7, 7), Layout(2, 6)])
 
 
-def is_whole_blocks(indices, plan, queue, n_queues, blocks):
-    """Lanes are cut into blocks from their start; only the last one may be shorter; a ticket's are of one size."""
+def is_whole_blocks(indices, plan, queue, n_queues, block):
+    """Queues are cut into blocks from their start; only the last one may be shorter."""
     own = plan.queue(queue, n_queues)
     first, last = own.index(indices[0]), own.index(indices[-1])
-    same_size = len(blocks.at(first)) == len(blocks.at(last))
-    return same_size and blocks.at(first)[0] == first and (blocks.at(last)[-1] == last or indices[-1] == own[-1])
-
-
-def delivered(data, indices, enough):
-    """The lengths of what a worker brings that may leave out what comes behind those that suffice."""
-    lengths = [length_of(index) for index in indices]
-    if not enough:
-        return lengths
-    suffice = next((n for n in range(1, len(lengths)) if sum(lengths[:n]) >= enough), len(lengths))
-    return lengths[: data.draw(st.integers(suffice, len(lengths)))]
+    return first % block == 0 and ((last + 1) % block == 0 or indices[-1] == own[-1])
 
 
 def some_throughput(data):
@@ -71,11 +61,10 @@ def some_throughput(data):
     return throughput
 
 
-def gather(data, plan, *, order="index", own_queues=False, known=True, blocks=None, brought=None):
+def gather(data, plan, *, order="index", own_queues=False, known=True, layout=Layout(), brought=None):
     """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost, when."""
-    blocks = blocks or Blocks()
     throughput = some_throughput(data) if known else Throughput()
-    gathering = Gathering(plan, n_workers=3, order=order, throughput=throughput, own_queues=own_queues, blocks=blocks)
+    gathering = Gathering(plan, n_workers=3, order=order, throughput=throughput, own_queues=own_queues, layout=layout)
     n_queues = 3 if own_queues else 1
     # In order of arrival others may take the place of those that take long.
     queues = AtLeast(1) if order == "arrival" and isinstance(plan, Exactly) else plan
@@ -84,43 +73,42 @@ def gather(data, plan, *, order="index", own_queues=False, known=True, blocks=No
     while not gathering.complete:
         workers = data.draw(st.permutations(range(3)))
         for worker in workers:
-            ahead = any(owner == worker for owner, *_ in outstanding)
+            ahead = any(owner == worker for owner, _ in outstanding)
             assignment = gathering.take(worker, ahead=ahead, now=now)
             if assignment is not None:
-                indices, size, enough = assignment
-                assert is_whole_blocks(indices, queues, worker % n_queues, n_queues, blocks)
-                held = [(owner, ticket) for owner, ticket, _ in outstanding]
-                assert (worker, indices) not in held, "no worker gets a copy of its own"
-                assert not (own_queues and indices in [ticket for _, ticket in held])
-                assert size == len(blocks.at(queues.queue(worker % n_queues, n_queues).index(indices[0])))
-                outstanding.append((worker, indices, enough))
+                indices, block = assignment
+                assert block == layout.block
+                assert is_whole_blocks(indices, queues, worker % n_queues, n_queues, block)
+                assert (worker, indices) not in outstanding, "no worker gets a copy of its own"
+                assert not (own_queues and indices in [ticket for _, ticket in outstanding])
+                outstanding.append((worker, indices))
         assert outstanding, "somebody always has something to do"
-        tickets = [indices for _, indices, _ in outstanding]
+        tickets = [indices for _, indices in outstanding]
         assert all(tickets.count(indices) <= 2 for indices in tickets)
-        worker, indices, enough = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
+        worker, indices = outstanding.pop(data.draw(st.integers(0, len(outstanding) - 1)))
         now += data.draw(st.sampled_from([0.0, 0.01, 1.0]))
         if losses and data.draw(st.integers(0, 4)) == 0:
             losses -= 1
             gathering.put_back(worker, indices, now)
         else:
-            lengths = delivered(data, indices, enough)
+            lengths = [length_of(index) for index in indices]
             if gathering.add(worker, indices, lengths, indices, now) and brought is not None:
                 brought.append(len(lengths))
     return gathering
 
 
-@given(data=st.data(), plan=plans, own_queues=st.booleans(), known=st.booleans(), blocks=some_blocks)
-def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_queues, known, blocks):
-    gathering = gather(data, plan, own_queues=own_queues, known=known, blocks=blocks)
+@given(data=st.data(), plan=plans, own_queues=st.booleans(), known=st.booleans(), layout=layouts)
+def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_queues, known, layout):
+    gathering = gather(data, plan, own_queues=own_queues, known=known, layout=layout)
     expected = sequential(plan)
     assert indices_of(gathering) == expected
     assert gathering.n_trajectories == len(expected)
     assert gathering.n_timesteps == sum(map(length_of, expected))
 
 
-@given(data=st.data(), plan=plans, blocks=some_blocks)
-def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, blocks):
-    gathering = gather(data, plan, order="arrival", blocks=blocks)
+@given(data=st.data(), plan=plans, layout=layouts)
+def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, layout):
+    gathering = gather(data, plan, order="arrival", layout=layout)
     indices = indices_of(gathering)
     assert len(set(indices)) == len(indices)
     if isinstance(plan, ExactlyPerWorker):
@@ -132,11 +120,11 @@ def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, bl
         assert total >= plan.timesteps > total - length_of(indices[-1])
 
 
-@given(data=st.data(), plan=plans, blocks=some_blocks)
-def test_what_was_not_needed_is_accounted_for(data, plan, blocks):
+@given(data=st.data(), plan=plans, layout=layouts)
+def test_what_was_not_needed_is_accounted_for(data, plan, layout):
     brought = []
-    gathering = gather(data, plan, blocks=blocks, brought=brought)
-    assert sum(brought) == gathering.n_trajectories + gathering.surplus()[0]
+    gathering = gather(data, plan, layout=layout, brought=brought)
+    assert sum(brought) == gathering.n_trajectories + gathering.result.pending()[0]
 
 
 @given(data=st.data())
@@ -150,22 +138,22 @@ def test_own_lanes_run_only_their_own_indices(data):
 
 
 def test_each_worker_begins_with_one_block_and_the_last_block_is_what_is_left():
-    gathering = Gathering(AtLeast(1000), n_workers=2, blocks=Blocks(8))
+    gathering = Gathering(AtLeast(1000), n_workers=2, layout=Layout(8, 8))
     assert [take(gathering, worker) for worker in (0, 1, 0)] == [range(8), range(8, 16), None]
-    gathering = Gathering(Exactly(19), n_workers=2, blocks=Blocks(8))
+    gathering = Gathering(Exactly(19), n_workers=2, layout=Layout(8, 8))
     taken = [take(gathering, 0) for _ in range(4)]
     assert taken == [range(8), range(8, 16), range(16, 19), None]
 
 
 def test_few_timesteps_take_one_block():
-    gathering = Gathering(AtLeast(5), n_workers=4, blocks=Blocks(8))
+    gathering = Gathering(AtLeast(5), n_workers=4, layout=Layout(8, 8))
     assert [take(gathering, worker) for worker in range(2)] == [range(8), None]
 
 
 def test_a_lost_ticket_is_cut_between_blocks_only():
     throughput = Throughput()
     throughput.add([1] * 1000, 0.1)
-    gathering = Gathering(Exactly(100), n_workers=1, throughput=throughput, blocks=Blocks(8))
+    gathering = Gathering(Exactly(100), n_workers=1, throughput=throughput, layout=Layout(8, 8))
     first = take(gathering, 0)
     assert len(first) == 48
     while take(gathering, 0) is not None:
@@ -267,6 +255,28 @@ def test_what_comes_twice_is_refused():
         gathering.add(0, indices, [1] * len(indices), None)
 
 
+@pytest.mark.parametrize("plan", [Exactly(6), AtLeast(50)])
+def test_a_report_that_lacks_trajectories_is_refused(plan):
+    gathering = Gathering(plan, n_workers=1, layout=Layout(4, 4))
+    indices = take(gathering, 0)
+    with pytest.raises(ProtocolError, match="came with 3 lengths"):
+        gathering.add(0, indices, [10] * 3, None)
+
+
+@pytest.mark.parametrize("which", [9, None])
+def test_a_block_fails_as_a_whole_and_the_others_of_its_ticket_are_run_again(which):
+    throughput = Throughput()
+    throughput.add([1] * 1000, 0.1)
+    gathering = Gathering(Exactly(100), n_workers=1, throughput=throughput, layout=Layout(8, 8))
+    ticket = take(gathering, 0)
+    gathering.add_failure(0, ticket, which, "failed", final=True)
+    held = [failure.indices for failure in gathering.result.held_failures()]
+    assert held == ([] if which is None else [range(8, 16)])
+    assert gathering.result.due is None
+    again = [take(gathering, 0) for _ in ticket[::8]] if which is None else [take(gathering, 0)]
+    assert again == ([ticket[n : n + 8] for n in range(0, len(ticket), 8)] if which is None else [range(8)])
+
+
 def test_in_order_of_arrival_nobody_is_idle_while_the_batch_is_incomplete():
     """One trajectory is expected to suffice, and may be a long one."""
     throughput = Throughput()
@@ -340,7 +350,7 @@ def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, pl
     gathering = Gathering(plan, n_workers=3, throughput=throughput, own_queues=own_queues)
     outstanding, losses, now, decided = [], 5, 0.0, None
     while not gathering.complete:
-        if (held := gathering.due()) is not None:
+        if (held := gathering.result.due) is not None:
             assert held.turn == sum(segment.stop - segment.start for segment in gathering.result.segments()), (
                 "all before it are in"
             )
@@ -370,7 +380,7 @@ def test_what_comes_after_a_failure_for_good_is_not_handed_out():
     while (indices := take(gathering, 1)) is not None:
         assert indices[0] < second[0]
     gathering.add(0, first, [1] * len(first), first)
-    assert gathering.due().reason == "failed"
+    assert gathering.result.due.reason == "failed"
 
 
 @pytest.mark.parametrize("final", [True, False])
@@ -381,7 +391,7 @@ def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(fi
     gathering = Gathering(Exactly(1), n_workers=2, throughput=throughput)
     assert take(gathering, 0) == take(gathering, 1) == range(1), "the second is a copy for the faster worker"
     gathering.add_failure(1, range(1), 0, "failed", final=final)
-    assert (gathering.due() is not None) == final
+    assert (gathering.result.due is not None) == final
     assert gathering.add(0, range(1), [10], "late") == (not final)
     assert gathering.complete == (not final)
 
@@ -389,7 +399,7 @@ def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(fi
 @pytest.mark.parametrize(("timesteps", "n_trajectories"), [(9, 2), (10, 2), (11, 3), (20, 4)])
 def test_of_one_report_the_result_takes_what_it_needs(timesteps, n_trajectories):
     result = Result(AtLeast(timesteps), "index", 0)
-    result.add(0, range(6), [5] * 6, "delivery", 0, ())
+    result.add(0, range(6), [5] * 6, "delivery", ())
     assert result.complete
     assert (result.n_trajectories, result.n_timesteps) == (n_trajectories, 5 * n_trajectories)
 

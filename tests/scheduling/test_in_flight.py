@@ -154,5 +154,5 @@ def test_late_copies_are_not_part_of_the_accounts():
     assert gathering.complete
     assert gathering.add(0, range(1), [10], "second", 4.0) is False
     assert gathering.arrived_trajectories == 1
-    assert gathering.surplus() == (0, 0)
+    assert gathering.result.pending() == (0, 0)
     assert [segment.delivery for segment in gathering.result.segments()] == ["first"]

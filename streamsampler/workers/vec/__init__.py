@@ -23,11 +23,9 @@ What is computed in one batch may influence the last bits of a network's numbers
 consecutive indices, and the trajectories of a block are a function of the block alone: the same seed, `n_envs` and
 `block_size` give the same batches for any number of workers.
 
-The first four blocks have one trajectory for each environment, the next four two, and so on up to eight. So a few long
-trajectories are shared among workers, and many short ones lose little at the ends of blocks, where environments wait
-for the longest trajectory. `block_size` sets one size for all blocks. `obtain_samples` ends a block as soon as its
-first trajectories suffice. A batch should have at least `n_workers * n_envs` trajectories; for small batches of long
-trajectories take fewer environments.
+A block has one trajectory for each environment, or `block_size` trajectories. Longer blocks lose less at their ends,
+where environments wait for the longest trajectory; shorter ones are better shared among workers. A batch should have at
+least `n_workers * n_envs` trajectories; for small batches of long trajectories take fewer environments.
 
 The global generators and the agent are seeded once a block, each environment once a trajectory.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +27,12 @@ class Block:
         first: The position of the first one in its ticket.
         indices: Their indices.
         seeds: Their seeds.
-        enough: How many timesteps of the first trajectories suffice; 0 where all are needed.
     """
 
     version: int
     first: int
     indices: range
     seeds: list[int]
-    enough: int = 0
 
 
 @dataclass(slots=True)
@@ -48,14 +45,13 @@ class Seconds:
 
 
 class BlockCursor:
-    """Assigns a block's trajectories to slots, and decides after each step whether the block goes on.
+    """Assigns a block's trajectories to slots, and looks after each step whether the block goes on.
 
     Args:
         block: The block.
         agent: The agent, which may reset for each trajectory.
         recorder: Where trajectories are recorded.
-        worker: Shows trajectory and phase; its `done_timesteps` are those of the trajectories that have ended with all
-            before them.
+        worker: Shows trajectory and phase.
 
     Attributes:
         block: The block.
@@ -73,10 +69,7 @@ class BlockCursor:
         self.abandoned = False
         self._agent, self._recorder, self._worker = agent, recorder, worker
         self._words, self._timesteps_word = worker.row.words, worker.row.timesteps_word
-        self._unended = block.first  # the position of the first trajectory that has not ended
-        self._lengths: dict[int, int] = {}  # of trajectories that ended after it, by position
-        self._done_timesteps = 0
-        self._version, self._enough = block.version, block.enough or math.inf
+        self._version = block.version
 
     def index_at(self, position: int) -> int:
         """Return the index of the trajectory at a position in the ticket."""
@@ -109,22 +102,12 @@ class BlockCursor:
         """End a trajectory; see `BatchRecorder.end`."""
         self._worker.phase, self._worker.trajectory = _RECORDING, self.index_at(position)
         self._recorder.end(position, length, last_observation, terminated, truncated)
-        if position != self._unended:
-            self._lengths[position] = length
-            return
-        while length:
-            self._unended += 1
-            self._done_timesteps += length
-            length = self._lengths.pop(self._unended, 0)
 
     def goes_on(self) -> bool:
-        """Show the timesteps after a step, and return whether another one is needed."""
+        """Show the timesteps after a step, and return whether the version may still run."""
         self._words[self._timesteps_word] = len(self._recorder.rewards)
-        self._worker.done_timesteps = self._done_timesteps
-        if self._words[0] > self._version:
-            self.abandoned = True
-            return False
-        return self._done_timesteps < self._enough
+        self.abandoned = self._words[0] > self._version
+        return not self.abandoned
 
 
 def explain_batch(error: BaseException, worker: Worker, running: list[int]) -> None:

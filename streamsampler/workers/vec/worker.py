@@ -21,7 +21,7 @@ from streamsampler.environments.updates import (
 )
 from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
@@ -35,9 +35,6 @@ from streamsampler.workers.vec.slots import SlotRunner
 __all__ = ["VecWorker"]
 
 _N_ENVS = 8
-_ROUNDS = 8
-"""Trajectories of the longest blocks for each slot. At a block's end slots fall silent and the batch shrinks, so blocks
-should be long; but blocks are what workers share, so they should be many."""
 
 
 class VecWorker(Worker):
@@ -48,9 +45,8 @@ class VecWorker(Worker):
     block alone: the same batches for any number of workers, any engine and any timing, as with `DefaultWorker`. Another
     `n_envs` or `block_size` may give other batches.
 
-    The first four blocks have one trajectory for each environment, the next four two, and so on up to eight: a batch of
-    a few long trajectories is shared among workers, one of many loses little where blocks end (see `Blocks`). A block
-    is cut short as soon as its first trajectories have the timesteps that `obtain_samples` is short of. Fewer
+    A block has one trajectory for each environment, or `block_size` trajectories. Longer blocks lose less where
+    environments wait for the longest trajectory; shorter ones are better shared among workers. Fewer
     trajectories than `n_envs` for each worker leave environments idle or their work unused: take fewer environments
     then.
 
@@ -68,7 +64,7 @@ class VecWorker(Worker):
     Args:
         context: What the worker is made with.
         n_envs: How many environments; None for 8, or for as many as a vector environment has.
-        block_size: How many trajectories make a block, the same for all; None for blocks that grow.
+        block_size: How many trajectories make a block; None for as many as there are environments.
 
     Raises:
         UsageError: An argument cannot work.
@@ -79,7 +75,7 @@ class VecWorker(Worker):
 
     def __init__(self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None) -> None:
         super().__init__(context)
-        self._shortest = self.blocks({"n_envs": n_envs, "block_size": block_size}).size
+        self._block = self.layout({"n_envs": n_envs, "block_size": block_size}).block
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
         self._runner: SlotRunner | NativeRunner | None = None
@@ -87,8 +83,8 @@ class VecWorker(Worker):
         self._recorder: BatchRecorder | None = None
 
     @classmethod
-    def blocks(cls, worker_args: Mapping[str, Any]) -> Blocks:
-        """Return which trajectories make a block.
+    def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
+        """Return how many trajectories run side by side, and how many make a block.
 
         Args:
             worker_args: `n_envs` and `block_size`, where they are given.
@@ -98,12 +94,10 @@ class VecWorker(Worker):
         """
         n_envs, block_size = worker_args.get("n_envs"), worker_args.get("block_size")
         n_slots = _N_ENVS if n_envs is None else positive("n_envs", n_envs)
-        if block_size is None:
-            return Blocks(n_slots, _ROUNDS)
-        size = positive("block_size", block_size)
+        size = n_slots if block_size is None else positive("block_size", block_size)
         if n_envs is not None and size < n_slots:
             raise UsageError(f"block_size is {size}: a block cannot fill n_envs={n_slots} environments")
-        return Blocks(size)
+        return Layout(n_slots, size)
 
     # ------------------------------------------------------------------ updates
 
@@ -158,9 +152,9 @@ class VecWorker(Worker):
         if isinstance(first, VectorEnv):
             if self._n_envs is not None and self._n_envs != first.num_envs:
                 raise UsageError(f"n_envs is {self._n_envs}, but the vector environment has {first.num_envs}")
-            if first.num_envs > self._shortest:
+            if first.num_envs > self._block:
                 raise UsageError(
-                    f"a block of {self._shortest} trajectories cannot fill a vector environment of {first.num_envs}: "
+                    f"a block of {self._block} trajectories cannot fill a vector environment of {first.num_envs}: "
                     f'pass worker_args={{"n_envs": {first.num_envs}}}'
                 )
             return NativeRunner(first, self)
@@ -199,32 +193,25 @@ class VecWorker(Worker):
             self.ran_timesteps += len(recorder.rewards)
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories, block by block, until those suffice that are finished with all before them."""
+        """Run the ticket's trajectories, block by block."""
         recorder, seconds = self._recorder, Seconds()
         assert recorder is not None
         recorder.clear()
         may_run = True
-        size, begun = self._block_size(ticket), 0
+        size = self._block_size(ticket)
         for first in range(0, len(seeds), size):
-            if first % ticket.block == 0:
-                begun = recorder.n_timesteps
-            enough = ticket.enough - recorder.n_timesteps
-            if not may_run or enough <= 0 < ticket.enough:
+            if not may_run:
                 break
             stop = first + size
-            block = Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop], max(0, enough))
-            done = recorder.n_timesteps - begun
             try:
-                may_run = self._run(block, recorder, seconds)
-            except BaseException:
-                self.done_timesteps += done  # the parts of the ticket's block that were run before
-                raise
+                may_run = self._run(
+                    Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop]), recorder, seconds
+                )
             finally:
                 self.ran_timesteps = len(recorder.rewards)
         if not may_run:
             return self._outcome(None, recorder, seconds, recorder.n_ended, recorder.n_timesteps)
         rollouts = self._finished(recorder, ticket)
-        self.done_timesteps = recorder.n_timesteps  # all of them have ended, should sending them fail
         return self._outcome(rollouts, recorder, seconds, rollouts.n_trajectories, rollouts.n_timesteps)
 
     def _finished(self, recorder: BatchRecorder, ticket: Ticket) -> Rollouts:
@@ -243,13 +230,10 @@ class VecWorker(Worker):
                 first, position, phase = error, error.position or 0, self.phase
                 if position:
                     continue
-                self.done_timesteps = 0
                 raise
             if first is None:
                 return rollouts
             self.phase, self.trajectory = phase, ticket.indices[position]
-            begins = position - position % ticket.block
-            self.done_timesteps = int(rollouts.lengths[begins:].sum())
             raise first
 
     def _block_size(self, ticket: Ticket) -> int:
@@ -280,7 +264,7 @@ class VecWorker(Worker):
         runner = self._runner
         assert runner is not None
         agent = self._agents.batched(runner.n_slots)
-        self.trajectory, self.done_timesteps = block.indices[0], 0
+        self.trajectory = block.indices[0]
         self.row.begin_trajectory(block.indices[0])
         self.phase = Phase.AGENT_RESET
         seed_generators(block.seeds[0])

@@ -1,4 +1,4 @@
-"""A block by hand: from which seeds it runs, when it is abandoned, and how far it had come when something raised."""
+"""A block by hand: from which seeds it runs, when it is abandoned, and what it names when something raised."""
 
 import random
 from functools import partial
@@ -17,7 +17,6 @@ from streamsampler.protocol.messages import Ticket
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.generators import preserved_generators, seed_generators
-from streamsampler.workers.resets import Resets
 from tests.workers.contexts import context_of, new_board
 
 KINDS = ["slots", "NEXT_STEP", "SAME_STEP", "DISABLED"]
@@ -150,49 +149,10 @@ def test_an_agent_with_a_mask_may_use_one_array_for_all_its_actions():
     assert [action[0] for action in kept[::3]] == pytest.approx([0.01, 0.02, 0.03, 0.04])
 
 
-class Stuck(Exception):
-    pass
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_had_ended_before_the_step_that_raised_is_known(kind):
-    """So that a block is run again only up to there, where no more of it is needed."""
-
-    def on_step(env: Any) -> None:
-        if env.length == 9 and env.t == 5:
-            raise Stuck
-
-    worker = worker_of(kind, on_step=on_step)
-    with pytest.raises(Stuck):
-        run(worker, [2, 3, 9, 20, 20, 20])
-    assert worker.done_timesteps == 2 + 3
-
-
 @pytest.mark.parametrize("odd", range(6))
-def test_what_ended_before_the_trajectory_that_cannot_be_recorded_is_known(odd):
+def test_the_trajectory_that_cannot_be_recorded_is_named(odd):
     lengths = [4, 9, 5, 8, 6, 7]
     worker = worker_of("slots", Batched(odd=lengths[odd]))
     with pytest.raises(ActionError):
         run(worker, lengths, block=3)
     assert worker.trajectory == odd
-    assert worker.done_timesteps == sum(lengths[odd - odd % 3 : odd])
-
-
-def test_blocks_that_are_run_in_parts_count_what_the_parts_before_had():
-    """Where a vector environment resets itself, given seeds need a reset of the whole of it for each trajectory."""
-
-    def on_step(env: Any) -> None:
-        if env.length == 9 and env.t == 5:
-            raise Stuck
-
-    worker = worker_of("SAME_STEP", on_step=on_step)
-    lengths = [2, 4, 3, 2, 9, 20]
-    worker.resets = Resets(seeds=tuple(lengths))
-    with pytest.raises(Stuck):
-        run(worker, lengths)
-    assert worker.done_timesteps == 2 + 4 + 3 + 2
-
-
-def test_all_had_ended_where_rollouts_cannot_be_sent():
-    worker = worker_of("slots")
-    assert run(worker, [4, 9, 5, 8, 6, 7], 3).n_timesteps == worker.done_timesteps == 39

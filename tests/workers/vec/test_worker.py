@@ -17,7 +17,7 @@ from streamsampler import (
 )
 from streamsampler.environments.updates import NewEnvUpdate
 from streamsampler.errors import RolloutError, UsageError
-from streamsampler.scheduling.blocks import Blocks
+from streamsampler.scheduling.blocks import Layout
 from tests.scripted.agents import (
     Attentive,
     Balancing,
@@ -362,12 +362,12 @@ def test_arguments_that_cannot_work(args):
 
 
 def test_the_block_follows_the_environments():
-    blocks = [
-        WorkerFactory(worker_class=VecWorker, worker_args=args).blocks
+    layouts = [
+        WorkerFactory(worker_class=VecWorker, worker_args=args).layout
         for args in ({}, {"n_envs": 32}, {"block_size": 5}, {"n_envs": 2, "block_size": 3})
     ]
-    assert blocks == [Blocks(8, 8), Blocks(32, 8), Blocks(5), Blocks(3)]
-    assert WorkerFactory().blocks == Blocks(1)
+    assert layouts == [Layout(8, 8), Layout(32, 32), Layout(8, 5), Layout(2, 3)]
+    assert WorkerFactory().layout == Layout()
 
 
 def test_environments_get_integers_as_their_space_draws_them():
