@@ -22,6 +22,7 @@ __all__ = [
     "binds",
     "give_spaces",
     "is_agent",
+    "is_row_independent",
     "mask_argument",
     "reset_agent_function",
     "signature_of",
@@ -33,7 +34,8 @@ WHAT_AN_AGENT_IS = (
     "an object with get_action(observation) -> (action, agent_info), or a plain callable observation -> action"
 )
 _OPTIONAL_METHODS = frozenset(
-    {"reset", "get_actions", "set_spaces", "get_param_values", "set_param_values", "get_param_converter"}
+    {"reset", "get_actions", "row_independent", "set_spaces", "get_param_values", "set_param_values"}
+    | {"get_param_converter"}
 )
 NAMED_AGENTS = ("random",)
 _MASKS = ("do_resets", "dones")
@@ -54,6 +56,11 @@ class Agent(Protocol):
       takes the keywords ``slots``, n integers (rows of one slot follow each other), ``starts``, n booleans (the row
       begins a trajectory), and ``seeds``, n integers (what `reset` would get at the row's trajectory's start), or some
       of them.
+    - ``row_independent = True``, an attribute or a property, says that each row of a batch is a function of that row's
+      observation (and its memory, and its draws) alone, as long as the batch has the same number of rows. Then
+      `VecWorker` need not run trajectories in blocks. An agent that draws takes the keyword ``draws`` of `get_actions`,
+      a `draws.Draws`, which has a stream of random numbers for each row's trajectory: ``draws.random()`` of shape (n,),
+      ``draws.normal(k)`` of shape (n, k).
     - ``reset(do_resets)`` (or ``reset(dones)``), without the keyword ``starts`` of `get_actions`, is called with a
       boolean mask whenever slots begin trajectories: True for those. At a block's start all entries are True, and their
       number is that of the rows that `get_actions` gets from then on. Slots that have fallen silent get observations of
@@ -161,6 +168,21 @@ def is_agent(obj: Any) -> bool:
     if isinstance(obj, type | str):
         return obj in NAMED_AGENTS
     return callable(getattr(obj, "get_action", None)) or inspect.isroutine(obj) or isinstance(obj, functools.partial)
+
+
+def is_row_independent(agent: Any) -> bool:
+    """Return whether an agent says that each row of a batch is a function of that row alone; see `Agent`.
+
+    Raises:
+        UsageError: It says neither True nor False.
+    """
+    said = getattr(agent, "row_independent", False)
+    if not isinstance(said, bool | np.bool_):
+        raise UsageError(
+            f"row_independent of the agent ({type(agent).__qualname__}) is True or False, an attribute or a property, "
+            f"and is {said!r}"
+        )
+    return bool(said)
 
 
 def reset_agent_function(agent: Any) -> Callable[[int], None] | None:

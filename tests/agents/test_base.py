@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import RandomAgent
-from streamsampler.agents.base import Agent, CallableAgent, as_agent, reset_agent_function
+from streamsampler.agents.base import Agent, CallableAgent, as_agent, is_row_independent, reset_agent_function
 from streamsampler.errors import UsageError
 
 ACTIONS = spaces.Discrete(5)
@@ -93,6 +93,19 @@ class TestCallableAgent:
 
     def test_repr(self):
         assert repr(CallableAgent(len)) == "CallableAgent(<built-in function len>)"
+
+
+class TestRowIndependence:
+    def test_is_what_the_agent_says(self):
+        assert not is_row_independent(Policy())
+        assert is_row_independent(type("Said", (Policy,), {"row_independent": True})())
+        assert is_row_independent(CallableAgent(type("Said", (Policy,), {"row_independent": np.True_})()))
+
+    @pytest.mark.parametrize("said", [None, "no", lambda _: False])
+    def test_is_said_by_true_or_false(self, said):
+        """A method would be true whatever it returns."""
+        with pytest.raises(UsageError, match=r"row_independent of the agent \(Odd\) is True or False.* and is "):
+            is_row_independent(type("Odd", (Policy,), {"row_independent": said})())
 
 
 class TestRandomAgent:
