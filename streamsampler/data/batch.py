@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, cast, overload
@@ -279,8 +280,9 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
 
     def split(self) -> list[TrajectoryBatch[ObservationsT, ActionsT]]:
         """Return a batch for each trajectory; they share memory with this one."""
-        bounds = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
-        return [self._select(slice(i, i + 1), slice(*bound)) for i, bound in enumerate(bounds)]
+        check_batch(self)  # once: infos may have been changed, and parts of a batch whose fields fit each other fit
+        bounds = pairwise([0, *np.cumsum(self.lengths).tolist()])
+        return [self._select(slice(i, i + 1), slice(*bound), _unchecked) for i, bound in enumerate(bounds)]
 
     def __iter__(self) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
         return iter(self.split())
@@ -290,16 +292,19 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         if selected.ndim > 1:
             raise IndexError(f"a batch has one axis, its trajectories; the index has the shape {selected.shape}")
         selected = np.atleast_1d(selected)
-        starts, stops = self.starts[selected], (self.starts + self.lengths)[selected]
+        starts = self.starts[selected]
+        stops = starts + self.lengths[selected]
         if isinstance(index, (int, np.integer, slice)) and len(selected) and (np.diff(selected) == 1).all():
             rows = slice(int(selected[0]), int(selected[-1]) + 1)
             return self._select(rows, slice(int(starts[0]), int(stops[-1])))
         timesteps = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
         return self._select(selected, np.concatenate([np.arange(0), *timesteps]))
 
-    def _select(self, rows: slice | Array, timesteps: slice | Array) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        positions = range(*rows.indices(len(self))) if isinstance(rows, slice) else rows.tolist()
-        return TrajectoryBatch(
+    def _select(
+        self, rows: slice | Array, timesteps: slice | Array, make: Callable[..., Any] | None = None
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        seeds = self.seeds
+        return (make or TrajectoryBatch)(
             observation_space=self.observation_space,
             action_space=self.action_space,
             observations=trees.take(self.observations, timesteps),
@@ -313,7 +318,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             episode_infos=take_infos(self.episode_infos, rows),
             lengths=self.lengths[rows],
             indices=self.indices[rows],
-            seeds=tuple(self.seeds[position] for position in positions),
+            seeds=seeds[rows] if isinstance(rows, slice) else tuple(seeds[position] for position in rows.tolist()),
             agent_versions=self.agent_versions[rows],
             seed=self.seed,
             worker_numbers=self.worker_numbers[rows],
@@ -337,11 +342,13 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             raise DataError("there is nothing to concatenate: 0 batches")
         first = parts[0]
         for name in ("observation_space", "action_space"):
+            space = getattr(first, name)
+            equal = {id(space)}  # to compare two spaces takes as long as to join ten batches
             for position, part in enumerate(parts):
-                if getattr(part, name) != getattr(first, name):
-                    raise DataError(
-                        f"{name} differs: {getattr(first, name)} in batch 0, {getattr(part, name)} in batch {position}"
-                    )
+                other = getattr(part, name)
+                if id(other) not in equal and other != space:
+                    raise DataError(f"{name} differs: {space} in batch 0, {other} in batch {position}")
+                equal.add(id(other))
         joined = {name: trees.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         infos = {
             name: concatenate_infos([(getattr(part, name), part._infos_length(name)) for part in parts], name)
@@ -374,6 +381,13 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         from streamsampler.storage.npz import load  # the layer above
 
         return load(path)
+
+
+def _unchecked(**fields: Any) -> TrajectoryBatch[Any, Any]:
+    """Make a batch of fields that fit each other."""
+    batch = object.__new__(TrajectoryBatch)
+    vars(batch).update(fields, stats=None)
+    return batch
 
 
 _ARRAYS = (

@@ -214,16 +214,12 @@ def columns_of(infos: Infos, length: int, path: str) -> InfoColumns:
     Raises:
         DataError: An array of another length, or a mask that is no mask; names the key and says both shapes.
     """
-    columns: dict[KeyPath, InfoColumn] = {}
-
-    def visit(key: KeyPath, array: Array, mask: Array | None) -> None:
-        if mask is None:
-            columns[key] = InfoColumn(None, array)
-        else:
-            columns[key] = InfoColumn(np.flatnonzero(mask).astype(np.int64), array[mask])
-
-    validate_infos(infos, length, path)
-    _visit(infos, length, path, (), visit)
+    found: list[tuple[KeyPath, Array, Array | None]] = []
+    _visit(infos, length, path, (), lambda *column: found.append(column))
+    columns = {
+        key: InfoColumn(None, array) if mask is None else InfoColumn(np.flatnonzero(mask).astype(np.int64), array[mask])
+        for key, array, mask in found
+    }
     return InfoColumns(length, columns)
 
 
@@ -281,13 +277,15 @@ def take_infos(infos: Infos, index: slice | Array) -> Infos:
 
 
 def _take_one(taken: Infos, key: str, rows: Array, mask: Array | None) -> None:
-    if not len(rows) or (mask is not None and not mask.any()):
-        return
-    taken[key] = rows
-    if mask is not None and not mask.all():
-        taken[f"_{key}"] = mask
+    n_present = len(rows) if mask is None else np.count_nonzero(mask)
+    if n_present:
+        taken[key] = rows
+        if n_present < len(rows):
+            taken[f"_{key}"] = mask
 
 
 def concatenate_infos(parts: Sequence[tuple[Infos, int]], path: str) -> Infos:
     """Join dicts of arrays, each with its number of steps; columns of objects stay what they are."""
+    if not any(infos for infos, _ in parts):
+        return {}
     return infos_of(merge([(columns_of(infos, length, path), 0, length) for infos, length in parts], path))

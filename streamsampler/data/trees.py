@@ -62,7 +62,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
 
 def take(tree: TreeT, index: slice | Array) -> TreeT:
     """Select rows of every leaf: views for a slice, copies for an array of integers or booleans."""
-    return map_tree(lambda array: array[index], tree)
+    return map_tree(operator.itemgetter(index), tree)
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
@@ -96,9 +96,16 @@ def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) ->
     rows = np.arange(int(ends[-1]) if n_runs else 0) + np.repeat(np.arange(n_runs) * length - (ends - lengths), lengths)
 
     def pad_leaf(array: Array) -> Array:
-        fill = None if array.dtype == object else value
-        padded = np.full((n_runs * length, *array.shape[1:]), fill, dtype=array.dtype)
-        padded[rows] = array
+        # Of zeros the system need not write what is only read.
+        padded = np.zeros((n_runs * length, *array.shape[1:]), array.dtype)
+        if array.dtype.kind not in "biufc" or value.__class__ not in (bool, int) or value:
+            padded[...] = None if array.dtype == object else value
+        to, of = padded, array
+        if array.ndim > 1 and array.size:
+            # Each row as one item: up to four times as fast as rows of many.
+            row = np.dtype((np.void, array[0].nbytes))
+            to, of = (it.reshape(len(it), -1).view(row)[:, 0] for it in (padded, np.ascontiguousarray(array)))
+        to[rows] = of
         return padded.reshape(n_runs, length, *array.shape[1:])
 
     return map_tree(pad_leaf, tree)

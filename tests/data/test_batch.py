@@ -8,6 +8,7 @@ from gymnasium import spaces as S
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler.data import trees
 from streamsampler.data.batch import StepType, TrajectoryBatch
 from streamsampler.errors import DataError
 from tests.data.test_recorder import batch_of, tickets
@@ -37,6 +38,28 @@ def test_splitting_and_joining_are_inverses(batch, data):
     assert batch[np.arange(len(batch))] == batch
     assert list(batch)[-1] == batch[-1] == batch[len(batch) - 1]
     assert pickle.loads(pickle.dumps(batch)) == batch
+
+
+@given(batch=batches())
+def test_parts_are_what_checked_batches_are(batch):
+    for number, part in enumerate(batch.split()):
+        checked = batch[number]
+        assert part == dataclasses.replace(part) == checked
+        assert vars(part).keys() == vars(checked).keys()
+        assert part.worker_numbers.tolist() == checked.worker_numbers.tolist()
+        assert part.stats is None
+        assert all(map(np.shares_memory, arrays_of(part), arrays_of(checked)))
+
+
+def arrays_of(batch):
+    trees_of = (batch.observations, batch.last_observations, batch.actions, batch.rewards, batch.lengths)
+    return [leaf for tree in trees_of for _, leaf in trees.leaves(tree) if leaf.size]
+
+
+def test_what_was_changed_since_is_checked_before_a_batch_is_split(batch):
+    batch.env_infos["too_long"] = np.zeros(7)
+    with pytest.raises(DataError, match=r"env_infos\['too_long'\].* 6 rows.*\(7,\)"):
+        batch.split()
 
 
 def test_selection(batch):
@@ -97,6 +120,26 @@ def test_padded(batch):
         batch.padded("rewards", 2)
     with pytest.raises(DataError, match="'lengths'"):
         batch.padded("lengths")
+
+
+@given(batch=batches(), longer=st.integers(0, 3), value=st.sampled_from([0, 1, False, True]))
+def test_padded_rows_are_the_rows_and_what_was_asked_for(batch, longer, value):
+    mask = batch.padded("mask", int(batch.lengths.max(initial=0)) + longer)
+    for name in ("observations", "actions"):
+        padded = batch.padded(name, mask.shape[1], value)
+        for (path, leaf), (_, rows) in zip(trees.leaves(padded), trees.leaves(getattr(batch, name)), strict=True):
+            assert leaf.dtype == rows.dtype, path
+            assert leaf.shape == (*mask.shape, *rows.shape[1:]), path
+            assert trees.equal(leaf[mask], rows), path
+            assert (leaf[~mask] == (None if rows.dtype == object else value)).all(), path
+
+
+@pytest.mark.parametrize("rows", [np.zeros((3, 0)), np.arange(12.0).reshape(2, 6).T[::2], np.array(list("abc"))])
+@pytest.mark.parametrize("value", [0, 1])
+def test_rows_of_any_form_are_padded_as_numpy_fills_them(rows, value):
+    expected = np.full((2, 2, *rows.shape[1:]), value, rows.dtype)
+    expected[0], expected[1, 0] = rows[:2], rows[2]
+    assert trees.equal(trees.pad(rows, np.array([2, 1]), 2, value), expected)
 
 
 INFOS = {
@@ -255,8 +298,23 @@ def test_joining_what_cannot_be_joined(batch):
     with pytest.raises(DataError, match="0 batches"):
         TrajectoryBatch.concatenate([])
     other = dataclasses.replace(batch, action_space=S.Discrete(4))
+    with pytest.raises(DataError, match=r"action_space.*Discrete\(3\) in batch 0, Discrete\(4\) in batch 2"):
+        TrajectoryBatch.concatenate(batch, copy.deepcopy(batch), other, other)
     with pytest.raises(DataError, match=r"action_space.*Discrete\(3\).*Discrete\(4\)"):
         TrajectoryBatch.concatenate(batch, other)
+
+
+def test_a_space_that_many_batches_share_is_compared_once(batch):
+    class Counting(S.Discrete):
+        compared = 0
+
+        def __eq__(self, other):
+            Counting.compared += 1
+            return super().__eq__(other)
+
+    ours, others = (dataclasses.replace(batch, action_space=Counting(3)).split() for _ in range(2))
+    assert len(TrajectoryBatch.concatenate(ours, others)) == 6
+    assert Counting.compared == 1
 
 
 def test_joining_batches_of_two_samplers(batch):
