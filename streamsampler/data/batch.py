@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data import trees
-from streamsampler.data.batch_fields import check_batch, padded_infos, padded_tree, tensors_of, worker_numbers_of
+from streamsampler.data import batch_fields, trees
 from streamsampler.data.estimates import discounted_returns
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.infos import concatenate_infos, take_infos
@@ -107,8 +106,8 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         __class_getitem__ = classmethod(brackets)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "worker_numbers", worker_numbers_of(self.worker_numbers, self.lengths))
-        check_batch(self)
+        object.__setattr__(self, "worker_numbers", batch_fields.worker_numbers_of(self.worker_numbers, self.lengths))
+        batch_fields.check_batch(self)
 
     # --- Sizes and accounts
 
@@ -223,7 +222,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         Raises:
             ImportError: PyTorch is not there.
         """
-        return tensors_of({name: getattr(self, name) for name in (*_ARRAYS, *_INFOS)}, device)
+        return batch_fields.tensors_of({name: getattr(self, name) for name in (*_ARRAYS, *_INFOS)}, device)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
@@ -273,14 +272,14 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             return np.arange(length) < self.lengths[:, None]
         if name not in _PADDABLE:
             raise DataError(f"there is no padded {name!r}, only {', '.join(_PADDABLE)} and mask")
-        pad = padded_infos if name in _INFOS else padded_tree
+        pad = batch_fields.padded_infos if name in _INFOS else batch_fields.padded_tree
         return pad(getattr(self, name), self.lengths, length, value, name)
 
     # --- Parts and wholes
 
     def split(self) -> list[TrajectoryBatch[ObservationsT, ActionsT]]:
         """Return a batch for each trajectory; they share memory with this one."""
-        check_batch(self)  # once: infos may have been changed, and parts of a batch whose fields fit each other fit
+        batch_fields.check_batch(self)  # once, since infos may have been changed: then all parts are such batches
         bounds = pairwise([0, *np.cumsum(self.lengths).tolist()])
         return [self._select(slice(i, i + 1), slice(*bound), _unchecked) for i, bound in enumerate(bounds)]
 
@@ -303,7 +302,6 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     def _select(
         self, rows: slice | Array, timesteps: slice | Array, make: Callable[..., Any] | None = None
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        seeds = self.seeds
         return (make or TrajectoryBatch)(
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -318,7 +316,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             episode_infos=take_infos(self.episode_infos, rows),
             lengths=self.lengths[rows],
             indices=self.indices[rows],
-            seeds=seeds[rows] if isinstance(rows, slice) else tuple(seeds[position] for position in rows.tolist()),
+            seeds=self.seeds[rows] if isinstance(rows, slice) else tuple(self.seeds[i] for i in rows.tolist()),
             agent_versions=self.agent_versions[rows],
             seed=self.seed,
             worker_numbers=self.worker_numbers[rows],
@@ -341,14 +339,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         if not parts:
             raise DataError("there is nothing to concatenate: 0 batches")
         first = parts[0]
-        for name in ("observation_space", "action_space"):
-            space = getattr(first, name)
-            equal = {id(space)}  # to compare two spaces takes as long as to join ten batches
-            for position, part in enumerate(parts):
-                other = getattr(part, name)
-                if id(other) not in equal and other != space:
-                    raise DataError(f"{name} differs: {space} in batch 0, {other} in batch {position}")
-                equal.add(id(other))
+        batch_fields.check_same_spaces(parts)
         joined = {name: trees.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         infos = {
             name: concatenate_infos([(getattr(part, name), part._infos_length(name)) for part in parts], name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from streamsampler.data.spaces import validate
 from streamsampler.data.trees import Array, Tree
 from streamsampler.errors import DataError
 
-__all__ = ["check_batch", "padded_infos", "padded_tree", "tensors_of", "worker_numbers_of"]
+__all__ = ["check_batch", "check_same_spaces", "padded_infos", "padded_tree", "tensors_of", "worker_numbers_of"]
 
 
 def check_batch(batch: Any) -> None:
@@ -40,6 +40,22 @@ def check_batch(batch: Any) -> None:
     validate_infos(batch.env_infos, n_timesteps, "env_infos")
     validate_infos(batch.agent_infos, n_timesteps, "agent_infos")
     validate_infos(batch.episode_infos, n_trajectories, "episode_infos")
+
+
+def check_same_spaces(batches: Sequence[Any]) -> None:
+    """Check that batches, at least one, have the same spaces.
+
+    Raises:
+        DataError: They have not; says both.
+    """
+    for name in ("observation_space", "action_space"):
+        first = getattr(batches[0], name)
+        equal = {id(first)}  # to compare two spaces takes longer than to join two batches
+        for position, batch in enumerate(batches):
+            space = getattr(batch, name)
+            if id(space) not in equal and space != first:
+                raise DataError(f"{name} differs: {first} in batch 0, {space} in batch {position}")
+            equal.add(id(space))
 
 
 def _check_lengths(lengths: Any) -> tuple[int, int]:

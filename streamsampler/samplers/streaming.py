@@ -1,7 +1,7 @@
 """Stream a sampler's trajectories in order and without end, one by one or in portions.
 
 Each trajectory is the same as if it had arrived alone. Trajectories arrive in chunks, by chance. To assemble a chunk
-and to split it is two to three times as fast as to assemble each of its trajectories; but what the columns of infos
+and to split it is some ten times as fast as to assemble each of its trajectories; but what the columns of infos
 become is decided over all that is assembled.
 """
 
