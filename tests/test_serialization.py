@@ -9,13 +9,14 @@ import sys
 import threading
 import types
 
-import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
 
+from streamsampler import serialization
+from streamsampler.data.trees import equal
 from streamsampler.errors import SerializationError
-from streamsampler.serialization import Payload, dumps, dumps_report, loads
+from streamsampler.serialization import Payload, dumps, dumps_report, loads, loads_report
 
 
 class Holder:
@@ -129,25 +130,36 @@ class TestErrors:
 class TestDumpsReport:
     def test_arrays_go_out_of_band(self):
         report = {"observations": np.arange(10_000.0), "actions": np.arange(1_000), "strange": np.array([1j, 2])[::-1]}
-        data, buffers = dumps_report(report, None)
-        assert len(data) < 1000
-        assert [buffer.raw().nbytes for buffer in buffers] == [80_000, 8_000]
-        again, _ = pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
+        contents, buffers = dumps_report(report, None)
+        assert len(contents[0]) < 1000
+        assert [buffer.nbytes for buffer in buffers] == [80_000, 8_000]
+        again = loads_report(contents, buffers)
         assert all(np.array_equal(again[key], report[key]) for key in report)
         assert all(again[key].dtype == report[key].dtype for key in report)
 
-    def test_small_arrays_stay(self):
-        data, buffers = dumps_report([np.arange(1000), np.arange(10), np.arange(0)], None)
-        assert len(buffers) == 1
-        (large, small, empty), _ = pickle.loads(data, buffers=[bytearray(buffers[0])])
-        assert (large.size, small.tolist(), empty.size) == (1000, list(range(10)), 0)
-        assert small.flags.writeable
+    def test_arrays_of_any_shape_come_out_again(self):
+        report = [
+            np.zeros((0, 3), np.float32),
+            np.array(1.5),
+            np.arange(24.0).reshape(2, 3, 4),
+            np.ones((2, 0, 5), "?"),
+        ]
+        again = loads_report(*dumps_report(report, None))
+        assert [array.shape for array in again] == [array.shape for array in report]
+        assert all(map(equal, again, report))
+
+    def test_of_many_small_arrays_most_stay(self):
+        report = [np.arange(10.0) + number for number in range(1_000)] + [np.arange(1_000.0)]
+        contents, buffers = dumps_report(report, None)
+        assert len(buffers) < 100
+        assert buffers[-1].nbytes == 8_000
+        assert all(map(equal, loads_report(contents, buffers), report))
 
     def test_the_standard_pickler_comes_first(self, monkeypatch):
         def fail(*args, **kwargs):
             raise AssertionError("cloudpickle was used")
 
-        monkeypatch.setattr(cloudpickle, "dumps", fail)
+        monkeypatch.setattr(serialization, "_ByValue", fail)
         dumps_report(Holder(np.zeros(3)), None)
 
     def test_what_came_by_value_goes_by_value(self):
@@ -156,10 +168,10 @@ class TestDumpsReport:
                 self.array = array
 
         array = np.arange(1000)
-        data, buffers = dumps_report([array, Info(array + 1)], None)
+        contents, buffers = dumps_report([array, Info(array + 1)], None)
         # Nothing is left from the pickler that gave up half-way.
         assert len(buffers) == 2
-        (first, second), _ = pickle.loads(data, buffers=buffers)
+        first, second = loads_report(contents, buffers)
         assert first.tolist() == array.tolist()
         assert second.array.tolist() == (array + 1).tolist()
 
@@ -172,12 +184,11 @@ class TestDumpsReport:
 
     def test_spaces_are_a_pickle_in_the_pickle(self):
         spaces = gymnasium.spaces.Box(-1, 1, (30, 50)), gymnasium.spaces.Discrete(2)
-        data, buffers = dumps_report([], spaces)
+        contents, buffers = dumps_report([], spaces)
         assert not buffers
         again, _ = dumps_report([], spaces)
-        assert again == data
-        _, told = pickle.loads(data)
-        assert pickle.loads(told) == spaces
+        assert again == contents
+        assert pickle.loads(contents[1] or b"") == spaces
 
     def test_a_class_of_the_main_script_goes_there_and_back(self):
         # As a worker sees it: the class arrives by value, and an instance has to return to a process that has it.
@@ -194,10 +205,10 @@ class TestDumpsReport:
             "from streamsampler.serialization import Payload, dumps_report, loads\n"
             "cls = loads(Payload(sys.stdin.buffer.read()))\n"
             "info = cls(); info.extra = 1\n"
-            "sys.stdout.buffer.write(dumps_report(info, None)[0])\n"
+            "sys.stdout.buffer.write(dumps_report(info, None)[0][0])\n"
         )
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", child]
         answer = subprocess.run(command, input=payload.data, capture_output=True, check=True, env=environ)
-        info, _ = pickle.loads(answer.stdout)
+        info = pickle.loads(answer.stdout)
         assert (info.number, info.extra) == (41, 1)

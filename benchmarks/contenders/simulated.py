@@ -41,7 +41,6 @@ from streamsampler.workers.factory import WorkerSetup
 STEP_SECONDS = 1e-4
 _LONGEST = 30
 _MOST = 2_000  # trajectories in a ticket
-_PLAIN = ("send", "wait")
 
 
 class Child:
@@ -158,7 +157,7 @@ class SimulatedEngine(ProcessEngine):
         self._written: set[int] = set()
         self._ends: list[tuple[float, int, Ticket]] = []
 
-        def launch(method: Any, target: Any, number: int, fds: list[int], threads: Any) -> Any:
+        def launch(_: Any, __: Any, number: int, fds: list[int], ___: Any) -> Any:
             child = Child(fds)
             self._workers.append(SimulatedWorker(number, child.fds, spaces))
             return child

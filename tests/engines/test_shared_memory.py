@@ -1,6 +1,5 @@
 import itertools
 import os
-import pickle
 import threading
 import weakref
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
 from streamsampler.engines.processes.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
 from streamsampler.protocol.messages import Phase
-from streamsampler.serialization import dumps_report
+from streamsampler.serialization import dumps_report, loads_report
 from streamsampler.workers.board import StatusBoard, board_bytes
 
 
@@ -80,8 +79,8 @@ def test_arrays_of_a_report_outlive_their_reader(arena):
     """A worker dies, and its arena is closed, while its last report waits for the batch to be joined."""
     writer, reader = arena
     data = np.arange(10_000.0)
-    head, buffers = dumps_report(data, None)
-    array, _ = pickle.loads(head, buffers=[reader.view(writer.write([buffer.raw() for buffer in buffers]))])
+    contents, buffers = dumps_report(data, None)
+    array = loads_report(contents, [reader.view(writer.write(buffers))])
     mapping = weakref.ref(reader._map)
     reader.close()
     assert not mapping().closed, "or reading the array is a segmentation fault"

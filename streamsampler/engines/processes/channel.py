@@ -11,9 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region
-from streamsampler.engines.processes.wire import FORKED_COPY, MessageReader, Stored, frame, pack, send, unpack
+from streamsampler.engines.processes.wire import (
+    FORKED_COPY,
+    MessageReader,
+    Stored,
+    flattened,
+    frame,
+    pack,
+    restored,
+    send,
+    unpack,
+)
 from streamsampler.protocol.messages import Answer, Exit, Message, Start
-from streamsampler.serialization import dumps_report
+from streamsampler.serialization import Contents, dumps_report
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit
 
@@ -77,10 +87,10 @@ class ProcessChannel:
             if messages is None:
                 return Exit()
             self._unread.extend(messages)
-        message: Message
-        message, released = pickle.loads(self._unread.popleft())
+        flat, released = pickle.loads(self._unread.popleft())
+        message: Message = restored(flat)
         for region in released:
-            self._arena.give_back(region)
+            self._arena.give_back(Region(*region))
         if isinstance(message, Start):
             if message.levels is not None:
                 self._keeper.set_levels(self.load(message.levels))
@@ -109,30 +119,27 @@ class ProcessChannel:
         """Send an answer, and the contents that were recorded in the arena as they lie there."""
         self._end_copies()
         parts: list[Any] = []
-        if contents is not None and not isinstance(contents, BaseException):  # a failure has it pickled, and as text
-            head, buffers = dumps_report(*contents)
-            parts = [head, *map(self._placed, buffers)]
+        if contents is None or isinstance(contents, BaseException):  # a failure has it pickled, and as text
+            contents = None
+        else:
+            contents, buffers = dumps_report(*contents)
+            parts = [self._arena.lent_region(buffer) or buffer for buffer in buffers]
         if self._before_answer is not None:
             self._before_answer()
-        self._send(answer, parts)
+        self._send(answer, contents, parts)
         for region in parts:
             if isinstance(region, Region):
                 self._arena.hand_over(region)
 
     def send_records(self) -> None:
         """Send the log records that were made since the last answer."""
-        self._send(None, [])
+        self._send(None, None, [])
 
-    def _send(self, answer: Answer | None, parts: list[Any]) -> None:
+    def _send(self, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
         records = self._keeper.take()
         if answer is None and not records:
             return
-        # The answer apart from its contents: it can be read even where they cannot be unpickled.
-        head = pickle.dumps((records, answer), protocol=5)
+        # The rollouts' pickle by itself: the answer can be read even where they cannot be unpickled.
+        head = pickle.dumps((records, answer and flattened(answer), contents), protocol=5)
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and this process ends in a moment
             self.send(self._answers_fd, frame(pack(head, parts), self._arena.write, self._inline_limit))
-
-    def _placed(self, buffer: pickle.PickleBuffer) -> memoryview | Region:
-        """Return where a buffer lies in the arena, if it was recorded there, else the buffer."""
-        raw = buffer.raw()
-        return self._arena.lent_region(raw) or raw

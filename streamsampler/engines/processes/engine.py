@@ -32,7 +32,7 @@ from streamsampler.engines.launch.worker_child import WatchdogLostError
 from streamsampler.engines.processes.links import CAME_BACK, KnownSpaces, Link, await_ends, start_link, terminate
 from streamsampler.engines.processes.shared import SharedFiles
 from streamsampler.engines.processes.stacks import stacks_of
-from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, Stored, send
+from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, Stored, flattened, send
 from streamsampler.engines.processes.worker_main import setup_file
 from streamsampler.protocol.messages import NEVER_AGAIN, Exit, Message, Phase, Start
 from streamsampler.serialization import Payload
@@ -191,10 +191,10 @@ class ProcessEngine(Engine):
             return  # `wait` reports its death
         if isinstance(message, Start):
             self.board.lower_flag(worker)
-        released = link.released[:_RELEASES_PER_MESSAGE]
+        released = list(map(tuple, link.released[:_RELEASES_PER_MESSAGE]))
         del link.released[:_RELEASES_PER_MESSAGE]  # in place: releases append to this list
         try:
-            send(link.commands_fd, pickle.dumps((message, released), protocol=5))
+            send(link.commands_fd, pickle.dumps((flattened(message), released), protocol=5))
         except BrokenPipeError:
             pass  # `wait` reports its death
         except BlockingIOError:  # the messages under way leave room: other code has written to the pipe

@@ -22,9 +22,10 @@ from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WorkerChild
 from streamsampler.engines.processes.shared import SharedFiles
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
-from streamsampler.engines.processes.wire import FORKED_COPY, GarbageError, MessageReader, unframe
+from streamsampler.engines.processes.wire import FORKED_COPY, GarbageError, MessageReader, restored, unframe
 from streamsampler.engines.processes.worker_main import main
 from streamsampler.protocol.messages import Answer
+from streamsampler.serialization import Contents, loads_report
 
 __all__ = ["CAME_BACK", "KnownSpaces", "Link", "await_ends", "start_link", "terminate"]
 
@@ -115,49 +116,43 @@ class Link:
             return None
         events: list[Event] = []
         for message in messages:
-            records, answer, buffers, regions = self._decoded(message)
+            records, answer, contents, buffers, regions = self._decoded(message)
             if records:
                 events.append(Logged(worker, records))
             if answer is None:
                 self.released.extend(regions)
+                continue
+            if contents is not None:
+                answer, contents = self._unpickled(answer, contents, buffers, oldest, known_spaces)
+            if contents is None:
+                self.released.extend(regions)
+                events.append(Answered(worker, answer))
             else:
-                events.append(self._answered(worker, answer, buffers, regions, oldest, known_spaces))
+                events.append(Answered(worker, answer, contents, partial(self.released.extend, regions)))
         return events
 
-    def _decoded(self, message: bytes) -> tuple[bytes, Answer | None, list[memoryview], list[Region]]:
+    def _decoded(self, message: bytes) -> tuple[bytes, Answer | None, Any, list[memoryview], list[Region]]:
         if message == FORKED_COPY:
             raise GarbageError(CAME_BACK)
         try:
             head, buffers, regions = unframe(message, self.arena.view)
-            records, answer = pickle.loads(head)
+            records, answer, contents = pickle.loads(head)
+            return records, restored(answer), contents, buffers, regions
         except (OSError, MemoryError):  # this process lacks something
             raise
         except Exception as error:
             raise GarbageError(f"sent what is no answer ({type(error).__name__}: {error})") from error
-        return records, answer, buffers, regions
 
-    def _answered(
-        self,
-        worker: int,
-        answer: Answer,
-        buffers: list[memoryview],
-        regions: list[Region],
-        oldest: int,
-        known_spaces: KnownSpaces,
-    ) -> Answered:
-        contents: Any = None
-        if buffers and answer.ticket is not None and answer.ticket.version >= oldest:
-            try:
-                rollouts, spaces = pickle.loads(buffers[0], buffers=buffers[1:])
-                contents = rollouts, known_spaces.new(self, spaces)
-            except Exception as error:
-                answer = unreadable(answer, error)
-        if not regions:
-            return Answered(worker, answer, contents)
-        if contents is None:
-            self.released.extend(regions)
-            return Answered(worker, answer)
-        return Answered(worker, answer, contents, partial(self.released.extend, regions))
+    def _unpickled(
+        self, answer: Answer, contents: Contents, buffers: list[memoryview], oldest: int, known_spaces: KnownSpaces
+    ) -> tuple[Answer, Any]:
+        """Return the answer with the rollouts and the spaces; None instead of them where they are not wanted."""
+        if answer.ticket is None or answer.ticket.version < oldest:
+            return answer, None
+        try:
+            return answer, (loads_report(contents, buffers), known_spaces.new(self, contents[1]))
+        except Exception as error:
+            return unreadable(answer, error), None
 
     def close(self, timeout: float) -> None:
         """Kill the worker if it lives, and close all descriptors; may be repeated after an interrupt."""

@@ -11,11 +11,12 @@ import os
 import pickle
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from streamsampler.engines.processes.shared_memory import Region
-from streamsampler.protocol.messages import by_position
+from streamsampler.protocol.messages import Answer, Continue, Message, Report, Ticket, Times, by_position
 
 __all__ = [
     "FORKED_COPY",
@@ -23,8 +24,10 @@ __all__ = [
     "GarbageError",
     "MessageReader",
     "Stored",
+    "flattened",
     "frame",
     "pack",
+    "restored",
     "send",
     "unframe",
     "unpack",
@@ -66,6 +69,46 @@ def send(fd: int, message: bytes) -> None:
     data = memoryview(_LENGTH.pack(len(message)) + message)
     while data:
         data = data[os.write(fd, data) :]
+
+
+def flattened(message: Answer | Message) -> Any:
+    """Return a `Report` or a `Continue` as tuples of Python's own types, which take a fourth of the time to unpickle.
+
+    Others, which are rare, are returned as they are.
+    """
+    if isinstance(message, Continue):
+        return (tuple(map(_flat_ticket, message.tickets)),)
+    if isinstance(message, Report):
+        values = list(_VALUES(message))
+        values[0], values[_SECONDS] = _flat_ticket(message.ticket), tuple(message.seconds)
+        return tuple(values)
+    return message
+
+
+def restored(flat: Any) -> Any:
+    """Return what was `flattened`."""
+    if flat.__class__ is not tuple:
+        return flat
+    if len(flat) == 1:
+        return Continue(tuple(map(_ticket, flat[0])))
+    values = list(flat)
+    values[0], values[_SECONDS] = _ticket(values[0]), Times(*values[_SECONDS])
+    return Report(*values)
+
+
+def _flat_ticket(ticket: Ticket) -> tuple[int, ...]:
+    indices = ticket.indices
+    return ticket.version, indices.start, indices.stop, indices.step, ticket.block
+
+
+def _ticket(flat: tuple[int, ...]) -> Ticket:
+    version, start, stop, step, block = flat
+    return Ticket(version, range(start, stop, step), block)
+
+
+_NAMES = [it.name for it in fields(Report)]  # the ticket is the first
+_SECONDS = _NAMES.index("seconds")
+_VALUES = attrgetter(*_NAMES)
 
 
 class GarbageError(Exception):
