@@ -28,10 +28,9 @@ _NO_LIMIT = 2**62
 _PROGRESS_SECONDS = 1e-2
 """How old a worker's progress on the board may be. Writing a word, or reading the clock twice, in each timestep costs 1
 to 2 % of a cheap environment's speed. With a network, which pushes this code out of the processor's caches, doing so in
-one timestep of eight cost 1 %. So it is done once in a window of timesteps, as many as take about this long.
-`StatusBoard.request_progress` asks for each timestep."""
-_WINDOW = (True,) + (False,) * 63
-_NOTHING: tuple[bool, ...] = ()
+one timestep of eight cost 1 %. So it is done once in as many timesteps as take about this long, or in
+`_MOST_APART` of them. `StatusBoard.request_progress` asks for each timestep."""
+_MOST_APART = 64
 
 
 class _NoClass:
@@ -219,18 +218,20 @@ class DefaultWorker(Worker):
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action, flag_classes = _NoClass if actions is None else int, FLAGS
-        window = iter(_NOTHING)
         row, max_length = self.row, self.context.max_episode_length
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
-        limit = _NO_LIMIT
-        stride = 1
+        limit, due = _NO_LIMIT, n_before
         terminated = truncated = False
         reset_seconds = agent_seconds = step_seconds = 0.0
         phase = in_recording
         observation: Any = None
         action: Any = None
         began = clock()
+        # A trajectory: a reset, then timesteps (record the observation, act, step, record the rest) until it ends.
+        # The environment ends it, or the limit does (both break); a newer version ends the whole ticket (return).
+        # The timestep that is due, number `due` of the ticket, looks at the limit, shows progress on the board, is
+        # timed, and sets when the next one is due. While the sampler asks for attention, every timestep is due.
         try:
             for index, seed in zip(indices, seeds, strict=True):
                 self.trajectory = index
@@ -250,76 +251,65 @@ class DefaultWorker(Worker):
                 words[phase_word] = _STEP_NUMBER
                 if max_length is not None:
                     limit = start + max_length
-                    window = iter(_NOTHING)
+                    due = min(due, limit)
                 while True:
-                    for timed in window:
-                        # Before the agent sees it: the environment may reuse the array in its next step, the agent
-                        # may change it.
-                        if timed:
+                    if is_due := len(rewards) >= due:
+                        if len(rewards) >= limit:
+                            break
+                        words[timesteps_word] = len(rewards)
+                    # Before the agent sees it: the environment may reuse the array in its next step, the agent may
+                    # change it. The way of few words is for an array of the right dtype and shape.
+                    try:
+                        if (observation.dtype is dtype or observation.dtype == dtype) and observation.shape == shape:
+                            observations.append(observation.tobytes())
+                        else:
                             record_observation(observation)
-                            phase = in_action
-                            words[phase_word] = _ACTION_NUMBER
-                            before = clock()
-                            action, agent_info = get_action(observation)
-                            between = clock()
-                            words[phase_word] = _STEP_NUMBER
-                        else:
-                            # The way of few words, for an array of the right dtype and shape.
-                            try:
-                                if (
-                                    observation.dtype is dtype or observation.dtype == dtype
-                                ) and observation.shape == shape:
-                                    observations.append(observation.tobytes())
-                                else:
-                                    record_observation(observation)
-                            except AttributeError:
-                                record_observation(observation)
-                            phase = in_action
-                            action, agent_info = get_action(observation)
-                        # `list.append` written like this is an instruction of its own: half the time of any call.
-                        if action.__class__ is plain_action:
-                            actions.append(action)
-                        else:
-                            record_action(action)
-                        phase = in_step
-                        observation, reward, terminated, truncated, info = step(action)
-                        if timed:
-                            after = clock()
-                            agent_seconds += between - before
-                            step_seconds += after - between
-                            stride = int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1
-                        phase = in_recording
-                        if reward.__class__ is float:
-                            rewards.append(reward)
-                        else:
-                            recorder.record_reward(reward)
-                        if info.__class__ is not dict or info:
-                            recorder.record_env_info(len(rewards) - 1, info)
-                        if agent_info.__class__ is not dict or agent_info:
-                            recorder.record_agent_info(len(rewards) - 1, agent_info)
-                        if terminated is not False or truncated is not False:
-                            if terminated.__class__ not in flag_classes or truncated.__class__ not in flag_classes:
-                                terminated, truncated = recorder.flags(terminated, truncated)
-                            if terminated or truncated:
-                                break
-                        if attention:
-                            words[timesteps_word] = len(rewards)
-                            if not row.may_run(version):
-                                n_abandoned = len(rewards) - start
-                                self.ran_timesteps += len(rewards) - n_before
-                                recorder.abandon()
-                                spent = clock() - began
-                                return n_abandoned, _shares(spent, reset_seconds, agent_seconds, step_seconds)
-                            stride = 1  # progress was requested: each timestep is a window of its own
-                            for _ in window:
-                                pass
+                    except AttributeError:
+                        record_observation(observation)
+                    phase = in_action
+                    if is_due:
+                        words[phase_word] = _ACTION_NUMBER
+                        before = clock()
+                    action, agent_info = get_action(observation)
+                    if is_due:
+                        between = clock()
+                        words[phase_word] = _STEP_NUMBER
+                    # `list.append` written like this is an instruction of its own: half the time of any call.
+                    if action.__class__ is plain_action:
+                        actions.append(action)
                     else:
-                        t = len(rewards)
-                        if t < limit:
-                            words[timesteps_word] = t
-                            window = iter(_WINDOW[: min(stride, limit - t)])
-                            continue
-                    break
+                        record_action(action)
+                    phase = in_step
+                    observation, reward, terminated, truncated, info = step(action)
+                    if is_due:
+                        after = clock()
+                        agent_seconds += between - before
+                        step_seconds += after - between
+                        apart = min(int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1, _MOST_APART)
+                        due = min(len(rewards) + apart, limit)
+                    phase = in_recording
+                    if reward.__class__ is float:
+                        rewards.append(reward)
+                    else:
+                        recorder.record_reward(reward)
+                    if info.__class__ is not dict or info:
+                        recorder.record_env_info(len(rewards) - 1, info)
+                    if agent_info.__class__ is not dict or agent_info:
+                        recorder.record_agent_info(len(rewards) - 1, agent_info)
+                    if terminated is not False or truncated is not False:
+                        if terminated.__class__ not in flag_classes or truncated.__class__ not in flag_classes:
+                            terminated, truncated = recorder.flags(terminated, truncated)
+                        if terminated or truncated:
+                            break
+                    if attention:
+                        words[timesteps_word] = len(rewards)
+                        if not row.may_run(version):
+                            n_abandoned = len(rewards) - start
+                            self.ran_timesteps += len(rewards) - n_before
+                            recorder.abandon()
+                            spent = clock() - began
+                            return n_abandoned, _shares(spent, reset_seconds, agent_seconds, step_seconds)
+                        due = 0
                 recorder.end(observation, bool(terminated), bool(truncated) or len(rewards) == limit)
         except BaseException as error:
             self.ran_timesteps += len(rewards) - n_before

@@ -191,7 +191,7 @@ def test_progress_is_exact_for_who_watches():
     worker.rollout(Ticket(1, range(1)), [0])
     watched = seen[121:]
     assert watched == list(range(121, 200))
-    # Without a watcher, a window of timesteps behind.
+    # Without a watcher, at most 64 timesteps behind.
     assert all(total - 64 <= timesteps <= total for total, timesteps in enumerate(seen, 1))
     board.lower_flag(0)
     assert worker.rollout(Ticket(1, range(1)), [0]).n_timesteps == 200
