@@ -20,6 +20,7 @@ from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Worker
+from streamsampler.workers.vec.native_recorder import NativeRecorder
 from streamsampler.workers.vec.recorder import BatchRecorder
 from streamsampler.workers.vec.rows import copied, row_of
 
@@ -89,6 +90,17 @@ class BatchedAgent(ABC):
             The actions as they were recorded, where there is a batch of them, and the single actions.
         """
 
+    @abstractmethod
+    def act(self, rows: Rows, live: NDArray[np.bool_], recorder: NativeRecorder, worker: Worker) -> None:
+        """Choose an action for each environment of a native vector environment, and record them with their infos.
+
+        Args:
+            rows: All rows.
+            live: (n,) those that run a trajectory.
+            recorder: Where they are recorded.
+            worker: Shows the phase.
+        """
+
 
 class _Together(BatchedAgent):
     """An agent with `get_actions`."""
@@ -129,6 +141,28 @@ class _Together(BatchedAgent):
         if chosen[1]:
             recorder.agent_infos.record(np.arange(rows.first, rows.first + n_rows), chosen[1])
         return actions, singles
+
+    def act(self, rows: Rows, live: NDArray[np.bool_], recorder: NativeRecorder, worker: Worker) -> None:
+        del live
+        worker.phase = _ACTION
+        actions, infos = self._asked_all(rows)
+        worker.phase = _RECORDING
+        recorder.actions.append(actions)
+        if infos:
+            recorder.agent_infos.record(rows.first + rows.slots, infos)
+
+    def _asked_all(self, rows: Rows) -> tuple[Any, dict[str, Any]]:
+        if self._plain:
+            return self._asked(rows.observations, {})
+        keywords: dict[str, Any] = {}
+        if self._wants_slots:
+            keywords["slots"] = rows.slots.copy()
+        if self._wants_starts:
+            keywords["starts"] = np.array(rows.begun) == rows.step
+        if self._wants_seeds:
+            first = next(iter(self._seeds.values()))  # for those that have never begun a trajectory
+            keywords["seeds"] = np.array([self._seeds.get(slot, first) for slot in rows.slots.tolist()])
+        return self._asked(rows.observations, keywords)
 
     def _asked(self, observations: Tree, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         chosen = self._get_actions(observations, **keywords)
@@ -186,6 +220,14 @@ class _ByMask(_Together):
             recorder.agent_infos.record(np.arange(rows.first, rows.first + len(rows.slots)), infos, rows.slots)
         return recorded, singles
 
+    def _asked_all(self, rows: Rows) -> tuple[Any, dict[str, Any]]:
+        if self._begun:
+            if not self._n_rows:
+                first = self._begun[min(self._begun)]
+                self._begun = {slot: self._begun.get(slot, first) for slot in rows.slots.tolist()}
+            self._reset_those_that_begin()
+        return super()._asked_all(rows)
+
     def _reset_those_that_begin(self) -> None:
         if not self._n_rows:
             self._n_rows = len(self._begun)
@@ -232,6 +274,21 @@ class _OneByOne(BatchedAgent):
             singles.append(snapshot(action))  # the agent may use one array for all of them
         self.row = -1
         return None, singles
+
+    def act(self, rows: Rows, live: NDArray[np.bool_], recorder: NativeRecorder, worker: Worker) -> None:
+        for row in np.flatnonzero(live).tolist():
+            self.row = row
+            worker.phase = _ACTION
+            chosen = self._get_action[row % len(self._get_action)](row_of(rows.observations, row))
+            if not isinstance(chosen, tuple | list) or len(chosen) != 2:
+                raise UsageError("get_action must return (action, agent_info), with agent_info a dict")
+            worker.phase = _RECORDING
+            action, info = chosen
+            recorder.actions.put(recorder.step, row, action)
+            if info.__class__ is not dict or info:
+                recorder.record_agent_info(rows.first + row, info)
+        self.row = -1
+        recorder.fill_actions(live)
 
 
 class AgentPool:

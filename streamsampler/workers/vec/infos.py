@@ -22,7 +22,7 @@ from streamsampler.data.infos import info_value
 from streamsampler.data.trees import Array
 from streamsampler.errors import DataError
 
-__all__ = ["BatchInfos", "info_of", "reordered"]
+__all__ = ["BatchInfos", "gathered", "info_of", "reordered"]
 
 
 class _Piece(NamedTuple):
@@ -135,15 +135,13 @@ def _copied(values: Any) -> Array | list[Any]:
 
 
 def _column(pieces: list[_Piece], length: int) -> InfoColumn:
+    """Join pieces; the steps of the column may be in any order, for `reordered` or `gathered` to put into one."""
     steps = np.concatenate([piece.steps for piece in pieces])
-    order = None if bool((steps[1:] > steps[:-1]).all()) else np.argsort(steps, kind="stable")
-    present = None if len(steps) == length else (steps if order is None else steps[order])
+    present = None if len(steps) == length and bool((steps[1:] > steps[:-1]).all()) else steps
     arrays = [piece.values for piece in pieces if isinstance(piece.values, np.ndarray)]
     if len(arrays) == len(pieces) and len({(array.dtype, array.shape[1:]) for array in arrays}) == 1:
-        values = np.concatenate(arrays)
-        return InfoColumn(present, values if order is None else values[order])
-    singles = [value for piece in pieces for value in piece.values]
-    return column_of(present, singles if order is None else [singles[row] for row in order])
+        return InfoColumn(present, np.concatenate(arrays))
+    return column_of(present, [value for piece in pieces for value in piece.values])
 
 
 def info_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
@@ -182,3 +180,29 @@ def _moved(column: InfoColumn, positions: NDArray[np.int64], length: int) -> Inf
     order = order[: np.searchsorted(steps[order], length)]
     present = None if len(order) == length else steps[order]
     return InfoColumn(present, column.values[order], column.raw)
+
+
+def gathered(columns: InfoColumns, numbers: NDArray[np.int64]) -> InfoColumns:
+    """Return the infos of some steps.
+
+    Args:
+        columns: The columns.
+        numbers: (k,) the numbers of steps, in the order in which they are wanted.
+
+    Returns:
+        Columns of k steps.
+    """
+    taken = {path: _taken(column, numbers, columns.length) for path, column in columns.columns.items()}
+    return InfoColumns(len(numbers), {path: column for path, column in taken.items() if len(column.values)})
+
+
+def _taken(column: InfoColumn, numbers: NDArray[np.int64], length: int) -> InfoColumn:
+    if column.steps is None:
+        return InfoColumn(None, column.values[numbers], column.raw)
+    rows = np.full(length, -1)
+    rows[column.steps] = np.arange(len(column.steps))
+    rows = rows[numbers]
+    present = np.flatnonzero(rows >= 0)
+    if len(present) == len(numbers):
+        return InfoColumn(None, column.values[rows], column.raw)
+    return InfoColumn(present, column.values[rows[present]], column.raw)

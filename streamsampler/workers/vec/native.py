@@ -1,284 +1,383 @@
-"""Run a block of trajectories in an environment that is vectorised natively: cut its stream into trajectories."""
+"""Run tickets in an environment that is vectorised natively: cut its stream into trajectories."""
 
 from __future__ import annotations
 
+import logging
+import math
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.step_values import check_rewards
-from streamsampler.data.trees import Tree, leaves, map_tree, owned, take
+from streamsampler.data.recorder import Rollouts
+from streamsampler.data.trees import Tree, leaves, map_tree, owned
 from streamsampler.errors import DataError, ObservationError, UsageError
-from streamsampler.protocol.messages import Phase
-from streamsampler.workers.base import Worker
+from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.seeding import Stream, derived_seed
+from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, locate, raised_in, row_at_fault
+from streamsampler.workers.explain import begin_of, locate, name_of_env, raised_in, row_at_fault
+from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.vec.agents import BatchedAgent, Rows
-from streamsampler.workers.vec.block import Block, BlockCursor, Seconds, explain_batch
-from streamsampler.workers.vec.infos import info_of
 from streamsampler.workers.vec.native_env import NEXT_STEP, SAME_STEP, NativeEnv
-from streamsampler.workers.vec.native_values import check_infos, column_of_slots, filled, for_env, without_final
-from streamsampler.workers.vec.recorder import BatchRecorder
-from streamsampler.workers.vec.rows import BatchRows, row_of
+from streamsampler.workers.vec.native_recorder import NativeRecorder
+from streamsampler.workers.vec.native_values import check_infos, column_of_slots, for_env, without_final
 
 __all__ = ["NativeRunner"]
 
+_LOG = logging.getLogger("streamsampler")
+# An enum's member costs 100 ns to look up on Python 3.11.
+_STEP, _RECORDING = Phase.STEP, Phase.RECORDING
 _RESET_NUMBER = phase_number(Phase.RESET)
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
-_SILENT = -1
+_BOOL = np.dtype(np.bool_)
+_SILENT_SHARE = 0.25
+"""Where slots stand silent for more of the steps than this, a hint says so."""
+_FEWEST_TRAJECTORIES = 4
+"""Trajectories for each slot that are looked at for the hint."""
 
 
 class NativeRunner(NativeEnv):
     """Runs blocks in a `gymnasium.vector.VectorEnv`; slots are its environments.
 
-    Slots are filled as `slots.SlotRunner` does it. How a slot begins its next trajectory depends on the environment's
+    The slots begin the first trajectories of a block. A slot whose trajectory ends begins the next one, slots in order
+    within a step; where the block has none left the slot falls silent, and is stepped along with whatever the agent
+    does on the first live slot's observation. How a slot begins its next trajectory depends on the environment's
     autoreset mode (see `gymnasium.vector.AutoresetMode`):
 
     - NEXT_STEP: the observation of the last step is the final one; in the slot's next step the environment resets, and
-      ignores the action: that step is not recorded.
+      ignores the action, which the agent chose on the final observation: of that step nothing is recorded.
     - SAME_STEP: the observation is the new trajectory's first one already; the final one is in ``final_obs``.
     - DISABLED: the slot is reset by ``reset(seed=…, options={"reset_mask": …})``, from the trajectory's own seed.
 
     At the start of each block the whole environment is reset, with the seeds of the first trajectories. With the first
     two modes a slot's later trajectories go on with what its environment draws.
+
+    Args:
+        env: The environment.
+        worker: Shows phase and trajectory.
     """
 
-    def run(self, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds) -> bool:
-        """Run a block, as far as it is needed.
+    def __init__(self, env: Any, worker: Worker) -> None:
+        super().__init__(env, worker)
+        self._recorder = NativeRecorder(*self.spaces, self.n_slots)
+        self._hinted = worker.context.worker_number > 0
+        self._rows = self._silent_rows = self._trajectories = 0  # until the hint is given
+
+    def rollout(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> Outcome:
+        """Run a ticket, block by block; see `Worker.rollout`."""
+        recorder, worker = self._recorder, self._worker
+        recorder.clear()
+        # Where a call has given some seeds or options, an environment that resets itself takes them only when the whole
+        # of it is reset: then a block has one trajectory for each of its environments.
+        one_each = worker.resets is not None and self.resets_itself
+        size = min(self.n_slots, ticket.block) if one_each else ticket.block
+        seconds = [0.0, 0.0, 0.0]
+        begun, may_run = 0, True
+        for first in range(0, len(seeds), size):
+            block = slice(first, first + size)
+            run = _Run(self, ticket.version, ticket.indices[block], seeds[block], first, agent, recorder, worker)
+            may_run = run.run(seconds)
+            begun += run.n_begun
+            if not may_run:
+                break
+            if not one_each:
+                self._look_at_silence(run, size)
+        rollouts = self._finished(ticket) if may_run else None
+        return Outcome(
+            rollouts=rollouts,
+            n_trajectories=recorder.n_ended,
+            n_timesteps=recorder.n_timesteps,
+            n_abandoned=begun - recorder.n_ended,
+            abandoned_timesteps=worker.ran_timesteps - recorder.n_timesteps,
+            seconds=tuple(seconds),
+        )
+
+    def rehearse(self, version: int, indices: range, seeds: list[int], agent: BatchedAgent) -> None:
+        """Run a block, and keep nothing of it."""
+        _Run(self, version, indices, seeds, 0, agent, self._recorder, self._worker).run([0.0, 0.0, 0.0])
+
+    def _finished(self, ticket: Ticket) -> Rollouts:
+        """Return what was recorded; if some of it is wrong, raise the error of the first such trajectory.
+
+        So the error does not depend on what is looked at first.
+        """
+        worker = self._worker
+        first: tuple[DataError, Phase, int | None] | None = None
+        most: int | None = None
+        while most != 0:
+            try:
+                rollouts = worker.finished(partial(self._recorder.finish, most), ticket.indices, self.env)
+            except DataError as error:
+                first, most = (error, worker.phase, worker.trajectory), error.position or 0
+                continue
+            if first is None:
+                return rollouts
+            break
+        assert first is not None
+        earliest, worker.phase, worker.trajectory = first
+        raise earliest
+
+    def _look_at_silence(self, run: _Run, size: int) -> None:
+        """Say once what a longer block would save."""
+        if self._hinted:
+            return
+        self._rows += run.n_rows
+        self._silent_rows += run.n_silent_rows
+        self._trajectories += run.n_begun
+        if self._trajectories < _FEWEST_TRAJECTORIES * self.n_slots or not self._rows:
+            return
+        share = self._silent_rows / self._rows
+        if share < _SILENT_SHARE:
+            return
+        self._hinted = True
+        # A block's end is about as long whatever the block: with blocks so many times as long it is a tenth of them.
+        longer = size * math.ceil(9 * share / (1 - share))
+        _LOG.warning(
+            "VecWorker: the environments of %s stand silent in %.0f %% of all steps: at the end of each block of %d "
+            'trajectories they wait for the longest one. Longer blocks cost less: worker_args={"block_size": %d} '
+            "for about 10 %%, where a batch has enough trajectories to share.",
+            name_of_env(self.env), 100 * share, size, longer,
+        )  # fmt: skip
+
+
+class _Run:
+    """One block of a ticket. Arrays have one entry for each slot.
+
+    Attributes:
+        n_begun: Trajectories that were begun.
+        n_rows: Steps of slots that the environment was asked for.
+        n_silent_rows: Those of slots that had no trajectory left.
+    """
+
+    def __init__(
+        self, env: NativeEnv, version: int, indices: range, seeds: list[int], first: int, agent: BatchedAgent,
+        recorder: NativeRecorder, worker: Worker,
+    ) -> None:  # fmt: skip
+        self._env, self._agent, self._recorder, self._worker = env, agent, recorder, worker
+        self._version, self._indices, self._seeds = version, indices, seeds
+        self._first = first  # the position of the first trajectory in the ticket
+        n_slots = self._n_slots = env.n_slots
+        self._shape = (n_slots,)
+        self._slots = np.arange(n_slots)
+        self._numbers = np.zeros(n_slots, dtype=np.int64)  # which of the block's trajectories each slot runs
+        self._begun = np.zeros(n_slots, dtype=np.int64)  # the steps in which they begin
+        self._live = np.zeros(n_slots, dtype=np.bool_)
+        self._silent = np.zeros(n_slots, dtype=np.bool_)
+        self._resetting = self._slots[:0]  # slots that the environment resets in the step to come
+        self._n_live = self._n_silent = 0
+        self._in_reset = False
+        self._limit = worker.context.max_episode_length or math.inf
+        self._step_env = env.env.step
+        self.n_begun = self.n_rows = self.n_silent_rows = 0
+        self._seconds = [0.0, 0.0, 0.0]
+
+    def run(self, seconds: list[float]) -> bool:
+        """Run the block.
+
+        Args:
+            seconds: Of resets, of the agent and of steps; the block's are added.
 
         Returns:
             Whether its version may still run.
         """
-        return _Run(self, block, agent, recorder, seconds, self._worker).run()
-
-
-class _Run:
-    """One block. Arrays have one entry for each slot."""
-
-    def __init__(
-        self, env: NativeEnv, block: Block, agent: BatchedAgent, recorder: BatchRecorder, seconds: Seconds,
-        worker: Worker,
-    ) -> None:  # fmt: skip
-        self._env, self._agent, self._recorder, self._seconds, self._worker = env, agent, recorder, seconds, worker
-        self._cursor = BlockCursor(block, agent, recorder, worker)
-        self._running: list[int] = []  # the positions of the trajectories that are stepped
-        self._n_slots = n_slots = env.n_slots
-        self._positions = np.full(n_slots, _SILENT, dtype=np.int64)
-        self._begun = np.zeros(n_slots, dtype=np.int64)
-        self._resetting = np.zeros(n_slots, dtype=np.bool_)
-        self._reader = BatchRows(env.spaces[0], "observation", ObservationError)
-        self._observations: Tree = ()
-        self._filler: Tree | None = None
-        self._step = 0
-
-    def run(self) -> bool:
-        live = np.arange(0)
+        worker, row = self._worker, self._worker.row
+        self._seconds = seconds
+        words, version = row.words, self._version
+        worker.phase, worker.trajectory = Phase.AGENT_RESET, self._indices[0]
+        row.begin_trajectory(self._indices[0])
+        seed_generators(self._seeds[0])
+        self._agent.row = -1
+        self._agent.begin_block(derived_seed(self._seeds[0], Stream.AGENT))
         try:
             self._reset_all()
-            while (self._positions != _SILENT).any():
-                live = np.flatnonzero((self._positions != _SILENT) & ~self._resetting)
-                self._one_step(live)
-                if not self._cursor.goes_on():
-                    break
+            while self._n_live or len(self._resetting):
+                self._one_step()
+                words[row.timesteps_word] = worker.ran_timesteps
+                if words[0] > version:
+                    return False
         except BaseException as error:
-            self._explain(error, live)
+            self._explain(error)
             raise
-        return not self._cursor.abandoned
+        return True
 
-    # ------------------------------------------------------------------ resetting
+    # ------------------------------------------------------------------ beginning
 
     def _reset_all(self) -> None:
-        worker, seeds = self._worker, self._cursor.block.seeds
-        worker.phase, worker.trajectory = Phase.RESET, self._cursor.block.indices[0]
+        worker, seeds = self._worker, self._seeds
+        worker.phase = Phase.RESET
         worker.row.words[worker.row.phase_word] = _RESET_NUMBER
         began = perf_counter()
-        n_begun = min(self._n_slots, len(seeds))
+        slots = self._slots[: len(seeds)]
+        self._silent[len(seeds) :] = True
+        self._n_silent = self._n_slots - len(slots)
+        self._in_reset = True
         result = self._env.reset([seeds[slot % len(seeds)] for slot in range(self._n_slots)])
-        self._observations, infos = self._first_of(result, np.arange(n_begun))
-        for slot in range(n_begun):
-            self._begin(slot, infos)
-        worker.row.words[worker.row.phase_word] = _STEP_NUMBER
-        self._seconds.reset += perf_counter() - began
+        observations, infos = self._begin_of(result)
+        self._recorder.begin_block(observations, self._silent)
+        self._in_reset = False
+        self._begin(slots, infos)
+        self._seconds[0] += perf_counter() - began
 
-    def _reset_masked(self, ended: NDArray[np.int64]) -> None:
-        """Reset slots whose environment does not do it itself, the silent ones among them, which are stepped along."""
-        if not len(ended):
-            return
-        began = perf_counter()
-        self._running = []
-        mask = np.zeros(self._n_slots, dtype=np.bool_)
-        mask[ended] = True
-        seeds = [self._cursor.block.seeds[0]] * self._n_slots
-        refilled = ended[self._resetting[ended]]
-        for position, slot in enumerate(refilled.tolist(), self._cursor.next_position):
-            seeds[slot] = self._cursor.seed_at(position)
-        self._worker.phase = Phase.RESET
-        if len(refilled):
-            self._worker.trajectory = self._cursor.index_at(self._cursor.next_position)
-        observations, infos = self._first_of(self._env.reset_slots(seeds, mask), refilled)
-        filled(self._observations, take(observations, ended), ended)
-        for slot in refilled.tolist():
-            self._begin(slot, infos)
-        elapsed = perf_counter() - began
-        self._seconds.reset += elapsed
-        self._seconds.step -= elapsed
-
-    def _first_of(self, result: Any, slots: NDArray[np.int64]) -> tuple[Tree, Any]:
-        """Return a copy of the observations that a reset returned, which `slots` begin with, and the infos."""
+    def _begin_of(self, result: Any) -> tuple[Any, Any]:
         observations, infos = begin_of(result)
-        self._worker.phase = Phase.RECORDING
+        self._worker.phase = _RECORDING
         check_infos("episode_infos", infos)
-        return self._checked(observations, slots), infos
+        return observations, infos
 
-    def _begin(self, slot: int, infos: Any) -> None:
-        """Begin the block's next trajectory in a slot that has just been reset."""
-        self._positions[slot] = self._cursor.begin()
-        self._begun[slot] = self._step
-        self._resetting[slot] = False
-        self._cursor.begin_recording(slot, info_of(without_final(infos), slot))
+    def _begin(self, slots: NDArray[np.int64], infos: Any) -> None:
+        """Begin the block's next trajectories in slots that have just been reset."""
+        worker, agent, first = self._worker, self._agent, self.n_begun
+        numbers = np.arange(first, first + len(slots))
+        self._numbers[slots] = numbers
+        self._begun[slots] = self._recorder.step
+        self._live[slots] = True
+        self._n_live += len(slots)
+        self.n_begun += len(slots)
+        worker.row.begin_trajectory(self._indices[self.n_begun - 1])
+        if infos:
+            self._recorder.episode_infos.record(self._first + numbers, without_final(infos), slots)
+        if agent.by_slot:
+            worker.phase = Phase.AGENT_RESET
+            for number, slot in enumerate(slots.tolist(), first):
+                worker.trajectory = self._indices[number]
+                agent.begin_trajectory(slot, derived_seed(self._seeds[number], Stream.AGENT))
+
+    def _reset_masked(self, refilled: NDArray[np.int64], ended: NDArray[np.bool_]) -> None:
+        """Reset slots whose environment does not do it itself, the silent ones among them, which are stepped along."""
+        began = perf_counter()
+        worker = self._worker
+        worker.phase, self._in_reset = Phase.RESET, True
+        seeds = self._seeds[:1] * self._n_slots
+        for number, slot in enumerate(refilled.tolist(), self.n_begun):
+            seeds[slot] = self._seeds[number]
+        if len(refilled):
+            worker.trajectory = self._indices[self.n_begun]
+        observations, infos = self._begin_of(self._env.reset_slots(seeds, ended))
+        self._recorder.begin_again(observations, refilled, np.flatnonzero(ended))
+        self._in_reset = False
+        self._begin(refilled, infos)
+        elapsed = perf_counter() - began
+        self._seconds[0] += elapsed
+        self._seconds[2] -= elapsed
 
     # ------------------------------------------------------------------ stepping
 
-    def _one_step(self, live: NDArray[np.int64]) -> None:
-        worker, seconds = self._worker, self._seconds
-        self._running = self._positions[live].tolist()
-        first = len(self._recorder.rewards)
+    def _one_step(self) -> None:
+        worker, recorder, words = self._worker, self._recorder, self._worker.row.words
+        step = recorder.step
         began = perf_counter()
-        words, phase_word = worker.row.words, worker.row.phase_word
-        words[phase_word] = _ACTION_NUMBER
-        if len(live):
-            self._choose(first, live)
+        words[worker.row.phase_word] = _ACTION_NUMBER
+        rows = Rows(step * self._n_slots, self._shown(step), self._slots, self._begun, step)
+        self._agent.act(rows, self._live, recorder, worker)
+        actions = for_env(recorder.actions.row_batch(step))
         between = perf_counter()
-        words[phase_word] = _STEP_NUMBER
-        worker.phase = Phase.STEP
-        actions = self._actions()
+        words[worker.row.phase_word] = _STEP_NUMBER
+        worker.phase = _STEP
         try:
-            observations, rewards, terminated, truncated, infos = self._env.env.step(actions)
+            observations, rewards, terminated, truncated, infos = self._step_env(actions)
         except (TypeError, ValueError) as error:
             if raised_in(error, self._one_step):
                 raise UsageError("step must return (observations, rewards, terminated, truncated, infos)") from error
             raise
-        worker.phase = Phase.RECORDING
-        self._step += 1
-        check_infos("env_infos", infos)
-        self._observations = self._checked(observations, np.flatnonzero(self._positions != _SILENT))
-        self._recorder.rewards.extend(self._checked_rewards(rewards, live))
-        self._recorder.positions.extend(self._running)
-        flags = [
-            column_of_slots(values, self._n_slots, name, "b")
-            for name, values in (("terminated", terminated), ("truncated", truncated))
-        ]
-        self._finish_step(first, live, flags, infos)
-        seconds.agent += between - began
-        seconds.step += perf_counter() - between
+        worker.phase = _RECORDING
+        recorder.record(observations, rewards, self._silent, self._live)
+        if infos.__class__ is not dict:
+            check_infos("env_infos", infos)
+        worker.ran_timesteps += self._n_live
+        self.n_rows += self._n_slots
+        self.n_silent_rows += self._n_silent
+        self._finish_step(self._flags("terminated", terminated), self._flags("truncated", truncated), infos)
+        self._seconds[1] += between - began
+        self._seconds[2] += perf_counter() - between
 
-    def _finish_step(self, first: int, live: NDArray[np.int64], flags: list[NDArray[np.bool_]], infos: Any) -> None:
-        terminated, truncated = flags
-        ended_itself = terminated | truncated
-        if self._worker.context.max_episode_length is not None:
-            truncated = truncated | (self._step - self._begun >= self._worker.context.max_episode_length)
-        ended = live[(terminated | truncated)[live]]
+    def _shown(self, step: int) -> Tree:
+        """Return the observations that the agent gets: its own, and with something to act on for silent slots."""
+        rows = self._recorder.observations.row_batch(step)
+        shown = rows.copy() if rows.__class__ is np.ndarray else owned(map_tree(np.copy, rows))
+        if self._n_silent and self._n_live:
+            first = int(self._live.argmax())
+            for _, leaf in leaves(shown):
+                leaf[self._silent] = leaf[first]
+        return shown
+
+    def _flags(self, name: str, values: Any) -> NDArray[np.bool_]:
+        if values.__class__ is np.ndarray and values.dtype is _BOOL and values.shape == self._shape:
+            return values
+        return column_of_slots(values, self._n_slots, name, "b")
+
+    def _finish_step(self, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], infos: Any) -> None:
+        """Record infos, end trajectories, and begin others in their slots."""
+        if self._limit is not math.inf:
+            truncated = truncated | (self._live & (self._recorder.step - self._begun >= self._limit))
+        flags = terminated | truncated
+        ended = np.flatnonzero(flags & self._live if self._n_live < self._n_slots else flags)
         if infos:
-            self._record_infos(first, live, ended, infos)
-        reset_in_this_step = np.flatnonzero(self._resetting)
-        for slot in ended.tolist():
-            self._end(slot, bool(terminated[slot]), bool(truncated[slot]), infos)
+            self._record_infos(ended, infos)
+        reset_now, self._resetting = self._resetting, self._slots[:0]
+        going_on = ended[: len(self._indices) - self.n_begun - len(reset_now)]
+        if len(ended):
+            self._end(ended, going_on, terminated, truncated, infos)
         if not self._env.resets_itself:
-            self._reset_masked(np.union1d(np.flatnonzero(ended_itself), ended))
-        else:
-            for slot in (reset_in_this_step if self._env.mode == NEXT_STEP else ended[self._resetting[ended]]).tolist():
-                self._begin(slot, infos)
+            if flags.any():
+                self._reset_masked(going_on, flags)
+            return
+        if self._env.mode == NEXT_STEP:
+            self._resetting, going_on = going_on, reset_now
+        if len(going_on):
+            self._begin(going_on, infos)
 
-    def _choose(self, first: int, live: NDArray[np.int64]) -> None:
-        recorder, worker = self._recorder, self._worker
-        mine = take(self._observations, live)
-        recorder.observations.keep(mine)
-        rows = Rows(first, owned(map_tree(np.copy, mine)), live, self._begun[live], self._step)
-        chosen, singles = self._agent.choose(rows, recorder, worker)
-        if chosen is None:
-            chosen = recorder.actions.checked(singles, len(singles))
-        if self._filler is None or len(live) < self._n_slots:
-            self._filler = map_tree(lambda rows: np.repeat(rows[:1], self._n_slots, axis=0), chosen)
-        self._filler = filled(self._filler, chosen, live)
-
-    def _actions(self) -> Any:
-        """Return actions for all slots; slots that need none get those of the first row."""
-        assert self._filler is not None
-        return for_env(self._filler)
-
-    def _checked(self, observations: Any, used: NDArray[np.int64]) -> Tree:
-        """Return a copy of observations, of the space's dtypes.
-
-        Slots that are not used go on with any actions: whatever their observations hold is no error.
-        """
-        try:
-            return self._reader.checked(observations, self._n_slots)
-        except DataError as error:
-            is_array = all(isinstance(leaf, np.ndarray) for _, leaf in leaves(observations))
-            if error.row is None or not is_array:
-                raise
-        try:
-            rows = self._reader.checked(take(observations, used), len(used))
-        except DataError as error:
-            error.row = int(used[error.row or 0])
-            raise
-        whole = map_tree(lambda leaf: np.zeros((self._n_slots, *leaf.shape[1:]), leaf.dtype), rows)
-        return filled(whole, rows, used)
-
-    def _checked_rewards(self, rewards: Any, live: NDArray[np.int64]) -> list[float]:
-        found = column_of_slots(rewards, self._n_slots, "rewards", "biuf")[live]
-        try:
-            check_rewards(found)
-        except DataError as error:
-            error.row = int(live[error.row or 0])
-            raise
-        numbers: list[float] = found.astype(np.float64).tolist()
-        return numbers
-
-    def _end(self, slot: int, terminated: bool, truncated: bool, infos: Any) -> None:
-        last = row_of(self._observations, slot)
-        if self._env.mode == SAME_STEP:
+    def _end(
+        self, ended: NDArray[np.int64], going_on: NDArray[np.int64], terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_], infos: Any,
+    ) -> None:  # fmt: skip
+        recorder, mode, final = self._recorder, self._env.mode, None
+        if mode == SAME_STEP:
             if "final_obs" not in infos:
                 raise DataError("a vector environment with AutoresetMode.SAME_STEP must have final_obs in its infos")
-            last = row_of(infos["final_obs"], slot)
-        length = int(self._step - self._begun[slot])
-        try:
-            self._cursor.end(int(self._positions[slot]), length, last, terminated, truncated)
-        except DataError as error:
-            error.row = slot
-            raise
-        # A slot that is to be reset keeps its position, so that it is not silent, until `_begin` gives it another one.
-        self._resetting[slot] = self._cursor.left > int(self._resetting.sum())
-        if not self._resetting[slot]:
-            self._positions[slot] = _SILENT
+            final = infos["final_obs"]
+        recorder.end(
+            ended, self._first + self._numbers[ended], self._begun[ended], terminated[ended], truncated[ended], final
+        )
+        if not self._env.resets_itself:
+            recorder.keep_last(ended)
+        self._live[ended] = False
+        self._n_live -= len(ended)
+        if len(going_on) < len(ended):
+            self._silent[ended[len(going_on) :]] = True
+            self._n_silent += len(ended) - len(going_on)
 
-    def _record_infos(self, first: int, live: NDArray[np.int64], ended: NDArray[np.int64], infos: Any) -> None:
-        steps = np.arange(first, first + len(live))
+    def _record_infos(self, ended: NDArray[np.int64], infos: Any) -> None:
+        env_infos = self._recorder.env_infos
+        numbers = self._slots + (self._recorder.step - 1) * self._n_slots
         if self._env.mode != SAME_STEP or not len(ended):
-            self._recorder.env_infos.record(steps, infos, live)
+            env_infos.record(numbers, infos)
             return
-        going_on = ~np.isin(live, ended)
-        self._recorder.env_infos.record(steps[going_on], without_final(infos), live[going_on])
-        self._recorder.env_infos.record(steps[~going_on], infos.get("final_info", {}), ended)
+        going_on = np.ones(self._n_slots, dtype=np.bool_)
+        going_on[ended] = False
+        env_infos.record(numbers[going_on], without_final(infos), self._slots[going_on])
+        env_infos.record(numbers[ended], infos.get("final_info", {}), ended)
 
-    def _explain(self, error: BaseException, live: NDArray[np.int64]) -> None:
-        worker = self._worker
-        running = [self._cursor.index_at(position) for position in self._running]
-        if worker.phase not in (Phase.ACTION, Phase.STEP, Phase.RECORDING):
-            return
+    # ------------------------------------------------------------------ errors
+
+    def _explain(self, error: BaseException) -> None:
+        """Say which trajectory was in hand."""
+        worker, asked = self._worker, self._worker.row.words[self._worker.row.phase_word] == _ACTION_NUMBER
         timestep: int | None = None
-        if self._agent.row >= 0 and running:
-            worker.trajectory = running[self._agent.row]
-        elif worker.phase is Phase.ACTION and running:
-            explain_batch(error, worker, running)
-        elif running:
-            slot = row_at_fault(error, int(live[0]))
-            if slot in live:
-                worker.trajectory = running[int(np.flatnonzero(live == slot)[0])]
-                # What a step returned is recorded as the next timestep's observation.
-                timestep = int(self._step - self._begun[slot]) - (not isinstance(error, ObservationError))
-            error.add_note(f"the vector environment was running trajectories {', '.join(map(str, running))}")
-        if isinstance(error, DataError) and worker.phase is Phase.RECORDING:
+        slots = np.flatnonzero(self._live).tolist()
+        if slots and not self._in_reset and worker.phase in (Phase.ACTION, _STEP, _RECORDING):
+            slot = self._agent.row if self._agent.row >= 0 else row_at_fault(error, slots[0])
+            slot = slot if self._live[slot] else slots[0]
+            worker.trajectory = self._indices[self._numbers[slot]]
+            # What a step returned is recorded as the next timestep's observation.
+            timestep = int(self._recorder.step - self._begun[slot]) - (
+                not asked and not isinstance(error, ObservationError)
+            )
+            if self._agent.row < 0:
+                running = ", ".join(str(self._indices[self._numbers[slot]]) for slot in slots)
+                whose = "get_actions had the observations of" if asked else "the vector environment was running"
+                error.add_note(f"{whose} trajectories {running}")
+        if isinstance(error, DataError) and worker.phase is _RECORDING:
             locate(error, self._env.env, timestep)

@@ -183,8 +183,11 @@ class VecWorker(Worker):
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
         """Run a block in stand-ins, one trajectory in each environment, without recording it."""
         runner = self._runner
-        native = isinstance(runner, NativeRunner)
-        self._runner = NativeRunner(stand_ins[0], self) if native else SlotRunner(list(stand_ins), self)
+        if isinstance(runner, NativeRunner):
+            agent = self._agents.batched(runner.n_slots)
+            NativeRunner(stand_ins[0], self).rehearse(version, indices, seeds, agent)
+            return
+        self._runner = SlotRunner(list(stand_ins), self)
         recorder = BatchRecorder(*self._runner.spaces)
         try:
             self._run(Block(version, 0, indices, seeds), recorder, Seconds())
@@ -194,15 +197,17 @@ class VecWorker(Worker):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, block by block."""
+        runner = self._runner
+        if isinstance(runner, NativeRunner):
+            return runner.rollout(ticket, seeds, self._agents.batched(runner.n_slots))
         recorder, seconds = self._recorder, Seconds()
         assert recorder is not None
         recorder.clear()
         may_run = True
-        size = self._block_size(ticket)
-        for first in range(0, len(seeds), size):
+        for first in range(0, len(seeds), ticket.block):
             if not may_run:
                 break
-            stop = first + size
+            stop = first + ticket.block
             try:
                 may_run = self._run(
                     Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop]), recorder, seconds
@@ -236,17 +241,6 @@ class VecWorker(Worker):
             self.phase, self.trajectory = phase, ticket.indices[position]
             raise first
 
-    def _block_size(self, ticket: Ticket) -> int:
-        """Return how many trajectories to run together.
-
-        A vector environment that resets itself takes a seed and options only when the whole of it is reset: where a
-        call has given some, a block has one trajectory for each of its environments.
-        """
-        runner = self._runner
-        if self.resets is None or not isinstance(runner, NativeRunner) or not runner.resets_itself:
-            return ticket.block
-        return min(runner.n_slots, ticket.block)
-
     def _outcome(
         self, rollouts: Rollouts | None, recorder: BatchRecorder, seconds: Seconds, n_trajectories: int,
         n_timesteps: int,
@@ -262,7 +256,7 @@ class VecWorker(Worker):
 
     def _run(self, block: Block, recorder: BatchRecorder, seconds: Seconds) -> bool:
         runner = self._runner
-        assert runner is not None
+        assert isinstance(runner, SlotRunner)
         agent = self._agents.batched(runner.n_slots)
         self.trajectory = block.indices[0]
         self.row.begin_trajectory(block.indices[0])
