@@ -243,8 +243,10 @@ class _GrowingRows:
         form = _form(self._like)
         if any(_form(part) != form for part in parts):
             return False
-        if self._buffers and stop > len(self._buffers[0]):
-            self._buffers = [self._longer(buffer, start, stop) for buffer in self._buffers]
+        # Each by itself: those of large and of small rows begin with different lengths.
+        self._buffers = [
+            self._longer(buffer, start, stop) if stop > len(buffer) else buffer for buffer in self._buffers
+        ]
         columns = zip(*([leaf for _, leaf in trees.leaves(part)] for part in parts), strict=True)
         for buffer, column in zip(self._buffers, columns, strict=True):
             # Arrays among objects may lie in memory that is used again.

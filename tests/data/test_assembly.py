@@ -174,14 +174,15 @@ def test_what_is_left_of_rollouts_shares_nothing_with_them():
     assert mixed[1][0] is not same[1][0]
 
 
-@pytest.mark.parametrize("space", [LARGE, SMALL])
+@pytest.mark.parametrize("space", [LARGE, SMALL, MIXED])
+@pytest.mark.parametrize("lengths", [[3, 4], [1, 200]])
 @pytest.mark.parametrize("expected", [(0, 0), (4, 1), (1000, 1000)])
-def test_the_expected_number_is_a_guess(space, expected):
-    rollouts = rollouts_of(space, [3, 4])
+def test_the_expected_number_is_a_guess(space, lengths, expected):
+    rollouts = rollouts_of(space, lengths)
     early = EarlyRows(allocate)
     assert early.take([segment(rollouts, 0, 1)], expected)
     assert early.take([segment(rollouts, 1, 2)], expected)
-    assert np.array_equal(early.fields()["observations"], rollouts.observations)
+    assert trees.same(early.fields()["observations"], rollouts.observations)
 
 
 def test_indices_of_many_trajectories_take_no_more_memory_than_their_array():
