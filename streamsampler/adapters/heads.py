@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
+from streamsampler.agents.draws import Draws
 from streamsampler.errors import ActionError, UsageError
 
 __all__ = ["CategoricalHead", "GaussianHead", "Head", "default_head"]
@@ -35,19 +36,22 @@ class Head(ABC):
 
     Attributes:
         names: What the outputs are called where the module returns a dict; the last ones may be left out.
+        row_independent: Whether each row of a batch is a function of that row and its draws alone, and `batch` takes
+            `Draws`; see `Agent`.
     """
 
     names: tuple[str, ...]
+    row_independent = False
 
     @abstractmethod
     def batch(
-        self, outputs: Outputs, random: np.random.RandomState, deterministic: bool
+        self, outputs: Outputs, random: np.random.RandomState | Draws, deterministic: bool
     ) -> tuple[Any, dict[str, NDArray[Any]]]:
         """Choose an action for each of n observations.
 
         Args:
             outputs: What the module returned, in the order of `names`; n rows each.
-            random: What to draw from.
+            random: What to draw from: one generator for all rows, or, with `row_independent`, n streams.
             deterministic: Take the mode instead of drawing.
 
         Returns:
@@ -73,6 +77,7 @@ class CategoricalHead(Head):
     """
 
     names = ("logits",)
+    row_independent = True
 
     def __init__(self, space: Space[Any]) -> None:
         if not isinstance(space, Discrete):
@@ -98,7 +103,7 @@ class CategoricalHead(Head):
         return action + self._start, {"log_prob": row[action] - top - math.log(total)}
 
     def batch(
-        self, outputs: Outputs, random: np.random.RandomState, deterministic: bool
+        self, outputs: Outputs, random: np.random.RandomState | Draws, deterministic: bool
     ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
         """Choose n actions, (n,) int64."""
         logits = _array_of(outputs[0])
@@ -113,8 +118,8 @@ class CategoricalHead(Head):
         if deterministic:
             actions = shifted.argmax(axis=1)
         else:
-            drawn = random.random_sample(len(logits)) * total
-            actions = np.add.reduce(cumulative <= drawn[:, None], axis=1)
+            drawn = random.random() if isinstance(random, Draws) else random.random_sample(len(logits))
+            actions = np.add.reduce(cumulative <= (drawn * total)[:, None], axis=1)
         log_prob = shifted[np.arange(len(logits)), actions] - np.log(total)
         return actions + self._start, {"log_prob": log_prob}
 
@@ -146,6 +151,7 @@ class GaussianHead(Head):
     """
 
     names = ("mean", "log_std")
+    row_independent = True
 
     def __init__(self, space: Space[Any], *, squash: bool = False) -> None:
         if not isinstance(space, Box) or space.dtype is None or space.dtype.kind != "f":
@@ -168,7 +174,7 @@ class GaussianHead(Head):
         return self.__dict__ | {"_log_std": None, "_std": None, "_normaliser": None}
 
     def batch(
-        self, outputs: Outputs, random: np.random.RandomState, deterministic: bool
+        self, outputs: Outputs, random: np.random.RandomState | Draws, deterministic: bool
     ) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
         """Choose n actions, (n, *A) of the space's dtype."""
         mean = _array_of(outputs[0])
@@ -182,7 +188,7 @@ class GaussianHead(Head):
             raw = mean.astype(self._dtype)
             log_prob = np.broadcast_to(self._normaliser, n).astype(np.float64)
         else:
-            noise = random.standard_normal(mean.shape)
+            noise = random.normal(self._size) if isinstance(random, Draws) else random.standard_normal(mean.shape)
             raw = (mean + self._std * noise).astype(self._dtype)
             log_prob = self._normaliser - 0.5 * np.add.reduce(noise * noise, axis=1)
         if self._half is None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from streamsampler.adapters.heads import GaussianHead, Head, default_head
 from streamsampler.adapters.parameters import ModuleConverter
+from streamsampler.agents.draws import Draws
 from streamsampler.errors import ActionError, UsageError
 
 __all__ = ["MlpAgent"]
@@ -131,10 +132,16 @@ class MlpAgent:
         outputs = self._outputs(np.asarray(observation, dtype=np.float32)[None])
         return self.head.one(outputs, self._random, self.deterministic)
 
-    def get_actions(self, observations: Any) -> tuple[Any, dict[str, Any]]:
-        """Choose an action for each of n observations, (n, *O); infos have n rows."""
+    @property
+    def row_independent(self) -> bool:
+        """Whether the head's rows are independent: all else that is done is done to each row by itself."""
+        return self.head.row_independent
+
+    def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
+        """Choose an action for each of n observations, (n, *O), drawn from `draws` if given; infos have n rows."""
+        random = draws if draws is not None and self.head.row_independent else self._random
         outputs = self._outputs(np.asarray(observations, dtype=np.float32))
-        return self.head.batch(outputs, self._random, self.deterministic)
+        return self.head.batch(outputs, random, self.deterministic)
 
     def _outputs(self, rows: NDArray[Any]) -> tuple[Any, ...]:
         if self._flatten:

@@ -127,6 +127,11 @@ class SB3Agent:
         """What observations are normalised with; None if they are not."""
         return self._statistics if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
 
+    @property
+    def row_independent(self) -> bool:
+        """Whether the policy is a torch module that draws nothing: what it draws comes from the global generators."""
+        return self._on_torch and self.deterministic
+
     def reset(self, seed: int | None = None) -> None:
         """Begin a trajectory, or with `get_actions` a block of them: forget the state.
 

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from streamsampler.adapters.heads import CategoricalHead, GaussianHead, Head, default_head
 from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu
+from streamsampler.agents.draws import Draws
 from streamsampler.errors import UsageError
 
 try:
@@ -132,17 +133,24 @@ class TorchAgent:
             infos[key] = rows[0]
         return action, infos
 
-    def get_actions(self, observations: Any) -> tuple[Any, dict[str, Any]]:
+    @property
+    def row_independent(self) -> bool:
+        """Whether the module is in evaluation mode, as it is in workers, and the head's rows are independent."""
+        return self.head.row_independent and not self.module.training
+
+    def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
         """Choose an action for each of n observations, in one pass of the module.
 
         Args:
             observations: Tree of (n, *O).
+            draws: What to draw from, for each row; None for the agent's one generator.
 
         Returns:
             The actions (n, *A), and infos of n rows each; see `get_action`.
         """
+        random = draws if draws is not None and self.head.row_independent else self._random
         parameters, extras = self._parted(self._forward(self._inputs.batch, observations))
-        actions, infos = self.head.batch(parameters, self._random, self.deterministic)
+        actions, infos = self.head.batch(parameters, random, self.deterministic)
         return actions, infos | extras
 
     def get_param_values(self) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class RandomAgent:
         UsageError: It is no space.
     """
 
+    row_independent = True
+
     def __init__(self, action_space: Space[Any] | None = None) -> None:
         if not (action_space is None or isinstance(action_space, Space)):
             raise UsageError(f"RandomAgent takes an action space, not {action_space!r}")

@@ -112,6 +112,17 @@ class TestWhatIsFound:
         with pytest.raises(UsageError, match=DEPENDS):
             probe(Summing(), np.full(1, zero), 8)
 
+    @pytest.mark.parametrize("scale", [1e30, np.inf])
+    def test_also_if_the_observations_are_huge(self, scale):
+        with pytest.raises(UsageError, match=DEPENDS), np.errstate(invalid="ignore"):
+            probe(Leaking(1, 2), EXAMPLE * np.float32(scale), 8)
+
+    def test_also_after_batches_of_another_size(self):
+        agent = Remembering(shift=1)
+        probe(agent, EXAMPLE, 1)
+        with pytest.raises(UsageError, match=DEPENDS):
+            probe(agent, EXAMPLE, N_ROWS)
+
     def test_normalisation_over_the_batch(self):
         with pytest.raises(UsageError, match=rf"{DEPENDS}.* normalisation over the batch .* or code that mixes rows"):
             probe(Normalising(), EXAMPLE, N_ROWS)
@@ -167,12 +178,15 @@ class TestWhatIsLeftInPeace:
         probe(Writing(), EXAMPLE, N_ROWS)
         assert np.abs(EXAMPLE).max() < 5
 
-    def test_an_agent_that_raises_is_not_judged(self):
+    def test_an_agent_that_always_raises_is_not_judged(self, caplog):
         class Raising(Rowwise):
             def scores(self, observations):
                 raise RuntimeError("no")
 
         probe(Raising(), EXAMPLE, N_ROWS)
+        assert "the agent (Raising) could not be probed: it raises with all observations" in caplog.text.replace(
+            f"{Raising.__qualname__}", "Raising"
+        )
 
     def test_observations_that_the_agent_does_not_know_prove_nothing_but_others_do(self):
         class Masked(Rowwise):
@@ -186,10 +200,11 @@ class TestWhatIsLeftInPeace:
             def get_actions(self, observations):
                 return super().get_actions(observations)[0], {"mean": observations["x"] - observations["x"].mean()}
 
-        example = {"mask": np.ones((1, 3), dtype=np.int8), "x": EXAMPLE[:, 0]}
-        probe(Masked(), example, N_ROWS)
-        with pytest.raises(UsageError, match=DEPENDS):
-            probe(Mixed(), example, N_ROWS)
+        for mask in (np.ones((1, 3), dtype=np.int8), np.eye(4, 3, dtype=np.int8)):
+            example = {"mask": mask, "x": EXAMPLE[:, 0]}
+            probe(Masked(), example, N_ROWS)
+            with pytest.raises(UsageError, match=DEPENDS):
+                probe(Mixed(), example, N_ROWS)
 
 
 def test_observations_lie_at_multiples_of_64_bytes():
