@@ -12,6 +12,7 @@ the optional methods; these are the two most used:
 ```python
 import numpy as np
 from numpy.typing import NDArray
+from streamsampler.agents.draws import Draws
 
 
 class GaussianAgent:
@@ -29,6 +30,24 @@ class GaussianAgent:
     def set_param_values(self, weights: NDArray[np.float64]) -> None:
         self.weights = weights
 ```
+
+`VecWorker` asks an agent with `get_actions` for the actions of several environments at once. It is fastest with agents
+that say `row_independent = True`: each row of a batch is computed from that row alone. What is random about a row then
+comes from the keyword `draws`, which has a stream of numbers for each row's trajectory:
+
+```python
+class BatchedGaussianAgent(GaussianAgent):
+    row_independent = True
+
+    def get_actions(
+        self, observations: NDArray[np.float32], *, draws: Draws
+    ) -> tuple[NDArray[np.float64], dict[str, object]]:
+        means = observations @ self.weights
+        return means + draws.normal(means.shape[1]), {"mean": means}
+```
+
+`streamsampler.agents.draws` has `Draws`. Workers check what an agent says of its rows, by changing some rows and
+comparing the others bit for bit.
 
 `streamsampler.adapters` makes agents of PyTorch modules and of Stable-Baselines3's models.
 

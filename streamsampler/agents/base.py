@@ -53,14 +53,14 @@ class Agent(Protocol):
     - ``get_actions(observations)``, for n observations side by side (leaves of shape (n, ...), the agent's to change),
       gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so. It resets such
       an agent once a block, not once a trajectory. An agent that remembers, or draws for each trajectory by itself,
-      takes the keywords ``slots``, n integers (rows of one slot follow each other), ``starts``, n booleans (the row
-      begins a trajectory), and ``seeds``, n integers (what `reset` would get at the row's trajectory's start), or some
-      of them.
+      takes some of these keywords: ``starts``, n booleans (the row begins a trajectory); ``draws``, a
+      `streamsampler.agents.draws.Draws`, with a stream of random numbers for each row's trajectory:
+      ``draws.random()`` of shape (n,), ``draws.normal(k)`` of shape (n, k); ``seeds``, n integers (what `reset` would
+      get at the row's trajectory's start); ``slots``, n integers (rows of one slot follow each other).
     - ``row_independent = True``, an attribute or a property, says that each row of a batch is a function of that row's
-      observation (and its memory, and its draws) alone, as long as the batch has the same number of rows. Then
-      `VecWorker` need not run trajectories in blocks. An agent that draws takes the keyword ``draws`` of `get_actions`,
-      a `draws.Draws`, which has a stream of random numbers for each row's trajectory: ``draws.random()`` of shape (n,),
-      ``draws.normal(k)`` of shape (n, k).
+      observation, memory and draws alone, as long as batches have the same number of rows. Then `VecWorker` need not
+      run trajectories in blocks. An agent that draws from the global generators, or from one of its own for all rows,
+      may not say so. Workers check what is said, by `streamsampler.agents.independence.probe`.
     - ``reset(do_resets)`` (or ``reset(dones)``), without the keyword ``starts`` of `get_actions`, is called with a
       boolean mask whenever slots begin trajectories: True for those. At a block's start all entries are True, and their
       number is that of the rows that `get_actions` gets from then on. Slots that have fallen silent get observations of

@@ -13,6 +13,7 @@ NEED_EXTRAS = {
     "test_torch_in_samplers.py",
     "test_sb3_models.py",
     "test_own_kinds.py",
+    "test_rows.py",
     "test_sb3_normalized.py",
 }
 

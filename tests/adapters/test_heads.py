@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.adapters.heads import CategoricalHead, GaussianHead, default_head
+from streamsampler.agents.draws import Draws
 from streamsampler.errors import ActionError, UsageError
 
 LOGITS = np.array([[0.5, -1.0, 2.0, -math.inf]], dtype=np.float32)
@@ -29,7 +30,8 @@ class TestCategorical:
         ones = np.bincount([self.head.one((LOGITS,), generator, False)[0] for _ in range(n)], minlength=4)
         batch = np.bincount(self.head.batch((np.repeat(LOGITS, n, axis=0),), generator, False)[0], minlength=4)
         deviation = np.sqrt(PROBABILITIES * (1 - PROBABILITIES) / n)
-        for counts in (ones, batch):
+        drawn = np.bincount(self.head.batch((np.repeat(LOGITS, n, axis=0),), Draws.of(range(n)), False)[0], minlength=4)
+        for counts in (ones, batch, drawn):
             assert (np.abs(counts / n - PROBABILITIES) <= 5 * deviation).all()
             assert counts[3] == 0  # masked
 
@@ -85,10 +87,11 @@ class TestGaussian:
     space = spaces.Box(-1.0, np.array([1.0, 2.0, 3.0], dtype=np.float32))
 
     @pytest.mark.parametrize("squash", [False, True])
-    def test_moments_of_what_is_drawn(self, squash):
+    @pytest.mark.parametrize("source", [random(), Draws.of(range(20_000))], ids=["generator", "draws"])
+    def test_moments_of_what_is_drawn(self, squash, source):
         n = 20_000
         head = GaussianHead(self.space, squash=squash)
-        actions, infos = head.batch((np.repeat(MEAN, n, axis=0), LOG_STD), random(), False)
+        actions, infos = head.batch((np.repeat(MEAN, n, axis=0), LOG_STD), source, False)
         raw, std = infos["raw_action"], np.exp(LOG_STD)
         assert (np.abs(raw.mean(axis=0) - MEAN[0]) < 5 * std / math.sqrt(n)).all()
         assert (np.abs(raw.std(axis=0) / std - 1) < 0.03).all()
