@@ -75,29 +75,31 @@ class NativeRunner(NativeEnv):
         one_each = worker.resets is not None and self.resets_itself
         size = min(self.n_slots, ticket.block) if one_each else ticket.block
         seconds = [0.0, 0.0, 0.0]
-        begun, may_run = 0, True
+        may_run = True
         for first in range(0, len(seeds), size):
             block = slice(first, first + size)
-            run = _Run(self, ticket.version, ticket.indices[block], seeds[block], first, agent, recorder, worker)
+            run = _Run(self, ticket.version, ticket.indices[block], seeds[block], agent, recorder, worker)
             may_run = run.run(seconds)
-            begun += run.n_begun
             if not may_run:
                 break
             if not one_each:
                 self._look_at_silence(run, size)
-        rollouts = self._finished(ticket) if may_run else None
+        if may_run:
+            rollouts = self._finished(ticket)
+            return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(seconds))
+        abandoned = run.running_timesteps()
         return Outcome(
-            rollouts=rollouts,
+            None,
             n_trajectories=recorder.n_ended,
-            n_timesteps=recorder.n_timesteps,
-            n_abandoned=begun - recorder.n_ended,
-            abandoned_timesteps=worker.ran_timesteps - recorder.n_timesteps,
+            n_timesteps=worker.ran_timesteps - abandoned,
+            n_abandoned=recorder.n_begun - recorder.n_ended,
+            abandoned_timesteps=abandoned,
             seconds=tuple(seconds),
         )
 
     def rehearse(self, version: int, indices: range, seeds: list[int], agent: BatchedAgent) -> None:
         """Run a block, and keep nothing of it."""
-        _Run(self, version, indices, seeds, 0, agent, self._recorder, self._worker).run([0.0, 0.0, 0.0])
+        _Run(self, version, indices, seeds, agent, self._recorder, self._worker).run([0.0, 0.0, 0.0])
 
     def _finished(self, ticket: Ticket) -> Rollouts:
         """Return what was recorded; if some of it is wrong, raise the error of the first such trajectory.
@@ -126,7 +128,7 @@ class NativeRunner(NativeEnv):
             return
         self._rows += run.n_rows
         self._silent_rows += run.n_silent_rows
-        self._trajectories += run.n_begun
+        self._trajectories += run.n_trajectories
         if self._trajectories < _FEWEST_TRAJECTORIES * self.n_slots or not self._rows:
             return
         share = self._silent_rows / self._rows
@@ -147,31 +149,31 @@ class _Run:
     """One block of a ticket. Arrays have one entry for each slot.
 
     Attributes:
-        n_begun: Trajectories that were begun.
+        n_trajectories: How many trajectories it has.
         n_rows: Steps of slots that the environment was asked for.
         n_silent_rows: Those of slots that had no trajectory left.
     """
 
     def __init__(
-        self, env: NativeEnv, version: int, indices: range, seeds: list[int], first: int, agent: BatchedAgent,
+        self, env: NativeEnv, version: int, indices: range, seeds: list[int], agent: BatchedAgent,
         recorder: NativeRecorder, worker: Worker,
     ) -> None:  # fmt: skip
         self._env, self._agent, self._recorder, self._worker = env, agent, recorder, worker
+        self._mode, self._resets_itself = env.mode, env.resets_itself
         self._version, self._indices, self._seeds = version, indices, seeds
-        self._first = first  # the position of the first trajectory in the ticket
+        self.n_trajectories = self._left = len(seeds)  # left are those that have not begun
+        self._first = recorder.n_begun  # the position of the first one in the ticket
         n_slots = self._n_slots = env.n_slots
         self._shape = (n_slots,)
         self._slots = np.arange(n_slots)
-        self._numbers = np.zeros(n_slots, dtype=np.int64)  # which of the block's trajectories each slot runs
-        self._begun = np.zeros(n_slots, dtype=np.int64)  # the steps in which they begin
+        self._begun = np.zeros(n_slots, dtype=np.int64)  # the steps in which the slots' trajectories began
         self._live = np.zeros(n_slots, dtype=np.bool_)
         self._silent = np.zeros(n_slots, dtype=np.bool_)
         self._resetting = self._slots[:0]  # slots that the environment resets in the step to come
         self._n_live = self._n_silent = 0
         self._in_reset = False
         self._limit = worker.context.max_episode_length or math.inf
-        self._step_env = env.env.step
-        self.n_begun = self.n_rows = self.n_silent_rows = 0
+        self.n_rows = self.n_silent_rows = 0
         self._seconds = [0.0, 0.0, 0.0]
 
     def run(self, seconds: list[float]) -> bool:
@@ -185,7 +187,6 @@ class _Run:
         """
         worker, row = self._worker, self._worker.row
         self._seconds = seconds
-        words, version = row.words, self._version
         worker.phase, worker.trajectory = Phase.AGENT_RESET, self._indices[0]
         row.begin_trajectory(self._indices[0])
         seed_generators(self._seeds[0])
@@ -193,15 +194,10 @@ class _Run:
         self._agent.begin_block(derived_seed(self._seeds[0], Stream.AGENT))
         try:
             self._reset_all()
-            while self._n_live or len(self._resetting):
-                self._one_step()
-                words[row.timesteps_word] = worker.ran_timesteps
-                if words[0] > version:
-                    return False
+            return self._step_until_all_end()
         except BaseException as error:
             self._explain(error)
             raise
-        return True
 
     # ------------------------------------------------------------------ beginning
 
@@ -229,16 +225,14 @@ class _Run:
 
     def _begin(self, slots: NDArray[np.int64], infos: Any) -> None:
         """Begin the block's next trajectories in slots that have just been reset."""
-        worker, agent, first = self._worker, self._agent, self.n_begun
-        numbers = np.arange(first, first + len(slots))
-        self._numbers[slots] = numbers
-        self._begun[slots] = self._recorder.step
+        worker, agent, recorder = self._worker, self._agent, self._recorder
+        first = self.n_trajectories - self._left
+        recorder.begin(slots, without_final(infos) if infos else infos)
+        self._begun[slots] = recorder.step
         self._live[slots] = True
         self._n_live += len(slots)
-        self.n_begun += len(slots)
-        worker.row.begin_trajectory(self._indices[self.n_begun - 1])
-        if infos:
-            self._recorder.episode_infos.record(self._first + numbers, without_final(infos), slots)
+        self._left -= len(slots)
+        worker.row.begin_trajectory(self._indices[first])
         if agent.by_slot:
             worker.phase = Phase.AGENT_RESET
             for number, slot in enumerate(slots.tolist(), first):
@@ -251,47 +245,67 @@ class _Run:
         worker = self._worker
         worker.phase, self._in_reset = Phase.RESET, True
         seeds = self._seeds[:1] * self._n_slots
-        for number, slot in enumerate(refilled.tolist(), self.n_begun):
+        first = self.n_trajectories - self._left
+        for number, slot in enumerate(refilled.tolist(), first):
             seeds[slot] = self._seeds[number]
         if len(refilled):
-            worker.trajectory = self._indices[self.n_begun]
+            worker.trajectory = self._indices[first]
         observations, infos = self._begin_of(self._env.reset_slots(seeds, ended))
         self._recorder.begin_again(observations, refilled, np.flatnonzero(ended))
         self._in_reset = False
-        self._begin(refilled, infos)
+        if len(refilled):
+            self._begin(refilled, infos)
         elapsed = perf_counter() - began
         self._seconds[0] += elapsed
         self._seconds[2] -= elapsed
 
     # ------------------------------------------------------------------ stepping
 
-    def _one_step(self) -> None:
-        worker, recorder, words = self._worker, self._recorder, self._worker.row.words
-        step = recorder.step
-        began = perf_counter()
-        words[worker.row.phase_word] = _ACTION_NUMBER
-        rows = Rows(step * self._n_slots, self._shown(step), self._slots, self._begun, step)
-        self._agent.act(rows, self._live, recorder, worker)
-        actions = for_env(recorder.actions.row_batch(step))
-        between = perf_counter()
-        words[worker.row.phase_word] = _STEP_NUMBER
-        worker.phase = _STEP
-        try:
-            observations, rewards, terminated, truncated, infos = self._step_env(actions)
-        except (TypeError, ValueError) as error:
-            if raised_in(error, self._one_step):
-                raise UsageError("step must return (observations, rewards, terminated, truncated, infos)") from error
-            raise
-        worker.phase = _RECORDING
-        recorder.record(observations, rewards, self._silent, self._live)
-        if infos.__class__ is not dict:
-            check_infos("env_infos", infos)
-        worker.ran_timesteps += self._n_live
-        self.n_rows += self._n_slots
-        self.n_silent_rows += self._n_silent
-        self._finish_step(self._flags("terminated", terminated), self._flags("truncated", truncated), infos)
-        self._seconds[1] += between - began
-        self._seconds[2] += perf_counter() - between
+    def _step_until_all_end(self) -> bool:
+        """Step the environment; return whether the version may still run.
+
+        The inner loop: it is measured.
+        """
+        worker, recorder, seconds, n_slots = self._worker, self._recorder, self._seconds, self._n_slots
+        step_env, version = self._env.env.step, self._version
+        words, phase_word, timesteps_word = worker.row.words, worker.row.phase_word, worker.row.timesteps_word
+        while self._n_live or len(self._resetting):
+            began = perf_counter()
+            words[phase_word] = _ACTION_NUMBER
+            actions = for_env(self._choose(recorder.step))
+            between = perf_counter()
+            words[phase_word] = _STEP_NUMBER
+            worker.phase = _STEP
+            try:
+                observations, rewards, terminated, truncated, infos = step_env(actions)
+            except (TypeError, ValueError) as error:
+                if raised_in(error, self._step_until_all_end):
+                    problem = "step must return (observations, rewards, terminated, truncated, infos)"
+                    raise UsageError(problem) from error
+                raise
+            worker.phase = _RECORDING
+            recorder.record(observations, rewards, self._silent, self._live)
+            if infos.__class__ is not dict:
+                check_infos("env_infos", infos)
+            worker.ran_timesteps = words[timesteps_word] = worker.ran_timesteps + self._n_live
+            self.n_rows += n_slots
+            self.n_silent_rows += self._n_silent
+            self._finish_step(self._flags("terminated", terminated), self._flags("truncated", truncated), infos)
+            seconds[1] += between - began
+            seconds[2] += perf_counter() - between
+            if words[0] > version:
+                return False
+        return True
+
+    def _choose(self, step: int) -> Tree:
+        """Let the agent choose actions, and record them."""
+        recorder = self._recorder
+        if self._n_live:
+            rows = Rows(step * self._n_slots, self._shown(step), self._slots, self._begun, step)
+            self._agent.act(rows, self._live, recorder, self._worker)
+        else:
+            recorder.fill_actions(self._live)  # the environment will only reset, and ignores them
+        return recorder.actions.row_batch(step)
 
     def _shown(self, step: int) -> Tree:
         """Return the observations that the agent gets: its own, and with something to act on for silent slots."""
@@ -313,18 +327,18 @@ class _Run:
         if self._limit is not math.inf:
             truncated = truncated | (self._live & (self._recorder.step - self._begun >= self._limit))
         flags = terminated | truncated
-        ended = np.flatnonzero(flags & self._live if self._n_live < self._n_slots else flags)
+        ended = (flags & self._live if self._n_live < self._n_slots else flags).nonzero()[0]
         if infos:
             self._record_infos(ended, infos)
         reset_now, self._resetting = self._resetting, self._slots[:0]
-        going_on = ended[: len(self._indices) - self.n_begun - len(reset_now)]
+        going_on = ended[: self._left - len(reset_now)]
         if len(ended):
             self._end(ended, going_on, terminated, truncated, infos)
-        if not self._env.resets_itself:
+        if not self._resets_itself:
             if flags.any():
                 self._reset_masked(going_on, flags)
             return
-        if self._env.mode == NEXT_STEP:
+        if self._mode == NEXT_STEP:
             self._resetting, going_on = going_on, reset_now
         if len(going_on):
             self._begin(going_on, infos)
@@ -333,15 +347,13 @@ class _Run:
         self, ended: NDArray[np.int64], going_on: NDArray[np.int64], terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_], infos: Any,
     ) -> None:  # fmt: skip
-        recorder, mode, final = self._recorder, self._env.mode, None
-        if mode == SAME_STEP:
+        recorder, final = self._recorder, None
+        if self._mode == SAME_STEP:
             if "final_obs" not in infos:
                 raise DataError("a vector environment with AutoresetMode.SAME_STEP must have final_obs in its infos")
             final = infos["final_obs"]
-        recorder.end(
-            ended, self._first + self._numbers[ended], self._begun[ended], terminated[ended], truncated[ended], final
-        )
-        if not self._env.resets_itself:
+        recorder.end(ended, terminated[ended], truncated[ended], final)
+        if not self._resets_itself:
             recorder.keep_last(ended)
         self._live[ended] = False
         self._n_live -= len(ended)
@@ -352,13 +364,17 @@ class _Run:
     def _record_infos(self, ended: NDArray[np.int64], infos: Any) -> None:
         env_infos = self._recorder.env_infos
         numbers = self._slots + (self._recorder.step - 1) * self._n_slots
-        if self._env.mode != SAME_STEP or not len(ended):
+        if self._mode != SAME_STEP or not len(ended):
             env_infos.record(numbers, infos)
             return
         going_on = np.ones(self._n_slots, dtype=np.bool_)
         going_on[ended] = False
         env_infos.record(numbers[going_on], without_final(infos), self._slots[going_on])
         env_infos.record(numbers[ended], infos.get("final_info", {}), ended)
+
+    def running_timesteps(self) -> int:
+        """Return how many timesteps the trajectories have that have not ended."""
+        return int((self._recorder.step - self._begun[self._live]).sum())
 
     # ------------------------------------------------------------------ errors
 
@@ -370,14 +386,14 @@ class _Run:
         if slots and not self._in_reset and worker.phase in (Phase.ACTION, _STEP, _RECORDING):
             slot = self._agent.row if self._agent.row >= 0 else row_at_fault(error, slots[0])
             slot = slot if self._live[slot] else slots[0]
-            worker.trajectory = self._indices[self._numbers[slot]]
+            numbers = self._recorder.running_positions() - self._first
+            indices = {each: self._indices[numbers[each]] for each in slots}
+            worker.trajectory = indices[slot]
             # What a step returned is recorded as the next timestep's observation.
-            timestep = int(self._recorder.step - self._begun[slot]) - (
-                not asked and not isinstance(error, ObservationError)
-            )
+            follows = not asked and not isinstance(error, ObservationError)
+            timestep = int(self._recorder.step - self._begun[slot]) - follows
             if self._agent.row < 0:
-                running = ", ".join(str(self._indices[self._numbers[slot]]) for slot in slots)
                 whose = "get_actions had the observations of" if asked else "the vector environment was running"
-                error.add_note(f"{whose} trajectories {running}")
+                error.add_note(f"{whose} trajectories {', '.join(map(str, indices.values()))}")
         if isinstance(error, DataError) and worker.phase is _RECORDING:
             locate(error, self._env.env, timestep)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.exactness import may_change
 from streamsampler.data.info_columns import InfoColumns, Owners, check_names
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts, refuse_actions_outside
@@ -24,24 +23,21 @@ from streamsampler.workers.vec.rows import row_of
 __all__ = ["NativeRecorder"]
 
 _FLOAT64 = np.dtype(np.float64)
+_EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds
 
 
-class _Ends(NamedTuple):
-    """Trajectories that ended, one or more.
+class _Begun(NamedTuple):
+    """Trajectories that began in one step: their slots, in the order of their positions in the ticket."""
 
-    Attributes:
-        positions: Their positions in the ticket.
-        slots: Where they ran.
-        first: The steps of their first observations.
-        last: The steps after their last ones.
-        terminated: What the environment said.
-        truncated: What the environment said, or true because of a limit of the sampler's.
-    """
-
-    positions: NDArray[np.int64]
     slots: NDArray[np.int64]
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
+    step: int
+
+
+class _Ended(NamedTuple):
+    """Trajectories that ended before one step: their slots, and how they ended."""
+
+    slots: NDArray[np.int64]
+    step: int
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
 
@@ -65,12 +61,12 @@ class NativeRecorder:
         agent_infos: The same.
         episode_infos: Infos of resets, by the trajectories' positions in the ticket.
         record_agent_info: Takes (number, info), for agents that are asked for one action at a time.
+        n_begun: Trajectories that have begun.
         n_ended: Trajectories that have ended.
-        n_timesteps: Their timesteps.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_slots: int) -> None:
-        self._action_space, self._n_slots = action_space, n_slots
+        self._action_space, self._n_slots, self._shape = action_space, n_slots, (n_slots,)
         self.observations = Columns(observation_space, n_slots, "observation", ObservationError)
         self.actions = Columns(action_space, n_slots, "action", ActionError)
         self._apart = Columns(observation_space, n_slots, "observation", ObservationError)
@@ -80,17 +76,18 @@ class NativeRecorder:
         self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_info.record
         self.episode_infos = BatchInfos("episode_infos")
         self._last_observations: list[Tree] = []
-        self._ends: list[_Ends] = []
-        self.step = self.n_ended = self.n_timesteps = 0
+        self._begun: list[_Begun] = []
+        self._ended: list[_Ended] = []
+        self.step = self.n_begun = self.n_ended = 0
 
     def clear(self) -> None:
         """Forget everything."""
         for part in (
             self.observations, self.actions, self.env_infos, self.agent_infos, self.episode_infos,
-            self._agent_info, self._last_observations, self._ends,
+            self._agent_info, self._last_observations, self._begun, self._ended,
         ):  # fmt: skip
             part.clear()
-        self.step = self.n_ended = self.n_timesteps = 0
+        self.step = self.n_begun = self.n_ended = 0
 
     def begin_block(self, observations: Any, silent: NDArray[np.bool_]) -> None:
         """Record what slots begin a block with; what silent ones show does not matter."""
@@ -120,39 +117,60 @@ class NativeRecorder:
         Raises:
             DataError: They do not fit; with the slot as `row`, if it is one slot's fault.
         """
-        self.step += 1
+        step = self.step
+        self.step = step + 1
         _append(self.observations, observations, silent)
-        if rewards.__class__ is not np.ndarray or rewards.shape != (self._n_slots,) or rewards.dtype.kind not in "biuf":
-            rewards = column_of_slots(rewards, self._n_slots, "rewards", "biuf")
-        if rewards.dtype is not _FLOAT64 and may_change(rewards.dtype, _FLOAT64):
-            try:
-                check_rewards(rewards[live])
-            except DataError as error:
-                error.row = int(np.flatnonzero(live)[error.row or 0])
-                raise
-        self._rewards.at(self.step - 1)[:] = rewards
+        if rewards.__class__ is not np.ndarray or rewards.shape != self._shape or rewards.dtype.char not in _EXACT:
+            rewards = self._checked_rewards(rewards, live)
+        self._rewards.at(step)[:] = rewards
 
-    def end(
-        self, slots: NDArray[np.int64], positions: NDArray[np.int64], first: NDArray[np.int64],
-        terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], final: Any = None,
-    ) -> None:  # fmt: skip
-        """End trajectories with the last step.
+    def _checked_rewards(self, rewards: Any, live: NDArray[np.bool_]) -> NDArray[Any]:
+        column = column_of_slots(rewards, self._n_slots, "rewards", "biuf")
+        try:
+            check_rewards(column[live])
+        except DataError as error:
+            error.row = int(np.flatnonzero(live)[error.row or 0])
+            raise
+        return column
+
+    def begin(self, slots: NDArray[np.int64], infos: Any) -> None:
+        """Begin the ticket's next trajectories with the next step, in these slots.
 
         Args:
-            slots: Where they ran.
-            positions: (n,) their positions in the ticket.
-            first: (n,) the steps that they began with.
-            terminated: (n,) what the environment said.
+            slots: The slots.
+            infos: The infos of their resets, arrays of (n_slots, ...).
+        """
+        if infos:
+            positions = np.arange(self.n_begun, self.n_begun + len(slots))
+            self.episode_infos.record(positions, infos, slots)
+        self._begun.append(_Begun(slots, self.step))
+        self.n_begun += len(slots)
+
+    def end(
+        self, slots: NDArray[np.int64], terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], final: Any = None
+    ) -> None:
+        """End the trajectories of some slots with the last step.
+
+        Args:
+            slots: The slots.
+            terminated: (n,) what the environment said of them.
             truncated: (n,) the same, or true because of a limit of the sampler's.
             final: (n_slots, ...) the environment's last observations, where these slots begin their next trajectories
                 in the same step; None where they were recorded.
         """
-        last = np.full(len(slots), self.step)
-        self._ends.append(_Ends(positions, slots, first, last, terminated, truncated))
+        self._ended.append(_Ended(slots, self.step, terminated, truncated))
         if final is not None:
             self._last_observations.append(take(self._written_apart(final, slots), slots))
         self.n_ended += len(slots)
-        self.n_timesteps += int((last - first).sum())
+
+    def running_positions(self) -> NDArray[np.int64]:
+        """Return the position in the ticket of the trajectory that each slot began last."""
+        positions = np.zeros(self._n_slots, dtype=np.int64)
+        position = 0
+        for slots, _ in self._begun:
+            positions[slots] = np.arange(position, position + len(slots))
+            position += len(slots)
+        return positions
 
     def keep_last(self, slots: NDArray[np.int64]) -> None:
         """Keep the last observations of trajectories that ended, before their slots are reset."""
@@ -190,30 +208,36 @@ class NativeRecorder:
                 ticket.
             DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
         """
-        in_order = np.argsort(np.concatenate([ends.positions for ends in self._ends]))[:most]
-        ends = _Ends(*(np.concatenate(parts)[in_order] for parts in zip(*self._ends, strict=True)))
-        n_slots, lengths = self._n_slots, ends.last - ends.first
+        n_slots = self._n_slots
+        slots, first = _flat(self._begun)
+        ended, last = _flat(self._ended)
+        # A slot's trajectories end in the order in which they began.
+        in_order = np.empty(len(slots), dtype=np.int64)
+        in_order[np.argsort(slots, kind="stable")] = np.argsort(ended, kind="stable")
+        in_order, slots, first = in_order[:most], slots[:most], first[:most]
+        last = last[in_order]
+        lengths = last - first
         stops = np.cumsum(lengths)
         # Trajectories one after the other, and in each every `n_slots`-th number.
-        numbers = np.repeat(ends.first * n_slots + ends.slots - (stops - lengths) * n_slots, lengths)
-        numbers += np.arange(len(numbers)) * n_slots
-        actions = self.actions.gather(numbers)
+        numbers = np.repeat(first * n_slots + slots - (stops - lengths) * n_slots, lengths)
+        numbers += np.arange(0, len(numbers) * n_slots, n_slots)
+        actions = self.actions.gather(numbers, reuse=True)
         refuse_actions_outside(self._action_space, actions, lengths)
         if self._last_observations:
             last_observations = take(concatenate(self._last_observations), in_order)
         else:
-            last_observations = self.observations.gather(ends.last * n_slots + ends.slots)
+            last_observations = self.observations.gather(last * n_slots + slots)
 
         def owners(rows: NDArray[np.int64]) -> NDArray[np.int64]:
             return np.searchsorted(stops, rows, side="right")
 
         return Rollouts(
-            observations=self.observations.gather(numbers),
+            observations=self.observations.gather(numbers, reuse=True),
             last_observations=last_observations,
             actions=actions,
-            rewards=self._rewards.gather(numbers),
-            terminated=ends.terminated,
-            truncated=ends.truncated,
+            rewards=self._rewards.gather(numbers, reuse=True),
+            terminated=np.concatenate([each.terminated for each in self._ended])[in_order],
+            truncated=np.concatenate([each.truncated for each in self._ended])[in_order],
             lengths=lengths,
             env_infos=self._gathered("env_infos", [self.env_infos], numbers, owners),
             agent_infos=self._gathered("agent_infos", [self._agent_info, self.agent_infos], numbers, owners),
@@ -232,16 +256,22 @@ class NativeRecorder:
         return columns
 
 
+def _flat(events: Sequence[tuple[Any, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return slot and step of each trajectory that began, or that ended."""
+    slots = [event[0] for event in events]
+    return np.concatenate(slots), np.repeat([event[1] for event in events], list(map(len, slots)))
+
+
 def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
     """Append a batch, in which whatever unused rows hold is no error."""
-    if not isinstance(batch, np.ndarray) or batch.dtype != object:
-        try:
-            columns.append(batch)
-        except DataError as error:
-            if error.row is None or not unused[error.row]:
-                raise
-        else:
-            return
+    try:
+        columns.append(batch)
+    except DataError as error:
+        is_row = error.row is not None and unused[error.row]
+        if not is_row and (not isinstance(batch, np.ndarray) or batch.dtype != object):
+            raise
+    else:
+        return
     step, used = columns.n_steps, np.flatnonzero(~unused)
     for row in used.tolist():
         try:

@@ -55,8 +55,10 @@ def filled(whole: Tree, rows: Tree, slots: NDArray[np.int64]) -> Tree:
 
 def for_env(tree: Tree) -> Any:
     """Return a batch of stored actions as a vector environment takes it: in arrays of its own, objects in a tuple."""
+    if tree.__class__ is np.ndarray and not tree.dtype.hasobject:
+        return tree.copy()
     if isinstance(tree, dict):
         return {key: for_env(child) for key, child in tree.items()}
     if isinstance(tree, tuple):
         return tuple(for_env(child) for child in tree)
-    return tuple(tree.tolist()) if tree.dtype == object else tree.copy()
+    return tuple(tree.tolist())
