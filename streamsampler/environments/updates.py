@@ -21,7 +21,7 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.kinds import foreign_kind, foreign_kind_in
-from streamsampler.environments.worker_numbers import with_worker_number
+from streamsampler.environments.worker_numbers import has_parameter, with_worker_number
 from streamsampler.errors import SamplerError, UsageError
 
 __all__ = [
@@ -94,6 +94,13 @@ class NewEnvUpdate(EnvUpdate):
         """Close the old environment, then make the new one: both may need the same port."""
         _close(old_env)
         return _checked(self.factory(**with_worker_number(self.factory, self.env_kwargs)), describe(self))
+
+    def with_seed(self, seed: int) -> NewEnvUpdate | None:
+        """Return the update that gives the factory a seed; None if it has no parameter for one, or has one already."""
+        bound = self.factory.keywords if isinstance(self.factory, functools.partial) else {}
+        if "seed" in self.env_kwargs or "seed" in bound or not has_parameter(self.factory, "seed"):
+            return None
+        return NewEnvUpdate(self.factory, {**self.env_kwargs, "seed": seed})
 
 
 class ExistingEnvUpdate(EnvUpdate):
@@ -291,7 +298,7 @@ def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
         UsageError: If the update gives no gymnasium.Env.
     """
     env = apply_any_env_update(update, old_env)
-    if isinstance(env, gymnasium.Env):
+    if not isinstance(env, VectorEnv):  # EnvPool's are both
         return env
     _close(env)
     raise UsageError(
@@ -358,7 +365,7 @@ def describe(env_update: EnvUpdate) -> str:
             return str(getattr(factory, "__qualname__", type(factory).__qualname__))
         case ExistingEnvUpdate(env=env):
             bare = env.unwrapped  # a wrapper's spec is a deep copy
-            return bare.spec.id if bare.spec is not None else type(bare).__qualname__
+            return str(getattr(bare.spec, "id", type(bare).__qualname__))  # EnvPool's specs have no id
         case SetTaskUpdate():
             return env_update._name
     return type(env_update).__qualname__

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["for_worker", "with_worker_number"]
+__all__ = ["for_worker", "has_parameter", "with_worker_number"]
 
 _NAME = "worker_number"
 _number: ContextVar[int] = ContextVar("streamsampler_worker_number", default=0)
@@ -41,14 +41,15 @@ def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]
     """
     given = {**arguments}
     bound = factory.keywords if isinstance(factory, functools.partial) else {}
-    if _NAME not in given and _NAME not in bound and _takes_number(factory):
+    if _NAME not in given and _NAME not in bound and has_parameter(factory, _NAME):
         given[_NAME] = _number.get()
     return given
 
 
-def _takes_number(factory: Callable[..., Any]) -> bool:
+def has_parameter(factory: Callable[..., Any], name: str) -> bool:
+    """Return whether a callable has a parameter of a name that can be given as a keyword."""
     try:
-        parameter = inspect.signature(factory).parameters.get(_NAME)
+        parameter = inspect.signature(factory).parameters.get(name)
     except (TypeError, ValueError):
         return False  # it has no signature to look at
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

@@ -39,8 +39,7 @@ def summary_of(error: BaseException) -> str:
 def name_of_env(env: Any) -> str:
     """Return what an environment is called in messages: its id, or the name of its class."""
     env = getattr(env, "unwrapped", env)  # a wrapper's spec is a deep copy
-    spec = getattr(env, "spec", None)
-    return str(spec.id) if spec is not None else type(env).__qualname__
+    return str(getattr(getattr(env, "spec", None), "id", type(env).__qualname__))  # EnvPool's specs have no id
 
 
 def locate(error: DataError, env: Any, timestep: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import gymnasium
@@ -49,3 +50,39 @@ class OneSeed(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.ended = ~fresh & (self.observations[:, 0] == self.lengths)
         rewards = self.observations[:, 0].astype(np.float32)
         return self.observations, rewards, self.ended, np.zeros_like(self.ended), {"length": self.lengths}
+
+
+class Deaf(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Draws from the seed that it is made with, and ignores those of its resets, as EnvPool's environments do.
+
+    Attributes:
+        living: How many there are that were not closed.
+    """
+
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # type: ignore[misc]
+    living = 0
+
+    def __init__(self, seed: int | None = None, num_envs: int = 3) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = LINE, spaces.Discrete(2)
+        self.rng = np.random.default_rng(seed)
+        Deaf.living += 1
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            warnings.warn("the seed is ignored", stacklevel=2)
+        self.ended = np.zeros(self.num_envs, np.bool_)
+        self.values = self.rng.random(self.num_envs)
+        return self.observations(), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        fresh, draws = self.ended, self.rng.random(self.num_envs)
+        self.values = np.where(fresh, draws, self.values + 1)
+        self.ended = ~fresh & (draws < 0.3)
+        return self.observations(), draws, self.ended, np.zeros_like(fresh), {}
+
+    def observations(self) -> Any:
+        return self.values.astype(np.float32)[:, None]
+
+    def close_extras(self, **kwargs: Any) -> None:
+        Deaf.living -= 1

@@ -35,5 +35,10 @@ Native vector environments
 An environment may be vectorised natively: `lambda: gymnasium.make_vec("CartPole-v1", num_envs=32)` with `n_envs=32`.
 Its stream is cut into whole trajectories with their true final observations, in every autoreset mode. Unless the mode
 is `DISABLED`, such an environment does not reseed itself between trajectories: then `batch.seeds[i]` alone does not
-start trajectory `i` again, but its block does.
+start trajectory `i` again, but its block does. At the end of a block environments stand silent until its longest
+trajectory has ended; where that is much of the time, a hint names a longer `block_size`.
+
+An environment that ignores `reset(seed=…)`, and draws from the seed that it is made with, as EnvPool's do, is made anew
+for each block: pass a function that takes a seed,
+`lambda seed=0: envpool.make("CartPole-v1", "gymnasium", num_envs=32, seed=seed)`.
 """

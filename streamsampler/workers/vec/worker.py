@@ -29,6 +29,7 @@ from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.block import Block, Seconds
 from streamsampler.workers.vec.native import NativeRunner
+from streamsampler.workers.vec.native_seeds import heeding_seeds
 from streamsampler.workers.vec.recorder import BatchRecorder
 from streamsampler.workers.vec.slots import SlotRunner
 
@@ -136,6 +137,7 @@ class VecWorker(Worker):
         if isinstance(envs[0], VectorEnv):
             while old:
                 old.pop(0).close()
+            envs[0] = heeding_seeds(envs[0], update)
             return envs
         for _ in range(1, self._n_envs or _N_ENVS):
             mine = update if pickled is None else loads(pickled)

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import EnvUpdate, LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, UsageError
 from tests.scripted.agents import Balancing, NestedBatches, Remembering, Sampling, always_zero
 from tests.scripted.envs import Drawn, Nested, Steps
-from tests.scripted.vectors import OneSeed, Vector
+from tests.scripted.vectors import Deaf, OneSeed, Vector
 
 SEED = 11
 MODES = ["NEXT_STEP", "SAME_STEP", "DISABLED"]
@@ -189,11 +190,95 @@ def test_all_slots_get_valid_actions(space):
             assert sampler.obtain_trajectories(8).lengths.tolist() == [3] * 8
 
 
+# ---------------------------------------------------------------------- seeds
+
+
+def test_an_environment_that_ignores_the_seeds_of_resets_is_made_from_one_for_each_block():
+    batches, before = [], Deaf.living
+    for n_workers in (1, 2, 3):
+        with native(always_zero, lambda seed=0: Deaf(seed), n_workers=n_workers, check="error") as sampler:
+            batches.append((sampler.obtain_samples(150), sampler.obtain_trajectories(13)))
+        assert Deaf.living == before
+    assert batches[0] == batches[1] == batches[2]
+    assert len(np.unique(batches[0][1].observations)) > 13
+
+
+@pytest.mark.parametrize(
+    "env", [Deaf, partial(Deaf, seed=3), lambda: Deaf(3), Deaf(3)], ids=["class", "bound", "fixed", "instance"]
+)
+def test_an_environment_that_ignores_seeds_is_refused_with_the_way_out(env):
+    options = {"env_kwargs": {"seed": 3}} if env is Deaf else {}
+    with (
+        native(always_zero, env, **options) as sampler,
+        pytest.raises(RolloutError, match=r"lambda seed=0: ") as caught,
+    ):
+        sampler.obtain_trajectories(6)
+    assert "Deaf began differently when it was reset twice with the same seeds" in str(caught.value)
+
+
+def test_an_environment_that_ignores_all_seeds_is_refused():
+    with (
+        native(always_zero, lambda seed=0: Deaf()) as sampler,
+        pytest.raises(RolloutError, match="made twice from the same seed"),
+    ):
+        sampler.obtain_trajectories(6)
+
+
+class Told(OneSeed):
+    seeds: ClassVar = []
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.seeds.append(seed)
+
+
+def test_an_environment_that_heeds_its_seeds_is_made_once():
+    with native(Remembering(), Told) as sampler, native(Remembering(), OneSeed) as plain:
+        assert sampler.obtain_trajectories(20) == plain.obtain_trajectories(20)
+    assert Told.seeds == [0]
+
+
+class Tasks(EnvUpdate):
+    def __call__(self, old_env):
+        return old_env
+
+
+def test_a_change_of_what_is_made_again_is_refused():
+    with native(always_zero, lambda seed=0: Deaf(seed)) as sampler:
+        sampler.obtain_trajectories(6)
+        with pytest.raises(RolloutError, match="a change of it would be lost"):
+            sampler.obtain_trajectories(6, env_update=Tasks())
+
+
+# ---------------------------------------------------------------------- silence
+
+
+def hints(caplog):
+    return [record.getMessage() for record in caplog.records if "stand silent" in record.getMessage()]
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog, n_workers):
+    with native(always_zero, OneSeed, block_size=3, n_workers=n_workers) as sampler:
+        sampler.obtain_trajectories(60)
+        sampler.obtain_trajectories(60)
+    (hint,) = hints(caplog)
+    assert "at the end of each block of 3 trajectories" in hint
+    named = int(hint.partition('"block_size": ')[2].partition("}")[0])
+    caplog.clear()
+    with native(always_zero, OneSeed, block_size=named) as sampler:
+        sampler.obtain_trajectories(10 * named)
+    assert not hints(caplog)
+
+
 # ---------------------------------------------------------------------- errors
 
 
 def test_the_default_worker_names_the_one_that_can():
-    for env in (Vector("NEXT_STEP", Drawn)(), Vector("NEXT_STEP", Drawn)):
+    class Both(Deaf, gymnasium.Env):  # type: ignore[misc]
+        """As EnvPool's environments are."""
+
+    for env in (Vector("NEXT_STEP", Drawn)(), Vector("NEXT_STEP", Drawn), Both):
         with LocalSampler(always_zero, env) as sampler, pytest.raises(RolloutError, match="worker_class=VecWorker"):
             sampler.obtain_trajectories(1)
 
