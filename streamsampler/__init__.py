@@ -23,7 +23,8 @@ For workers and engines of your own more is public, the names in `__all__` of th
 `streamsampler.workers.base`, the guide to engines `streamsampler.engines.base`; they use `streamsampler.workers.loop`,
 `streamsampler.workers.board`, `streamsampler.workers.factory`, `streamsampler.workers.generators`,
 `streamsampler.protocol.messages`, `streamsampler.scheduling.blocks`, `streamsampler.data.recorder`,
-`streamsampler.agents.base`, `streamsampler.agents.updates`, `streamsampler.environments.updates`,
+`streamsampler.agents.base`, `streamsampler.agents.draws`, `streamsampler.agents.independence`,
+`streamsampler.agents.updates`, `streamsampler.environments.updates`,
 `streamsampler.seeding` and `streamsampler.serialization`.
 """
 

@@ -199,5 +199,7 @@ def test_recurrent_policies_have_a_state_for_each_row():
     agent = in_worker(SB3Agent(Recurrent(), deterministic=True))
     assert is_row_independent(agent)
     probe(agent, OBSERVATIONS, 8)
+    mixing = in_worker(SB3Agent(Recurrent(shift=1), deterministic=True))
+    probe(mixing, OBSERVATIONS, 1)
     with pytest.raises(UsageError, match=DEPENDS):
-        probe(in_worker(SB3Agent(Recurrent(shift=1), deterministic=True)), OBSERVATIONS, 8)
+        probe(mixing, OBSERVATIONS, 8)

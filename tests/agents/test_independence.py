@@ -52,11 +52,15 @@ class Remembering:
 
     def __init__(self, shift=0):
         self.shift = shift
-        self.memory = np.zeros(0)
+        self.reset()
+
+    def reset(self):
+        self.memory = None
 
     def get_actions(self, observations, *, starts):
-        if starts.all():
+        if self.memory is None:
             self.memory = np.zeros(len(observations))
+        self.memory[starts] = 0.0
         self.memory += observations[:, 0]
         seen, self.memory = self.memory, np.roll(self.memory, self.shift)
         return (seen > 0).astype(np.int64), {"memory": seen}
@@ -64,7 +68,7 @@ class Remembering:
 
 class RememberingByMask:
     def __init__(self, shift=0):
-        self.memory = np.zeros(0)
+        self.memory = np.zeros(1)
         self.shift = shift
 
     def get_actions(self, observations):
@@ -73,7 +77,7 @@ class RememberingByMask:
         return (seen > 0).astype(np.int64), {"memory": seen}
 
     def reset(self, do_resets):
-        self.memory = np.zeros(len(do_resets))
+        self.memory = np.where(do_resets, 0.0, np.resize(self.memory, len(do_resets)))
 
 
 class Drawing(Rowwise):
