@@ -63,6 +63,11 @@ class Call:
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, stats, self.version)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
+        self._n_popped = 0
+        self._idle: set[int] = set()  # workers with room for a ticket that have none
+        self._ahead: set[int] = set()  # workers with room for the one after the one in hand
+        for record in session.records:
+            self._note_room(record)
         if session.verdicts.exclusive:
             # Only worker 0 has work before the verdict: it is not left out for having been slow.
             session.throughput.forget(0)
@@ -79,8 +84,11 @@ class Call:
             WorkerHungError: A worker made no progress, and there were too many losses.
             ClosedError: Another thread closed the sampler.
         """
-        self._decisions.decide()  # of a stream: what comes before a failure was handed out since
-        self._assign_tickets()  # what a stream's consumer took may have made room
+        if self.gathering.result.n_popped != self._n_popped:
+            # What a stream's consumer took may have come before a failure, and has made room.
+            self._n_popped = self.gathering.result.n_popped
+            self._decisions.decide()
+            self._assign_tickets()
         supervisor, clock = self._supervisor, self._session.clock
         limit, began = supervisor.wait_limit(timeout), clock()
         try:
@@ -110,20 +118,28 @@ class Call:
 
     def _assign_to_all(self) -> None:
         """Assign tickets to the workers with room: first one to each, then the next."""
-        session = self._session
-        with_room = [record for record in session.records if record.side.room and session.verdicts.may_work(record)]
-        for is_next in (False, True):
-            if is_next and not self.gathering.has_plenty:
-                return
-            for record in with_room:
-                if is_next == bool(record.side.unanswered) and record.side.room:
-                    self._assign(record, is_next=is_next)
+        for with_room, is_next in ((self._idle, False), (self._ahead, True)):
+            for worker in sorted(with_room):
+                record = self._session.records[worker]
+                if not self._session.verdicts.may_work(record):
+                    continue
+                if not self._assign(record, is_next=is_next) and self.gathering.refuses_all:
+                    break
 
-    def _assign(self, record: WorkerRecord, *, is_next: bool) -> None:
+    def _note_room(self, record: WorkerRecord) -> None:
+        """Note whether a worker may be given a ticket, so that it need not be looked for among all workers."""
+        worker, side = record.worker, record.side
+        self._idle.discard(worker)
+        self._ahead.discard(worker)
+        if side.room:
+            (self._ahead if side.unanswered else self._idle).add(worker)
+
+    def _assign(self, record: WorkerRecord, *, is_next: bool) -> bool:
+        """Assign a ticket to a worker; return whether there was one."""
         side = record.side
         assignment = self.gathering.take(side.worker, ahead=is_next, now=self._session.clock())
         if assignment is None:
-            return
+            return False
         if self._supervisor.start_if_absent(record):
             self.stats.restarts += 1
         if not is_next:
@@ -132,6 +148,8 @@ class Call:
         if isinstance(message, Start):
             message = replace(message, **self._session.start_contents(record))
         self._engine.send(side.worker, message)
+        self._note_room(record)
+        return True
 
     # ------------------------------------------------------------------ events
 
@@ -142,6 +160,7 @@ class Call:
         record = self._session.records[event.worker]
         if isinstance(event, Died):
             self._handle_death(record, event)
+            self._note_room(self._session.records[event.worker])
             return
         answer = event.answer
         if answer.checked is not None:
@@ -157,6 +176,7 @@ class Call:
             record.side.mark_for_replacement()
             self.stats.replaced += 1
         self._supervisor.retire_if_marked(record)
+        self._note_room(record)
 
     def _handle_report(self, record: WorkerRecord, event: Answered, report: Report) -> None:
         worker = event.worker

@@ -79,6 +79,7 @@ class Gathering:
         arrived_trajectories: Trajectories that arrived, not counting those that were left out.
         arrived_timesteps: Their timesteps.
         arrived_dropped: Trajectories that were left out.
+        refuses_all: Whether the last refusal of `take` holds for every worker that would ask for the same.
 
     Raises:
         UsageError: No other indices can take the places of those left out.
@@ -102,11 +103,12 @@ class Gathering:
         self._first = min(queue.own.start for queue in self._queues)
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
-        self._n_in_flight = 0  # trajectories, not counting copies
+        self._handed_out = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
         self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
         self.arrived_trajectories = 0
         self.arrived_timesteps = 0
         self.arrived_dropped = 0
+        self.refuses_all = False
 
     # ------------------------------------------------------------------ handing out
 
@@ -122,7 +124,8 @@ class Gathering:
                 near the end a ticket that waits for another one is late, and may be surplus.
             now: The time in seconds, from any one clock.
         """
-        if ahead and not self.has_plenty:
+        self.refuses_all = ahead and not self._has_plenty
+        if self.refuses_all:
             return None
         queue = self._queues[worker % len(self._queues)]
         needed = self._n_needed(SAFETY_MARGIN)
@@ -134,7 +137,8 @@ class Gathering:
             indices = self._pass_over(worker)
         else:
             indices = self._take_returned(queue, size) or self._take_new(queue, size, needed, remaining)
-        self._n_in_flight += len(indices)
+            self.refuses_all = not indices and len(self._queues) == 1
+        self._handed_out += len(indices)
         if not indices and not ahead:
             indices = self._take_copy(worker, now)
         if not indices:
@@ -146,8 +150,11 @@ class Gathering:
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
         if self._in_flight.remove(worker, indices, now):
-            self._n_in_flight -= len(indices)
-            self._queue_of(indices).put_back(indices)
+            self._put_back(indices)
+
+    def _put_back(self, indices: range) -> None:
+        self._handed_out -= len(indices)
+        self._queue_of(indices).put_back(indices)
 
     def _queue_of(self, indices: range) -> IndexQueue:
         return next(queue for queue in self._queues if indices[0] in queue.own)
@@ -155,14 +162,10 @@ class Gathering:
     @property
     def _under_way(self) -> int:
         """How many trajectories are in flight, or belong to failures that are held back."""
-        return self._n_in_flight + sum(len(held.indices) for held in self.result.held_failures())
+        return self._handed_out - self.arrived_trajectories - self.arrived_dropped
 
     @property
-    def _handed_out(self) -> int:
-        return self.arrived_trajectories + self.arrived_dropped + self._under_way
-
-    @property
-    def has_plenty(self) -> bool:
+    def _has_plenty(self) -> bool:
         """Whether enough indices remain for all workers, even if trajectories turn out rather long."""
         return self._n_needed(-SAFETY_MARGIN) - self._handed_out > self._n_workers * self._queues[0].block
 
@@ -192,7 +195,10 @@ class Gathering:
         if not self._may_copy or (self._is_endless and self.result.has_segments):
             return range(0)
         indices = self._in_flight.ticket_to_copy(worker, now)
-        return range(0) if indices is None or indices[0] > self.result.end else indices
+        if indices is None or indices[0] > self.result.end:
+            self.refuses_all = self.refuses_all and (indices is not None or not self._in_flight.copies_pay(now))
+            return range(0)
+        return indices
 
     def _pass_over(self, worker: int) -> range:
         # Once a call, so that after some calls the worker is tried again.
@@ -263,7 +269,6 @@ class Gathering:
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
         if not self._in_flight.arrive(worker, indices, now):
             return False
-        self._n_in_flight -= len(indices)
         self.arrived_dropped += len(dropped)
         self.arrived_trajectories += len(lengths)
         self.arrived_timesteps += sum(lengths)
@@ -287,23 +292,22 @@ class Gathering:
         counts = self._in_flight.arrive if final else self._in_flight.remove
         if not counts(worker, indices, now):
             return
-        self._n_in_flight -= len(indices)
         queue = self._queue_of(indices)
         blocks = queue.blocks_of(indices)
         if trajectory is None and len(blocks) > 1:
             for block in blocks:
-                queue.put_back(block)
+                self._put_back(block)
             return
         failed = blocks[0] if trajectory is None else next(block for block in blocks if trajectory in block)
         position = indices.index(failed[0])
         for others in (indices[:position], indices[position + len(failed) :]):
             if others:
-                queue.put_back(others)
+                self._put_back(others)
         self.result.hold_failure(HeldFailure(failed, reason, final))
 
     def retry(self, held: HeldFailure) -> None:
         """Assign what failed again."""
-        self._queue_of(held.indices).put_back(held.indices)
+        self._put_back(held.indices)
         self.result.remove_failure(held)
 
     # ------------------------------------------------------------------ the result

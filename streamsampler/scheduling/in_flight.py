@@ -8,6 +8,8 @@ longer than the copy: it is slower, or the ticket waits for another one.
 
 from __future__ import annotations
 
+import math
+
 from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.throughput import Throughput
 
@@ -36,7 +38,8 @@ class InFlight:
         self._holders: dict[range, int] = {}
         self._done: set[range] = set()  # arrived, while a copy is still in flight
         self._last: tuple[float, range] | None = None
-        self._fresh = False  # whether `_last` is up to date
+        self._fastest = math.inf  # seconds of a trajectory on the fastest worker without a ticket
+        self._fresh = False  # whether these two are up to date
 
     def add(self, worker: int, indices: range, now: float) -> None:
         """Track a ticket, or a copy of one, that `worker` got."""
@@ -89,28 +92,40 @@ class InFlight:
     def ticket_to_copy(self, worker: int, now: float) -> range | None:
         """Return the ticket that the idle `worker` should run a second time; None if that does not pay."""
         own = self._pace.seconds_with(worker)
-        if own is None or self._queues[worker]:
-            return None
-        if not self._fresh:
-            self._last, self._fresh = self._last_to_end(now), True
+        return None if own is None or self._queues[worker] else self._copy_that_pays(own, now)
+
+    def copies_pay(self, now: float) -> bool:
+        """Whether `ticket_to_copy` has a ticket for any idle worker."""
+        self._find_last_to_end(now)
+        return self._copy_that_pays(self._fastest, now) is not None
+
+    def _copy_that_pays(self, each: float, now: float) -> range | None:
+        """Return the ticket for a worker that takes `each` seconds for a trajectory."""
+        self._find_last_to_end(now)
         if self._last is None:
             return None
         end, indices = self._last
-        return indices if end - now > WORTH_A_COPY * (own * len(indices) + COPY_SECONDS) else None
+        return indices if end - now > WORTH_A_COPY * (each * len(indices) + COPY_SECONDS) else None
 
-    def _last_to_end(self, now: float) -> tuple[float, range] | None:
-        """Return when the last of the tickets without a copy is expected to end, and that ticket."""
+    def _find_last_to_end(self, now: float) -> None:
+        """Find the last of the tickets without a copy, when it is expected to end, and the fastest idle worker."""
+        if self._fresh:
+            return
         last: tuple[float, range] | None = None
+        self._fastest = math.inf
         for worker, queue in enumerate(self._queues):
             each = self._pace.seconds_with(worker)
-            if not queue or each is None:
+            if each is None:
+                continue
+            if not queue:
+                self._fastest = min(self._fastest, each)
                 continue
             end = max(now, self._since[worker] + each * len(queue[0]))
             for position, indices in enumerate(queue):
                 end += each * len(indices) if position else 0.0
                 if self._holders[indices] == 1 and indices not in self._done and (last is None or end > last[0]):
                     last = end, indices
-        return last
+        self._last, self._fresh = last, True
 
     def expected_end(self, worker: int, now: float) -> float:
         """Return when `worker` is expected to finish its tickets; now if its speed is unknown."""
