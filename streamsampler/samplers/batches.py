@@ -108,9 +108,10 @@ class BatchMaker:
             delivery.release()
 
     def release_all(self) -> None:
-        """Release the memory of all deliveries."""
+        """Release the memory of all deliveries, and forget their arrays: an error's traceback may hold this call."""
         for delivery in list(self._deliveries.values()):
             self.release(delivery)
+            del delivery.rollouts
 
     def forget_all(self) -> None:
         """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""

@@ -89,8 +89,16 @@ class Call:
             self._n_popped = self.gathering.result.n_popped
             self._decisions.decide()
             self._assign_tickets()
-        supervisor, clock = self._supervisor, self._session.clock
-        limit, began = supervisor.wait_limit(timeout), clock()
+        limit = self._supervisor.wait_limit(timeout)
+        elapsed = self._take_in(limit)
+        self._decisions.decide()
+        self._supervisor.kill_overdue(limit, elapsed)
+        self._assign_tickets()
+
+    def _take_in(self, limit: float | None) -> float:
+        """Wait for events, and handle all of them before any worker gets a ticket; return how long the wait took."""
+        clock = self._session.clock
+        began = clock()
         try:
             events = self._engine.wait(limit)
         except (OSError, ValueError):
@@ -100,9 +108,7 @@ class Call:
         self._check_open()
         for event in events:
             self._handle(event)
-        self._decisions.decide()
-        supervisor.kill_overdue(limit, elapsed)
-        self._assign_tickets()
+        return elapsed
 
     def _check_open(self) -> None:
         # By another thread, which may have closed descriptors that were in use here.
