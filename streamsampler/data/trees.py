@@ -37,7 +37,8 @@ TreeT = TypeVar("TreeT")
 
 def map_tree(function: Callable[[Array], Array], tree: TreeT) -> TreeT:
     """Apply a function to every leaf."""
-    return cast(TreeT, _map_tree(function, tree))
+    mapped: Any = function(tree) if tree.__class__ is np.ndarray else _map_tree(function, tree)  # type: ignore[arg-type]
+    return cast(TreeT, mapped)
 
 
 def _map_tree(function: Callable[[Array], Array], tree: Any) -> Tree:
@@ -62,6 +63,8 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
 
 def take(tree: TreeT, index: slice | Array) -> TreeT:
     """Select rows of every leaf: views for a slice, copies for an array of integers or booleans."""
+    if tree.__class__ is np.ndarray:  # the tree of most spaces is one leaf
+        return cast(TreeT, tree[index])  # type: ignore[index]
     return map_tree(operator.itemgetter(index), tree)
 
 
