@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,8 @@ _GROUP_BYTES = 4_000_000
 _MOST_AHEAD = 128
 """How many times as much memory as the first group takes may be asked for; what is not written to takes none."""
 
-_PER_TIMESTEP = "observations", "actions", "rewards"
-_PER_TRAJECTORY = "last_observations", "terminated", "truncated", "lengths"
+_PER_TIMESTEP = "observations", "actions", "rewards", "env_infos", "agent_infos"
+_COPIED_EARLY = "observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths"
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
@@ -71,8 +71,14 @@ def indices_of(segments: Sequence[Segment]) -> NDArray[np.int64]:
 
     As an array: lists of a million Python integers would take more memory than a million short trajectories do.
     """
-    n = sum(len(segment.indices) for segment in segments)
-    return np.fromiter(chain.from_iterable(segment.indices for segment in segments), dtype=np.int64, count=n)
+    runs: list[range] = []
+    for _, _, _, own in segments:
+        if runs and own.step == runs[-1].step == 1 and own.start == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, own.stop)
+        else:
+            runs.append(own)
+    arrays = [np.arange(own.start, own.stop, own.step, dtype=np.int64) for own in runs]
+    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.int64), *arrays])
 
 
 def assemble(
@@ -106,22 +112,20 @@ def assemble(
     Raises:
         DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
     """
-    timesteps, trajectories = _timesteps_of(segments), [slice(it.start, it.stop) for it in segments]
-    rollouts: list[Rollouts] = [segment.delivery.rollouts for segment in segments]
+    parts = _parts_of(segments)
 
-    def of_space(name: str, rows: Sequence[slice], space: AnySpace) -> Tree:
+    def of_space(name: str, space: AnySpace) -> Tree:
         if name in joined:
             return cast(Tree, joined[name])
-        parts = _rows_of(rollouts, name, rows)
-        return trees.owned(trees.concatenate(parts)) if parts else empty(space)
+        return trees.owned(trees.concatenate(_rows_of(parts, name))) if parts else empty(space)
 
-    def numbers(name: str, rows: Sequence[slice], dtype: type[np.generic]) -> Any:
+    def numbers(name: str, dtype: type[np.generic]) -> Any:
         if name in joined:
             return joined[name]
-        return np.concatenate([np.empty(0, dtype), *cast(list[Array], _rows_of(rollouts, name, rows))])
+        return np.concatenate([np.empty(0, dtype), *cast(list[Array], _rows_of(parts, name))])
 
-    def infos(name: str, rows: Sequence[slice]) -> Any:
-        columns = [(getattr(of, name), span.start, span.stop) for of, span in zip(rollouts, rows, strict=True)]
+    def infos(name: str) -> Any:
+        columns = [(getattr(it.rollouts, name), it.rows(name).start, it.rows(name).stop) for it in parts]
         return trees.owned(cast(Tree, infos_of(merge(columns, name))))
 
     sizes = [segment.stop - segment.start for segment in segments]
@@ -129,18 +133,18 @@ def assemble(
     return TrajectoryBatch(
         observation_space=observation_space,
         action_space=action_space,
-        observations=of_space("observations", timesteps, observation_space),
-        last_observations=of_space("last_observations", trajectories, observation_space),
-        actions=of_space("actions", timesteps, action_space),
-        rewards=numbers("rewards", timesteps, np.float64),
-        terminated=numbers("terminated", trajectories, np.bool_),
-        truncated=numbers("truncated", trajectories, np.bool_),
-        env_infos=infos("env_infos", timesteps),
-        agent_infos=infos("agent_infos", timesteps),
-        episode_infos=infos("episode_infos", trajectories),
-        lengths=numbers("lengths", trajectories, np.int64),
+        observations=of_space("observations", observation_space),
+        last_observations=of_space("last_observations", observation_space),
+        actions=of_space("actions", action_space),
+        rewards=numbers("rewards", np.float64),
+        terminated=numbers("terminated", np.bool_),
+        truncated=numbers("truncated", np.bool_),
+        env_infos=infos("env_infos"),
+        agent_infos=infos("agent_infos"),
+        episode_infos=infos("episode_infos"),
+        lengths=numbers("lengths", np.int64),
         indices=indices,
-        seeds=tuple(map(int, seeds_of(indices))),
+        seeds=tuple(seeds_of(indices)),
         agent_versions=np.full(len(indices), agent_version, dtype=np.int64),
         seed=seed,
         stats=stats,
@@ -148,25 +152,46 @@ def assemble(
     )
 
 
-def _timesteps_of(segments: Sequence[Segment]) -> list[slice]:
-    """The timesteps of each segment within its rollouts."""
+class _Part(NamedTuple):
+    """The rows of one segment.
+
+    Attributes:
+        rollouts: The report's.
+        trajectories: Which of its trajectories.
+        timesteps: Which of its timesteps.
+        whole: Whether these are all.
+    """
+
+    rollouts: Rollouts
+    trajectories: slice
+    timesteps: slice
+    whole: bool
+
+    def rows(self, name: str) -> slice:
+        """Return which rows of a field of the rollouts."""
+        return self.timesteps if name in _PER_TIMESTEP else self.trajectories
+
+
+def _parts_of(segments: Sequence[Segment]) -> list[_Part]:
     bounds: dict[int, list[int]] = {}
-    slices = []
+    parts = []
     for delivery, start, stop, _ in segments:
-        lengths = delivery.rollouts.lengths
-        if start == 0 and stop == len(lengths):  # no lists of numbers as long as a batch
-            slices.append(slice(0, int(lengths.sum())))
-            continue
-        if id(delivery) not in bounds:
-            bounds[id(delivery)] = [0, *np.cumsum(lengths).tolist()]
-        bound = bounds[id(delivery)]
-        slices.append(slice(bound[start], bound[stop]))
-    return slices
+        rollouts: Rollouts = delivery.rollouts
+        whole = start == 0 and stop == rollouts.n_trajectories
+        if whole:  # no lists of numbers as long as a batch
+            timesteps = slice(0, rollouts.env_infos.length)
+        else:
+            if id(delivery) not in bounds:
+                bounds[id(delivery)] = [0, *np.cumsum(rollouts.lengths).tolist()]
+            timesteps = slice(bounds[id(delivery)][start], bounds[id(delivery)][stop])
+        parts.append(_Part(rollouts, slice(start, stop), timesteps, whole))
+    return parts
 
 
-def _rows_of(rollouts: Sequence[Rollouts], name: str, rows: Sequence[slice]) -> list[Tree]:
-    """The rows of one field, of each of these rollouts."""
-    return [trees.take(getattr(of, name), span) for of, span in zip(rollouts, rows, strict=True)]
+def _rows_of(parts: Sequence[_Part], name: str) -> list[Tree]:
+    """Return the rows of one field, of each of these parts."""
+    read = attrgetter(name)
+    return [read(it.rollouts) if it.whole else trees.take(read(it.rollouts), it.rows(name)) for it in parts]
 
 
 # --- Early
@@ -295,7 +320,7 @@ class EarlyRows:
     """
 
     def __init__(self, allocate: Allocate) -> None:
-        self._rows = {name: _GrowingRows(allocate) for name in (*_PER_TIMESTEP, *_PER_TRAJECTORY)}
+        self._rows = {name: _GrowingRows(allocate) for name in _COPIED_EARLY}
         self._possible = True
         self._group_bytes: int | None = None  # known with the first rollouts
         self._n_counted = 0
@@ -341,16 +366,12 @@ class EarlyRows:
             it is complete.
         """
         before, n_timesteps, n_trajectories = self._taken
-        timesteps, trajectories = _timesteps_of(segments), [slice(it.start, it.stop) for it in segments]
-        rollouts = [segment.delivery.rollouts for segment in segments]
-        end = n_timesteps + sum(rows.stop - rows.start for rows in timesteps)
-        stop = n_trajectories + sum(rows.stop - rows.start for rows in trajectories)
+        parts = _parts_of(segments)
+        end = n_timesteps + sum(part.timesteps.stop - part.timesteps.start for part in parts)
+        stop = n_trajectories + sum(segment.stop - segment.start for segment in segments)
         for name, rows in self._rows.items() if segments else ():
-            if name in _PER_TIMESTEP:
-                written = rows.write(_rows_of(rollouts, name, timesteps), n_timesteps, end, expected[0])
-            else:
-                written = rows.write(_rows_of(rollouts, name, trajectories), n_trajectories, stop, expected[1])
-            if not written:
+            place = (n_timesteps, end, expected[0]) if name in _PER_TIMESTEP else (n_trajectories, stop, expected[1])
+            if not rows.write(_rows_of(parts, name), *place):
                 self._possible = False
                 return False
         self._taken = before + len(segments), end, stop
