@@ -23,8 +23,9 @@ Numbers = NDArray[np.float64]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 _CALLS = 32
-"""For how many calls numbers are computed at a time. It makes whole vectors of any processor's, whatever the number of
-rows: the bits of `log`, `sin` and `cos` could differ in the remainder that a vectorised loop leaves."""
+"""For how many calls numbers are computed at a time, for a row: as many as a short trajectory has timesteps."""
+_MANY = 2048
+"""Of more numbers than this, only those for two calls."""
 
 
 class Draws:
@@ -44,14 +45,14 @@ class Draws:
         n_rows: How many rows.
     """
 
-    __slots__ = ("_begun", "_normal", "_streams", "_uniform", "n_rows")
+    __slots__ = ("_normal", "_seeds", "_streams", "_uniform", "n_rows")
 
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
         self._uniform: _Stream | None = None
         self._normal: _Stream | None = None
         self._streams: tuple[_Stream, ...] = ()  # those that the agent draws from
-        self._begun = [(self.prepare([0]), 0)] * n_rows
+        self._seeds = [0] * n_rows
 
     @classmethod
     def of(cls, seeds: Sequence[int]) -> Draws:
@@ -77,7 +78,7 @@ class Draws:
             stream = self._uniform = self._filled(stream, _uniforms, 1)
         stream.left -= 1
         numbers: Numbers = stream.flat[stream.at]
-        np.add(stream.at, stream.steps, stream.at)
+        np.add(stream.at, stream.ones, stream.at)
         return numbers
 
     def normal(self, k: int) -> Numbers:
@@ -92,11 +93,10 @@ class Draws:
         stream = self._normal
         if stream is None or stream.left < k:
             stream = self._normal = self._filled(stream, _normals, k)
-        if stream.k != k:
-            stream.draw_by(k)
         stream.left -= k
-        numbers: Numbers = stream.windows[stream.at]
-        np.add(stream.at, stream.steps, stream.at)
+        windows, steps = stream.windows.get(k) or stream.windows_of(k)
+        numbers: Numbers = windows[stream.at]
+        np.add(stream.at, steps, stream.at)
         return numbers
 
     def prepare(self, seeds: Sequence[int]) -> Prepared:
@@ -108,7 +108,7 @@ class Draws:
         Returns:
             What `begin` takes; it may be dropped when the last of them has begun.
         """
-        prepared = Prepared(np.array(seeds, dtype=np.uint64))
+        prepared = Prepared(seeds)
         prepared.compute(self._streams)
         return prepared
 
@@ -120,7 +120,7 @@ class Draws:
             prepared: What `prepare` gave.
             position: The position of the trajectory's seed in what `prepare` got.
         """
-        self._begun[row] = prepared, position
+        self._seeds[row] = prepared.seeds[position]
         if prepared.streams is not self._streams:
             prepared.compute(self._streams)
         for rows, at, begins, numbers in prepared.tables:
@@ -129,15 +129,16 @@ class Draws:
 
     def _filled(self, stream: _Stream | None, compute: _Compute, k: int) -> _Stream:
         """Return the stream with at least k numbers for each row."""
-        if stream is not None and k * _CALLS <= stream.size:
+        size = _size_for(k)
+        if stream is not None and size <= stream.size:
             stream.fill(stream.positions())
             return stream
         if stream is None:
-            seeds = np.array([prepared.seeds[position] for prepared, position in self._begun])
-            keys, positions = _keys(seeds, compute), np.zeros_like(seeds)
+            keys = _keys(self._seeds, compute)
+            positions = np.zeros_like(keys)
         else:
             keys, positions = stream.keys, stream.positions()
-        wider = _Stream(compute, keys, positions, k)
+        wider = _Stream(compute, keys, positions, size)
         self._streams = (*(other for other in self._streams if other is not stream), wider)
         return wider
 
@@ -146,7 +147,7 @@ class Prepared:
     """The first numbers of many trajectories; see `Draws.prepare`.
 
     Args:
-        seeds: (n,) their seeds.
+        seeds: Their seeds.
 
     Attributes:
         seeds: The same.
@@ -156,7 +157,7 @@ class Prepared:
 
     __slots__ = ("seeds", "streams", "tables")
 
-    def __init__(self, seeds: Words) -> None:
+    def __init__(self, seeds: Sequence[int]) -> None:
         self.seeds = seeds
 
     def compute(self, streams: tuple[_Stream, ...]) -> None:
@@ -177,40 +178,41 @@ class _Stream:
         compute: What computes the numbers.
         keys: (n,) the key of each row.
         positions: (n,) the position in its stream of the number that each row draws next.
-        k: How many a row draws in a call.
+        size: How many numbers the buffer has for each row.
 
     Attributes:
-        size: How many numbers the buffer has for each row, an even number.
+        size: The same.
         rows: The buffer, n arrays of (size + 2,).
         flat: The same, one array.
         begins: Where in `flat` each row begins.
         at: (n,) where in `flat` the number is that each row draws next; `at_view` is quicker to set one of.
         left: So many numbers at least are left in each row.
-        k: How many a row draws in a call: `windows` has so many from each place of `flat` on, `steps` n times k.
+        ones: n times 1.
+        windows: By k, what `flat` has from each place on, (…, k), and n times k.
     """
 
-    def __init__(self, compute: _Compute, keys: Words, positions: Words, k: int) -> None:
-        self._compute = compute
-        self.size = _CALLS * k
-        self._numbers = np.empty((len(keys), self.size + 2))
+    def __init__(self, compute: _Compute, keys: Words, positions: Words, size: int) -> None:
+        self._compute, self.size = compute, size
+        self._numbers = np.empty((len(keys), size + 2))
         self._words = self._numbers.view(np.uint64)
-        self._words[:, self.size] = keys
+        self._words[:, -2] = keys
         self.rows = list(self._numbers)
         self.flat = self._numbers.reshape(-1)
-        self.begins = list(range(0, self.flat.size, self.size + 2))
+        self.begins = list(range(0, self.flat.size, size + 2))
         self.at = np.array(self.begins)
         self.at_view = memoryview(self.at)  # type: ignore[arg-type]
         self.fill(positions)
-        self.draw_by(k)
+        self.ones = np.ones_like(self.at)
+        self.windows: dict[int, tuple[Numbers, NDArray[np.int64]]] = {}
 
     @property
     def keys(self) -> Words:
         """The key of each row."""
-        return self._words[:, self.size]
+        return self._words[:, -2]
 
     def positions(self) -> Words:
         """Return the position in its stream of the number that each row draws next."""
-        return self._words[:, self.size + 1] + (self.at - self.begins).astype(np.uint64)
+        return self._words[:, -1] + (self.at - self.begins).astype(np.uint64)
 
     def fill(self, positions: Words) -> None:
         """Compute the numbers of all rows from these positions on: few rows would take as long as all."""
@@ -219,16 +221,15 @@ class _Stream:
         self.at[:] = self.begins + odd.astype(np.int64)
         self.left = self.size - int(odd.max())
 
-    def first(self, seeds: Words) -> Numbers:
+    def first(self, seeds: Sequence[int]) -> Numbers:
         """Return what goes into the buffer when trajectories of these seeds begin, (n, size + 2)."""
         keys = _keys(seeds, self._compute)
         return self._computed(keys, np.zeros_like(keys))
 
-    def draw_by(self, k: int) -> None:
-        """Let a row draw k numbers in a call."""
-        self.k = k
-        self.windows = sliding_window_view(self.flat, k)
-        self.steps = np.full_like(self.at, k)
+    def windows_of(self, k: int) -> tuple[Numbers, NDArray[np.int64]]:
+        """Return what `windows` has for k, which it has from now on."""
+        self.windows[k] = found = sliding_window_view(self.flat, k), self.ones * k
+        return found
 
     def _computed(self, keys: Words, positions: Words) -> Numbers:
         numbers = np.empty((len(keys), self.size + 2))
@@ -239,7 +240,16 @@ class _Stream:
 
 
 _Compute = Callable[[Words, Words, int], Numbers]
-"""Takes keys (n,), positions (n,), which are even, and an even size; returns numbers (n, size)."""
+"""Takes keys (n,), even positions (n,), and a size; returns numbers (n, size)."""
+
+
+def _size_for(k: int) -> int:
+    """Return how many numbers to compute at a time for each row where k are drawn in a call.
+
+    Pairs of them fill whole vectors of any processor: in the remainder that a vectorised loop leaves, the bits of
+    logarithms and tangents could be others, and numbers would depend on how many rows there are.
+    """
+    return -(-max(min(_CALLS * k, _MANY), 2 * k) // 32) * 32
 
 
 def _uniforms(keys: Words, positions: Words, size: int) -> Numbers:
@@ -265,9 +275,9 @@ def _normals(keys: Words, positions: Words, size: int) -> Numbers:
     return numbers
 
 
-def _keys(seeds: Words, compute: _Compute) -> Words:
+def _keys(seeds: Sequence[int], compute: _Compute) -> Words:
     """Return where the streams of trajectories begin."""
-    return _mixed(seeds + _KINDS[compute])
+    return _mixed(np.array(seeds, dtype=np.uint64) + _KINDS[compute])
 
 
 def _steps(*bounds: int) -> Words:
