@@ -74,7 +74,7 @@ def test_a_row_draws_what_its_trajectory_draws_alone(data: st.DataObject, n_rows
 
 
 def test_how_many_normal_numbers_are_drawn_at_a_time_does_not_matter() -> None:
-    draws, sizes = Draws.of([3, 4, 5]), (1, 3, 2, 1, 40, 7, 1, 64, 200, 1, 2)
+    draws, sizes = Draws.of([3, 4, 5]), (1, 3, 2, 1, 40, 7, 1, 64, 200, 1, 3_001, 2)
     parts = [draws.normal(k) for k in sizes]
 
     np.testing.assert_array_equal(np.hstack(parts), Draws.of([3, 4, 5]).normal(sum(sizes)))
