@@ -212,4 +212,7 @@ def unreadable(answer: Answer, error: Exception) -> Failure:
     """Return the failure of a report whose contents cannot be unpickled here."""
     text = "".join(traceback.format_exception(error)).rstrip()
     summary = f"what it recorded was pickled there, but cannot be unpickled here: {type(error).__name__}: {error}"
-    return Failure(answer.ticket, Phase.SENDING, None, summary, text, lost_timesteps=answer.ran_timesteps)
+    return Failure(
+        answer.ticket, Phase.SENDING, None, summary, text, lost_timesteps=answer.ran_timesteps,
+        runs_lanes=answer.runs_lanes,
+    )  # fmt: skip

@@ -233,6 +233,7 @@ class Report:
         dropped: The ticket's trajectories that raised and were left out, in order.
         lost_timesteps: Further timesteps, which were run in vain because something raised.
         checked: What the worker found in its environment since its last answer.
+        runs_lanes: See `Worker.runs_lanes`.
     """
 
     ticket: Ticket
@@ -245,6 +246,7 @@ class Report:
     dropped: tuple[Dropped, ...] = ()
     lost_timesteps: int = 0
     checked: Checked | None = None
+    runs_lanes: bool = False
 
     @property
     def ran_timesteps(self) -> int:
@@ -268,6 +270,7 @@ class Failure:
         kinds: The names (module and qualified name) of its class and of that class's bases.
         lost_timesteps: All timesteps of the ticket.
         checked: As in `Report`.
+        runs_lanes: As in `Report`.
     """
 
     ticket: Ticket | None
@@ -279,6 +282,7 @@ class Failure:
     kinds: tuple[str, ...] = ()
     lost_timesteps: int = 0
     checked: Checked | None = None
+    runs_lanes: bool = False
 
     @property
     def ran_timesteps(self) -> int:

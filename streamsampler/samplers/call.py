@@ -10,7 +10,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import leaves
 from streamsampler.engines.base import Answered, Died, Event, Logged
-from streamsampler.errors import ClosedError
+from streamsampler.errors import ClosedError, UsageError
 from streamsampler.protocol.messages import Failure, Report, Start
 from streamsampler.samplers.batches import BatchMaker
 from streamsampler.samplers.call_accounts import CallAccounts
@@ -58,6 +58,8 @@ class Call:
             dropping=session.supervisor.policy.on_failure == "drop",
             concurrent=self._engine.concurrent,
         )
+        for worker in session.lanes():
+            self.gathering.run_lanes(worker)
         self.stats = stats
         self.version = session.begin_version()
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
@@ -210,11 +212,28 @@ class Call:
 
     def _add_rollouts(self, event: Answered, report: Report, lengths: list[int], delivery: Delivery | None) -> None:
         gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
-        if not gathering.add(event.worker, indices, lengths, delivery, now, report.dropped):
+        if not self._take_in_lanes(event.worker, report):
+            self._decisions.refuse(
+                UsageError(
+                    f"worker {event.worker} runs trajectories in blocks since the agent's parameters were updated: "
+                    "pass the agent itself as agent_update"
+                )
+            )
+            event.release()
+            self.accounts.add_surplus(len(lengths), sum(lengths))
+        elif not gathering.add(event.worker, indices, lengths, delivery, now, report.dropped):
             event.release()
             self.accounts.add_surplus(len(lengths), sum(lengths))
         elif delivery is not None:
             self.batches.add(delivery)
+
+    def _take_in_lanes(self, worker: int, answer: Report | Failure) -> bool:
+        """Take in that a worker runs lanes; return whether its ticket was right for what it runs."""
+        assert answer.ticket is not None
+        if answer.runs_lanes and answer.ticket.block > 1:
+            self._session.record_lanes(worker)
+            self.gathering.run_lanes(worker)
+        return answer.runs_lanes or answer.ticket.block == self._session.layout.block
 
     def _handle_failure(self, record: WorkerRecord, event: Answered, failure: Failure) -> None:
         is_current = record.record_answer(failure)
@@ -233,6 +252,7 @@ class Call:
             self.gathering.put_back(worker, indices, now)
             self._decisions.add(setback)
             return
+        self._take_in_lanes(worker, failure)
         self.gathering.add_failure(worker, indices, failure.trajectory, setback, final=setback.final, now=now)
 
     def _handle_death(self, record: WorkerRecord, event: Died) -> None:

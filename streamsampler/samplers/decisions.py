@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from streamsampler.data.statistics import Stats
-from streamsampler.errors import WorkerError
+from streamsampler.errors import SamplerError, WorkerError
 from streamsampler.samplers.failures import dropped_error
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import Setback
@@ -42,7 +42,7 @@ class Decisions:
         self._version = version
         self._is_stream = isinstance(gathering.plan, Endless)
         self._outside: list[Setback] = []
-        self._refusal: WorkerError | None = None
+        self._refusal: SamplerError | None = None
 
     def add(self, setback: Setback, *, needed: bool = True) -> None:
         """Add a setback outside of this call's trajectories.
@@ -56,7 +56,7 @@ class Decisions:
         else:
             logger.warning(_NOT_NEEDED, setback)
 
-    def refuse(self, error: WorkerError | None) -> None:
+    def refuse(self, error: SamplerError | None) -> None:
         """End the call with `error`, if there is one, because its environment or agent cannot be used."""
         self._refusal = self._refusal or error
 

@@ -83,6 +83,7 @@ class Session:
         self._resets_handle: Any = None
         self._published: dict[int, Any] = updates.payloads()
         self._levels: Levels | None = None
+        self._lanes: dict[int, tuple[int, ...]] = {}  # by queue, with which structure its workers run lanes
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
         self._has_warned_of_anomaly = False
@@ -116,6 +117,15 @@ class Session:
         for record in self.records:
             record.side.begin_version(self.version)
         return self.version
+
+    def record_lanes(self, worker: int) -> None:
+        """Record that a worker runs lanes with the agent and the environment in force."""
+        self._lanes[worker if self.updates.differ else 0] = self.updates.structure(worker)
+
+    def lanes(self) -> list[int]:
+        """Return a worker of each queue of which it is known that its workers run lanes."""
+        known = self._lanes.items() if self.updates.differ else [(0, self._lanes.get(0))]
+        return [worker for worker, structure in known if structure == self.updates.structure(worker)]
 
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
         """Return the seeds of trajectories of the current call."""

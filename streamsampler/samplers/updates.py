@@ -112,6 +112,10 @@ class Updates(Generic[Payload]):
                 missing[kind] = payload
         return missing
 
+    def structure(self, worker: int) -> tuple[int, ...]:
+        """Return numbers of the agent and the environment of a worker: others whenever one of the two is replaced."""
+        return tuple(self._in_force[kind].serials[worker] for kind in ("agent", "env"))
+
     def are_in_force(self, worker: int, sent: dict[Kind, int]) -> bool:
         """Whether no update that a worker was sent has been replaced or taken back."""
         updates = [(self._in_force.get(kind), serial) for kind, serial in sent.items()]

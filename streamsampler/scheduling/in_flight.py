@@ -50,6 +50,12 @@ class InFlight:
         self._holders[indices] = self._holders.get(indices, 0) + 1
         self._fresh = False
 
+    def left(self, worker: int, now: float) -> float:
+        """Return how many of its trajectories `worker` is expected not to have run yet."""
+        queue, each = self._queues[worker], self._pace.seconds_with(worker)
+        n_held = sum(map(len, queue))
+        return max(0.0, n_held - (now - self._since[worker]) / each) if queue and each else n_held
+
     def arrive(self, worker: int, indices: range, now: float) -> bool:
         """Remove a ticket that `worker` has run; return whether it is the first of its copies to arrive.
 

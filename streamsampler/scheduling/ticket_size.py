@@ -20,15 +20,15 @@ SHORTEST_TICKET_SECONDS = 0.003
 """Below this the last tickets of a call cost more than workers lose by finishing at different times."""
 
 
-def ticket_size(throughput: Throughput, remaining: int, n_workers: int, slowness: float, block: int) -> int:
-    """Return the number of trajectories of the next ticket: whole blocks, at least one.
+def ticket_size(throughput: Throughput, remaining: int, n_workers: int, slowness: float, unit: int) -> int:
+    """Return the number of trajectories of the next ticket: a multiple of `unit`.
 
     Args:
         throughput: How long trajectories take.
         remaining: How many trajectories are still to be assigned.
         n_workers: How many workers share them.
         slowness: How many times as long as the average the ticket's worker takes.
-        block: How many trajectories are run together.
+        unit: How many trajectories a worker runs side by side, or a block has.
     """
     # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what remains, so that the last tickets
     # are small and all workers finish together. A slow worker's share is smaller: weighted factoring (Hummel,
@@ -36,7 +36,7 @@ def ticket_size(throughput: Throughput, remaining: int, n_workers: int, slowness
     share = math.ceil(remaining / (2 * n_workers * slowness))
     worth_a_report = throughput.trajectories_in(SHORTEST_TICKET_SECONDS / slowness, TICKET_BYTES)
     size = min(trajectories_in_ticket(throughput, slowness), max(share, worth_a_report))
-    return max(1, size // block) * block
+    return max(1, size // unit) * unit
 
 
 def trajectories_in_ticket(throughput: Throughput, slowness: float = 1.0) -> int:

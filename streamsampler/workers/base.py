@@ -12,7 +12,8 @@ runs a ticket, whose trajectories' seeds it gets.
 *A trajectory is a function of the agent's parameters, the environment and its seed*: call `env.reset(seed=seed)`,
 `streamsampler.workers.generators.seed_generators(seed)` and the agent's `reset` with
 `streamsampler.seeding.derived_seed(seed, Stream.AGENT)`. Where trajectories influence each other, `layout` says which
-ones: see `streamsampler.scheduling.blocks.Layout`. Tickets are whole blocks, whatever the number of workers.
+ones: see `streamsampler.scheduling.blocks.Layout`. Tickets are whole blocks, whatever the number of workers,
+unless `runs_lanes` says that trajectories do not influence each other after all.
 
 *Record* with `streamsampler.data.recorder.RolloutRecorder(*spaces, context.allocate)`, and return an `Outcome` with
 `self.finished(recorder.finish, ticket.indices, env)`, which looks for bad data and says whose it is.
@@ -133,11 +134,17 @@ class Worker(ABC):
             that `rollout` gets.
         can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
         can_rehearse: Whether this kind of worker has `rehearse`.
+        runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
+            known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
+            whole blocks.
+        revision: Raised where this kind of worker begins to make other trajectories of the same seeds.
     """
 
     can_drop = False
     can_rehearse = False
     can_take_options = False
+    runs_lanes = False
+    revision = 0
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context

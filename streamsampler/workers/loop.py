@@ -219,7 +219,7 @@ class WorkerLoop:
             worker.ran_timesteps = max(reported, worker.ran_timesteps)
             self._row.end_ticket(worker.ran_timesteps)
             ended = True
-            self._report(ticket, outcome, worker.ran_timesteps - reported)
+            self._report(ticket, outcome, worker.ran_timesteps - reported, runs_lanes=worker.runs_lanes)
         except BaseException as error:  # see _start
             if not ended:
                 self._row.end_ticket(worker.ran_timesteps)
@@ -257,7 +257,7 @@ class WorkerLoop:
         if isinstance(error, KeyboardInterrupt) and self._channel.interruptible:
             raise error
 
-    def _report(self, ticket: Ticket, outcome: Outcome, lost_timesteps: int) -> None:
+    def _report(self, ticket: Ticket, outcome: Outcome, lost_timesteps: int, *, runs_lanes: bool) -> None:
         begin = perf_counter()
         report = Report(
             ticket,
@@ -270,6 +270,7 @@ class WorkerLoop:
             dropped=outcome.dropped,
             lost_timesteps=lost_timesteps,
             checked=self._checked,
+            runs_lanes=runs_lanes,
         )
         self._seconds = [0.0, 0.0, 0.0]
         if outcome.rollouts is None:
@@ -300,7 +301,8 @@ class WorkerLoop:
         """Answer a ticket with a failure, and give up the others."""
         others = self._side.fail()
         failure = replace(_failure(ticket, phase, trajectory, error), lost_timesteps=lost_timesteps)
-        self._channel.answer(replace(failure, checked=self._checked), error)
+        runs_lanes = self._worker is not None and self._worker.runs_lanes
+        self._channel.answer(replace(failure, checked=self._checked, runs_lanes=runs_lanes), error)
         self._checked = None
         self._give_up(others)
 

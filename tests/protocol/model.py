@@ -48,10 +48,11 @@ class World:
     """One state of the system, and what can happen in it."""
 
     def __init__(
-        self, capacity, plans, *, deaths, hangs, failures, refusals, slowness, policy, layout, doomed, unsendable
+        self, capacity, plans, *, deaths, hangs, failures, refusals, slowness, policy, layout, lanes, doomed, unsendable
     ):
         self.doomed, self.unsendable = doomed, unsendable
-        self.engine = ModelEngine(capacity, slowness)
+        self.engine = ModelEngine(capacity, slowness, lanes)
+        self.block = 1 if lanes else layout.block  # how many fail together
         updates = Updates(N_WORKERS)
         updates.put("agent", ("agent", 0))
         updates.put("env", "env")
@@ -196,10 +197,10 @@ class World:
     # ------------------------------------------------------------------ what must hold
 
     def check_error(self, error):
-        if error.trajectory is not None and self.session.layout.block == 1:
+        if error.trajectory is not None and self.block == 1:
             assert error.trajectory == self.call.gathering.result.next, "raised before it was its turn"
         if self.doomed:
-            expected = outcome_of(self.call.gathering.plan, self.call.version, self.doomed, self.session.layout.block)
+            expected = outcome_of(self.call.gathering.plan, self.call.version, self.doomed, self.block)
             assert ("failed", error.trajectory) == expected, "another failure than the first one that is needed"
 
     def check_result(self):
@@ -219,7 +220,7 @@ class World:
             assert gathering.n_timesteps == sum(lengths)
             self.checked = n
         if gathering.complete:
-            assert outcome_of(plan, version, self.doomed, self.session.layout.block) == ("complete", n)
+            assert outcome_of(plan, version, self.doomed, self.block) == ("complete", n)
 
     def check_end(self):
         """Nothing can happen any more: then everything has, and nothing waits for an answer that never comes."""
@@ -249,17 +250,18 @@ RESTART = Policy(restart_on=(OSError,))
 
 def start(
     capacity, plans, *, deaths=0, hangs=0, failures=0, refusals=0, slowness=1.0, policy=RESTART, layout=Layout(),
-    doomed=(), unsendable=False,
+    lanes=False, doomed=(), unsendable=False,
 ):  # fmt: skip
     """Return a world in its first state.
 
     Args:
+        lanes: Whether workers run lanes, and say so when they answer.
         doomed: Version and index of trajectories that fail whenever they are run.
         unsendable: Whether they fail when they are sent, so that it is not known which trajectory of a ticket failed.
     """
     return World(
         capacity, plans, deaths=deaths, hangs=hangs, failures=failures, refusals=refusals, slowness=slowness,
-        policy=policy, layout=layout, doomed=frozenset(doomed), unsendable=unsendable,
+        policy=policy, layout=layout, lanes=lanes, doomed=frozenset(doomed), unsendable=unsendable,
     )  # fmt: skip
 
 

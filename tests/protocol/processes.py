@@ -47,6 +47,7 @@ class ModelWorker(Worker):
 
     def update_env(self, update):
         self.env = update
+        self.runs_lanes = self.row.engine.lanes
 
     def environments(self):
         return []
@@ -169,8 +170,8 @@ class Process:
 class ModelEngine(Engine):
     n_workers = N_WORKERS
 
-    def __init__(self, capacity, slowness):
-        self.capacity, self.slowness = capacity, slowness
+    def __init__(self, capacity, slowness, lanes):
+        self.capacity, self.slowness, self.lanes = capacity, slowness, lanes
         self.processes = [Process(self, number) for number in range(N_WORKERS)]
         self.oldest = 0
         self.events = []

@@ -12,7 +12,7 @@ from streamsampler.protocol.states import Happened, SamplerState, WorkerState
 from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker
 from tests.protocol.canonical import key_of, names_of, unknown
-from tests.protocol.model import ONE_LOSS, RAISE_AT_ONCE, explore, start
+from tests.protocol.model import ONE_LOSS, RAISE_AT_ONCE, RESTART, explore, start
 from tests.protocol.processes import N_WORKERS
 
 # The larger worlds, which take seconds to minutes.
@@ -159,6 +159,26 @@ def test_copies_of_what_a_slow_worker_has_change_nothing(visit, capacity, plans,
 def test_blocks_lose_nothing(visit, capacity, plans, faults):
     _, _, endings = visit(capacity, plans, layout=BLOCKS, **faults)
     assert endings == {(len(plans), 0)}
+
+
+@pytest.mark.parametrize(
+    ("capacity", "plans", "faults", "n_completed"),
+    [
+        (2, (AtLeast(5), AtLeast(4)), {}, 2),
+        (2, (AtLeast(5),), {"deaths": 1}, 1),
+        (2, (AtLeast(4),), {"slowness": 4.0}, 1),
+        (2, (AtLeast(4),), {"doomed": [(1, 3)]}, 1),
+        (2, (AtLeast(4),), {"doomed": [(1, 2)]}, 0),
+        (2, (AtLeast(4),), {"doomed": [(1, 3)], "unsendable": True}, 1),
+        pytest.param(2, (AtLeast(7), AtLeast(4)), {"deaths": 1}, 2, marks=slow),
+    ],
+    ids=str,
+)
+def test_lanes_lose_nothing_and_each_trajectory_fails_by_itself(visit, capacity, plans, faults, n_completed):
+    """Although the first tickets are whole blocks: workers say only when they answer that they run lanes."""
+    policy = RAISE_AT_ONCE if "doomed" in faults else RESTART
+    _, _, endings = visit(capacity, plans, layout=BLOCKS, lanes=True, policy=policy, **faults)
+    assert endings == {(n_completed, len(plans) - n_completed)}
 
 
 # ---------------------------------------------------------------------- the key

@@ -61,23 +61,26 @@ def some_throughput(data):
     return throughput
 
 
-def gather(data, plan, *, order="index", own_queues=False, known=True, layout=Layout(), brought=None):
+def gather(data, plan, *, order="index", own_queues=False, known=True, layout=Layout(), lanes=False, brought=None):
     """Drive a gathering with random choices: who asks, whose ticket comes in, whose is lost, when."""
     throughput = some_throughput(data) if known else Throughput()
     gathering = Gathering(plan, n_workers=3, order=order, throughput=throughput, own_queues=own_queues, layout=layout)
     n_queues = 3 if own_queues else 1
     # In order of arrival others may take the place of those that take long.
     queues = AtLeast(1) if order == "arrival" and isinstance(plan, Exactly) else plan
-    outstanding = []
+    outstanding, in_lanes = [], set()
     losses, now = 5, 0.0
     while not gathering.complete:
         workers = data.draw(st.permutations(range(3)))
+        if lanes and data.draw(st.booleans()):
+            in_lanes.add(workers[0] % n_queues)
+            gathering.run_lanes(workers[0])
         for worker in workers:
             ahead = any(owner == worker for owner, _ in outstanding)
             assignment = gathering.take(worker, ahead=ahead, now=now)
             if assignment is not None:
                 indices, block = assignment
-                assert block == layout.block
+                assert block == 1 if worker % n_queues in in_lanes else block == layout.block
                 assert is_whole_blocks(indices, queues, worker % n_queues, n_queues, block)
                 assert (worker, indices) not in outstanding, "no worker gets a copy of its own"
                 assert not (own_queues and indices in [ticket for _, ticket in outstanding])
@@ -97,18 +100,18 @@ def gather(data, plan, *, order="index", own_queues=False, known=True, layout=La
     return gathering
 
 
-@given(data=st.data(), plan=plans, own_queues=st.booleans(), known=st.booleans(), layout=layouts)
-def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_queues, known, layout):
-    gathering = gather(data, plan, own_queues=own_queues, known=known, layout=layout)
+@given(data=st.data(), plan=plans, own_queues=st.booleans(), known=st.booleans(), layout=layouts, lanes=st.booleans())
+def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, own_queues, known, layout, lanes):
+    gathering = gather(data, plan, own_queues=own_queues, known=known, layout=layout, lanes=lanes)
     expected = sequential(plan)
     assert indices_of(gathering) == expected
     assert gathering.n_trajectories == len(expected)
     assert gathering.n_timesteps == sum(map(length_of, expected))
 
 
-@given(data=st.data(), plan=plans, layout=layouts)
-def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, layout):
-    gathering = gather(data, plan, order="arrival", layout=layout)
+@given(data=st.data(), plan=plans, layout=layouts, lanes=st.booleans())
+def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, layout, lanes):
+    gathering = gather(data, plan, order="arrival", layout=layout, lanes=lanes)
     indices = indices_of(gathering)
     assert len(set(indices)) == len(indices)
     if isinstance(plan, ExactlyPerWorker):
@@ -212,6 +215,21 @@ def test_nothing_is_handed_out_ahead_when_little_is_left():
         assert take(gathering, worker) is not None
     assert take(gathering, 0, ahead=True) is None
     assert take(gathering, 0) is not None
+
+
+def test_lanes_get_tickets_for_all_rows_and_then_equal_shares_at_once():
+    """Also ahead: they begin in rows that have nothing left."""
+    throughput = Throughput()
+    throughput.add([10] * 100, 100.0)  # longer than a ticket should take
+    gathering = Gathering(Exactly(53), n_workers=2, throughput=throughput, layout=Layout(8, 8))
+    gathering.run_lanes(0)
+    taken = {0: [], 1: []}
+    for ahead in (False, True, True):
+        for worker in (0, 1):
+            taken[worker].append(gathering.take(worker, ahead=ahead))
+    assert taken[0] == [(range(8), 1), (range(16, 24), 1), (range(32, 40), 1)]
+    assert taken[1] == [(range(8, 16), 1), (range(24, 32), 1), (range(40, 51), 1)], "27 in all"
+    assert take(gathering, 0, ahead=True) == range(51, 53)
 
 
 def test_an_endless_plan_is_bounded_by_its_consumer():

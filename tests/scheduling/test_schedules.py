@@ -7,6 +7,7 @@ import pytest
 
 from streamsampler.scheduling import gathering, in_flight
 from streamsampler.scheduling.plans import AtLeast, Exactly
+from tests.scheduling.lane_simulation import Costs, LaneSimulation
 from tests.scheduling.simulation import Outcome, Simulation
 
 STEP = 80e-6
@@ -134,3 +135,68 @@ def test_a_worker_that_was_slow_once_is_tried_again():
         shares.append(sum(len(segment.indices) for segment in segments if segment.delivery == 3))
     assert shares[0] == 0
     assert sum(shares[-5:]) >= 40
+
+
+# ---------------------------------------------------------------------- lanes
+
+# Measured: a call of a network with two layers of 64 units, and a step of the environment with what is recorded.
+CARTPOLE, CHEETAH, WALKER = Costs(40e-6, 8e-6), Costs(45e-6, 60e-6), Costs(30e-6, 82e-6)
+
+
+@functools.cache
+def falling(call, index):
+    """How long CartPole stays up with a fresh network: about 20 timesteps."""
+    return 9 + int(random.Random(100_003 * call + index).expovariate(1 / 11))
+
+
+def balanced(call, index):
+    return 500
+
+
+@pytest.mark.parametrize(
+    ("costs", "n_rows", "length", "plan", "at_least"),
+    [
+        (CARTPOLE, 32, twenty, AtLeast(30_000), {1: 0.985, 2: 0.98, 8: 0.95}),
+        (CARTPOLE, 32, falling, AtLeast(100_000), {1: 0.98, 2: 0.96, 8: 0.90}),
+        (CARTPOLE, 32, falling, AtLeast(30_000), {1: 0.95, 2: 0.925, 8: 0.80}),
+        # 60 trajectories: on eight workers eight of 32 rows have one.
+        (CARTPOLE, 32, balanced, AtLeast(30_000), {1: 0.98, 2: 0.98, 8: 0.65}),
+        (CHEETAH, 8, fixed, Exactly(20), {1: 0.98, 2: 0.945, 8: 0.72}),
+        (WALKER, 8, varied, AtLeast(4_000), {1: 0.88, 2: 0.75, 8: 0.43}),
+        (CHEETAH, 8, varied, AtLeast(100_000), {1: 0.97, 2: 0.95, 8: 0.84}),
+    ],
+)
+def test_lanes_lose_little(costs, n_rows, length, plan, at_least):
+    """Beside a batched loop whose rows are always live, on each of the workers."""
+    found = {}
+    for n_workers in at_least:
+        simulation = LaneSimulation(n_workers, n_rows, length, costs)
+        outcome = simulation.calls_of(plan, 100 if plan.timesteps == 4_000 else 3)
+        assert outcome.copies <= 3
+        found[n_workers] = simulation.share(outcome)
+    assert all(found[n_workers] > share for n_workers, share in at_least.items()), found
+
+
+def test_the_margin_of_lanes_is_a_good_one(monkeypatch):
+    found, right = {}, gathering.LANES_MARGIN
+    for margin in (0.0, right, 0.5, 1.0):
+        monkeypatch.setattr(gathering, "LANES_MARGIN", margin)
+        for costs in (WALKER, Costs(1e-3, 20e-6)):
+            simulation = LaneSimulation(2, 8, varied, costs)
+            outcome = simulation.calls_of(AtLeast(4_000), 100)
+            found[margin, costs.call] = simulation.share(outcome), outcome.waste
+    assert found[right, 30e-6][0] > 0.99 * max(share for (_, call), (share, _) in found.items() if call == 30e-6)
+    assert found[right, 1e-3][0] > 1.04 * found[0.0, 1e-3][0], "where a call costs most, rows cost little"
+    assert found[right, 30e-6][1] < 0.12 < found[0.5, 30e-6][1]
+
+
+@pytest.mark.parametrize(("plan", "least"), [(Exactly(20), 0.75), (AtLeast(100_000), 0.85)])
+def test_a_slow_worker_that_runs_lanes_is_not_waited_for(plan, least, monkeypatch):
+    def share_of():
+        simulation = LaneSimulation(8, 8, fixed, CHEETAH, slowness={0: 4.0})
+        return simulation.share(simulation.calls_of(plan, 10))
+
+    assert share_of() > least
+    monkeypatch.setattr(in_flight, "WORTH_A_COPY", float("inf"))
+    monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
+    assert share_of() < 0.7 * least

@@ -1,0 +1,140 @@
+"""Tickets are whole blocks until a worker says that it runs lanes, and again when agent or environment are replaced."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, PerWorker, RolloutError, UsageError
+from streamsampler.scheduling.blocks import Layout
+from tests.scripted.envs import Steps
+
+BLOCK = 4
+FAILING = 3
+
+
+class Told:
+    """An agent whose parameter says whether its workers run lanes."""
+
+    def __init__(self, lanes: bool = True) -> None:
+        self.lanes = lanes
+
+    def get_action(self, observation: Any) -> Any:
+        return 0, {}
+
+    def set_param_values(self, values: Any) -> None:
+        (self.lanes,) = values
+
+    def get_param_values(self) -> Any:
+        return (self.lanes,)
+
+
+class Laned(DefaultWorker):
+    """Runs trajectories one by one, says that they might influence each other, and keeps what it was sent."""
+
+    tickets: list[Any] = []  # noqa: RUF012 - workers of this thread share it
+
+    @classmethod
+    def layout(cls, worker_args: Any) -> Layout:
+        return Layout(BLOCK, BLOCK)
+
+    def rollout(self, ticket: Any, seeds: list[int]) -> Any:
+        self.runs_lanes = bool(self._agent.lanes)
+        self.tickets.append(ticket)
+        return super().rollout(ticket, seeds)
+
+
+class Failing(Steps):
+    """The trajectory that begins from a given seed raises."""
+
+    seed = -1
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if seed == self.seed:
+            raise RuntimeError("not this one")
+        return super().reset(seed=seed)
+
+
+@pytest.fixture(autouse=True)
+def tickets():
+    Laned.tickets.clear()
+    return Laned.tickets
+
+
+def make(agents: Any, envs: Any = Steps, kind: Any = LocalSampler, n_workers: int = 2, **options: Any) -> Any:
+    return kind(agents, envs, seed=3, n_workers=n_workers, worker_class=Laned, **options)
+
+
+def blocks_of(tickets):
+    blocks = [ticket.block for ticket in tickets]
+    tickets.clear()
+    return blocks
+
+
+def test_a_word_holds_until_agent_or_environment_are_replaced(tickets):
+    with make(Told()) as sampler:
+
+        def blocks(**updates):
+            sampler.obtain_trajectories(2_000, **updates)
+            found = blocks_of(tickets)
+            assert found == sorted(found, reverse=True)
+            return found[0], found[-1]
+
+        assert blocks() == (BLOCK, 1), "said in the first report, and taken in at once"
+        assert blocks() == (1, 1)
+        assert blocks(agent_update=(True,)) == (1, 1), "parameters change nothing of it"
+        assert blocks(agent_update=Told()) == (BLOCK, 1)
+        assert blocks(env_update=Steps) == (BLOCK, 1)
+        assert blocks(agent_update=Told(lanes=False)) == (BLOCK, BLOCK)
+        assert blocks() == (BLOCK, BLOCK)
+
+
+def test_with_agents_of_their_own_each_worker_speaks_for_itself(tickets):
+    with make([Told(), Told(lanes=False)]) as sampler:
+        for _ in range(2):
+            sampler.obtain_trajectories(40)
+        tickets_of = {
+            number: [it for it in tickets if it.indices[0] % 2 == number and it.version == 2] for number in (0, 1)
+        }
+        assert {it.block for it in tickets_of[0]} == {1}
+        assert {it.block for it in tickets_of[1]} == {BLOCK}
+        sampler.obtain_trajectories(40, agent_update=PerWorker([None, Told()]))
+        assert next(it.block for it in tickets if it.version == 3 and it.indices[0] % 2 == 0) == 1
+        assert next(it.block for it in tickets if it.version == 3 and it.indices[0] % 2 == 1) == BLOCK
+
+
+def test_batches_are_those_of_trajectories_one_by_one():
+    with LocalSampler(Told(), Steps, seed=3, n_workers=1) as sampler:
+        expected = [sampler.obtain_samples(n) for n in (100, 7)]
+    for kind in (LocalSampler, MultiprocessingSampler):
+        with make(Told(), kind=kind) as sampler:
+            assert [sampler.obtain_samples(n) for n in (100, 7)] == expected
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_in_lanes_each_trajectory_fails_by_itself(n_workers):
+    """Also in the first tickets, which were cut when it was not known yet."""
+    with LocalSampler(Told(), Steps, seed=3, n_workers=1) as sampler:
+        before = sampler.obtain_trajectories(FAILING)
+        seed = sampler.seeds(1, [FAILING])[0]
+
+    class Doomed(Failing):
+        pass
+
+    Doomed.seed = seed
+    with make(Told(), Doomed, n_workers=n_workers) as sampler:
+        assert sampler.obtain_samples(before.n_timesteps) == before
+    with make(Told(lanes=False), Doomed, n_workers=n_workers) as sampler, pytest.raises(RolloutError):
+        sampler.obtain_samples(before.n_timesteps)
+
+
+def test_a_worker_that_takes_its_word_back_is_refused():
+    with make(Told()) as sampler:
+        sampler.obtain_trajectories(10)
+        with pytest.raises(UsageError, match="in blocks since the agent's parameters were updated: pass the agent"):
+            sampler.obtain_trajectories(10, agent_update=(False,))
+        assert sampler.obtain_trajectories(10).n_trajectories == 10, "with the parameters before"
+        stats = sampler.stats
+        fates = ("kept", "surplus", "stale", "abandoned", "lost", "checked")
+        assert sum(getattr(stats, f"{fate}_timesteps") for fate in fates) == stats.ran_timesteps
+        assert np.all(sampler.obtain_trajectories(8, agent_update=Told(lanes=False)).lengths > 0)
