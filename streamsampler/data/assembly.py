@@ -125,7 +125,8 @@ def assemble(
         return np.concatenate([np.empty(0, dtype), *cast(list[Array], _rows_of(parts, name))])
 
     def infos(name: str) -> Any:
-        columns = [(getattr(it.rollouts, name), it.rows(name).start, it.rows(name).stop) for it in parts]
+        spans = [part.rows(name) for part in parts]
+        columns = [(getattr(it.rollouts, name), span.start, span.stop) for it, span in zip(parts, spans, strict=True)]
         return trees.owned(cast(Tree, infos_of(merge(columns, name))))
 
     sizes = [segment.stop - segment.start for segment in segments]

@@ -153,15 +153,14 @@ def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
     Raises:
         DataError: A key `_x` next to a key `x`.
     """
-    length = sum(stop - start for _, start, stop in pieces)
     gathered: dict[KeyPath, list[tuple[InfoColumn, slice, int]]] = {}
-    offset = 0
+    length = 0
     for columns, start, stop in pieces:
         for key, column in columns.columns.items():
             rows = _rows(column, start, stop)
             if rows.stop > rows.start:
-                gathered.setdefault(key, []).append((column, rows, offset - start))
-        offset += stop - start
+                gathered.setdefault(key, []).append((column, rows, length - start))
+        length += stop - start
     merged = {key: _merge_column(gathered[key], length) for key in sorted(gathered)}
     merged = _fold(merged, length)
     check_names(merged, path)

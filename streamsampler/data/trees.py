@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Array",
     "Tree",
+    "bytes_of",
     "concatenate",
     "equal",
     "leaves",
@@ -59,6 +60,11 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
             yield from leaves(child, f"{path}[{position}]")
     else:
         yield path, tree
+
+
+def bytes_of(tree: Tree) -> int:
+    """Return how many bytes all leaves have together."""
+    return tree.nbytes if isinstance(tree, np.ndarray) else sum(leaf.nbytes for _, leaf in leaves(tree))
 
 
 def take(tree: TreeT, index: slice | Array) -> TreeT:

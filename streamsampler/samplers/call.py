@@ -8,7 +8,7 @@ from typing import Any
 from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
-from streamsampler.data.trees import leaves
+from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.errors import ClosedError, UsageError
 from streamsampler.protocol.messages import Failure, Report, Start
@@ -118,25 +118,24 @@ class Call:
             raise ClosedError("this sampler was closed while a call was under way")
 
     def _assign_tickets(self) -> None:
+        """Assign tickets to the workers with room: first one to each, then the next."""
+        verdicts, records = self._session.verdicts, self._session.records
+        exclusive = verdicts.exclusive
         try:
-            self._assign_to_all()
+            for with_room, is_next in ((self._idle, False), (self._ahead, True)):
+                for worker in sorted(with_room):
+                    if exclusive and not verdicts.may_work(records[worker]):
+                        continue
+                    if not self._assign(records[worker], is_next=is_next) and self.gathering.refuses_all:
+                        break
         except (OSError, ValueError):
             self._check_open()
             raise
 
-    def _assign_to_all(self) -> None:
-        """Assign tickets to the workers with room: first one to each, then the next."""
-        for with_room, is_next in ((self._idle, False), (self._ahead, True)):
-            for worker in sorted(with_room):
-                record = self._session.records[worker]
-                if not self._session.verdicts.may_work(record):
-                    continue
-                if not self._assign(record, is_next=is_next) and self.gathering.refuses_all:
-                    break
-
     def _note_room(self, record: WorkerRecord) -> None:
         """Note whether a worker may be given a ticket, so that it need not be looked for among all workers."""
-        worker, side = record.worker, record.side
+        side = record.side
+        worker = side.worker
         self._idle.discard(worker)
         self._ahead.discard(worker)
         if side.room:
@@ -195,7 +194,7 @@ class Call:
             if spaces is not None:
                 record.spaces = spaces
             lengths = rollouts.lengths.tolist()
-            n_bytes = sum(leaf.nbytes for _, leaf in leaves(rollouts.observations))
+            n_bytes = bytes_of(rollouts.observations)
             self._session.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
             if is_current:
                 delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces)

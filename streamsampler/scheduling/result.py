@@ -108,6 +108,7 @@ class Result:
     Attributes:
         n_trajectories: Trajectories in the result.
         n_timesteps: Their timesteps.
+        complete: Whether the result is complete.
         n_popped: Indices that were in the result or left out of it at the last call of `pop_segments`.
         end: The first index that failed for good: nothing from it on is of use. A very large number if there is none.
         one_too_many: The trajectory with which too many were left out; None before that. After it nothing more is added
@@ -125,6 +126,7 @@ class Result:
         self._passed = 0  # indices that are in the result, or left out of it
         self.n_trajectories = 0
         self.n_timesteps = 0
+        self.complete = False
         self.n_popped = 0
         self.end = _NEVER
         self.one_too_many: LeftOut | None = None
@@ -178,6 +180,14 @@ class Result:
 
     def _accept(self, entry: _Arrived | LeftOut) -> None:
         """Add as much of `entry` to the result as is in order and needed; the rest stays pending."""
+        self._take_in(entry)
+        plan = self._plan
+        if plan.timesteps is not None:
+            self.complete = self.n_timesteps >= plan.timesteps
+        else:
+            self.complete = (self._passed if plan.fixed else self.n_trajectories) == plan.limit
+
+    def _take_in(self, entry: _Arrived | LeftOut) -> None:
         if isinstance(entry, LeftOut):
             self._passed += 1
             self._left_out.append(entry._replace(n_before=self.n_trajectories))
@@ -213,14 +223,6 @@ class Result:
     def next(self) -> int:
         """The index whose turn it is, in index order."""
         return self._first + self._passed
-
-    @property
-    def complete(self) -> bool:
-        """Whether the result is complete."""
-        plan = self._plan
-        if plan.timesteps is not None:
-            return self.n_timesteps >= plan.timesteps
-        return (self._passed if plan.fixed else self.n_trajectories) == plan.limit
 
     @property
     def _open(self) -> bool:
