@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -214,14 +214,14 @@ def _group_bytes(rollouts: Rollouts) -> int | None:
     return None if any(leaf.dtype.hasobject for leaf in leaves) else _GROUP_BYTES
 
 
+_NO_REWARDS, _NO_FLAGS = np.empty(0), np.empty(0, np.bool_)
+
+
 def infos_alone(rollouts: Rollouts) -> Rollouts:
     """Copy the infos, lengths and anomalies alone, so that the engine's memory can be given back."""
-    nothing = np.empty(0)
-    none = np.empty(0, np.bool_)
-    return replace(
-        rollouts, observations=(), last_observations=(), actions=(), rewards=nothing, terminated=none, truncated=none,
-        lengths=rollouts.lengths.copy(), env_infos=_copied(rollouts.env_infos),
-        agent_infos=_copied(rollouts.agent_infos), episode_infos=_copied(rollouts.episode_infos),
+    return Rollouts(
+        (), (), (), _NO_REWARDS, _NO_FLAGS, _NO_FLAGS, rollouts.lengths.copy(), _copied(rollouts.env_infos),
+        _copied(rollouts.agent_infos), _copied(rollouts.episode_infos), rollouts.anomalies,
     )  # fmt: skip
 
 
@@ -263,7 +263,7 @@ class _GrowingRows:
             False if they are of another form than those before; then nothing was written.
         """
         if self._like is None:
-            self._buffers = [self._first(leaf, stop, expected) for _, leaf in trees.leaves(parts[0])]
+            self._buffers = [self._first(leaf, stop, expected) for leaf in _leaves(parts[0])]
             # No view: it would keep alive a mapping that its arena has outgrown.
             self._like = trees.map_tree(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), parts[0])
         form = _form(self._like)
@@ -273,7 +273,7 @@ class _GrowingRows:
         self._buffers = [
             self._longer(buffer, start, stop) if stop > len(buffer) else buffer for buffer in self._buffers
         ]
-        columns = zip(*([leaf for _, leaf in trees.leaves(part)] for part in parts), strict=True)
+        columns = zip(*map(_leaves, parts), strict=True)
         for buffer, column in zip(self._buffers, columns, strict=True):
             # Arrays among objects may lie in memory that is used again.
             own = tuple(map(_own, column)) if buffer.dtype == object else column
@@ -309,7 +309,13 @@ class _GrowingRows:
         return trees.map_tree(rows, self._like)
 
 
-def _form(tree: Tree) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+def _leaves(tree: Tree) -> list[Array]:
+    return [tree] if isinstance(tree, np.ndarray) else [leaf for _, leaf in trees.leaves(tree)]
+
+
+def _form(tree: Tree) -> Any:
+    if isinstance(tree, np.ndarray):
+        return tree.shape[1:], tree.dtype
     return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in trees.leaves(tree)]
 
 

@@ -119,8 +119,9 @@ class InFlight:
             return
         last: tuple[float, range] | None = None
         self._fastest = math.inf
+        seconds = self._pace.seconds_by_worker()
         for worker, queue in enumerate(self._queues):
-            each = self._pace.seconds_with(worker)
+            each = seconds.get(worker)
             if each is None:
                 continue
             if not queue:

@@ -99,6 +99,11 @@ class Throughput:
         timesteps, seconds = self._workers[worker]
         return max(1.0, self._mean) * seconds / max(1.0, timesteps)
 
+    def seconds_by_worker(self) -> dict[int, float]:
+        """Return `seconds_with` of all workers that had a trajectory."""
+        mean = max(1.0, self._mean)
+        return {worker: mean * seconds / max(1.0, timesteps) for worker, (timesteps, seconds) in self._workers.items()}
+
     def slowness(self, worker: int) -> float:
         """Return how many times the average duration `worker` takes; 1 before its first trajectory."""
         each, mean = self.seconds_with(worker), self.seconds
