@@ -99,27 +99,21 @@ class Columns:
         self._n_rows = n_rows
         self._only = self._leaves[0] if isinstance(space, _TYPED) else None
 
-    def append(self, batch: Any) -> Tree:
-        """Check a batch and write a copy of it as the next step.
+    def append(self, batch: Any) -> None:
+        """Check a batch and write a copy of it, of the dtypes of the space, as the next step.
 
         Args:
             batch: Leaves of shape (n_rows, ...); or a sequence of n_rows values.
-
-        Returns:
-            The copy, of the dtypes of the space: views that hold until room is made for more steps.
 
         Raises:
             DataError: It does not fit; says both shapes. An attribute `row` of the error tells the row, if it is one
                 row's fault.
         """
-        step = self.n_steps
         if self._only is not None:
-            view: Tree = self._only.write(step, batch)
+            self._only.write(self.n_steps, batch)
         else:
-            self._write(step, self._space, batch, self._path, iter(self._leaves))
-            view = self.row_batch(step)
-        self.n_steps = step + 1
-        return view
+            self._write(self.n_steps, self._space, batch, self._path, iter(self._leaves))
+        self.n_steps += 1
 
     def row_batch(self, step: int) -> Tree:
         """Return the (n_rows, ...) values of a step, which is at most the next one: views to read, or to write to.
@@ -184,11 +178,12 @@ class _LeafColumn(Column):
         self._is_index = isinstance(space, gym_spaces.Discrete) and self._dtype == np.int64
         super().__init__(n_rows, self._dtype, self._leaf.shape)
 
-    def write(self, step: int, batch: Any) -> Array:
-        view = self.at(step)
+    def write(self, step: int, batch: Any) -> None:
+        """Check a batch and write a copy of it."""
         dtype = self._dtype
         if dtype.hasobject:
-            return self._write_each(view, _sequence(batch, self._n_rows, self._path, self._error))
+            self._write_each(step, _sequence(batch, self._n_rows, self._path, self._error))
+            return
         if batch.__class__ is not np.ndarray:
             batch = self._as_array(batch)
         if batch.shape != self._batch_shape:
@@ -196,19 +191,21 @@ class _LeafColumn(Column):
                 f"a batch of {self._n_rows} has the shape {batch.shape}, and should have {self._batch_shape}: "
                 f"{self._path} has the shape {self._leaf.shape} in its space"
             )
-        if batch.dtype is dtype or batch.dtype == dtype:
-            view[:] = batch
-        elif self._leaf.takes_floats_of(batch.dtype):
-            view[:] = self._leaf.cast_rows(batch)
-        else:
-            return self._write_each(view, batch)
-        return view
+        if batch.dtype is not dtype and batch.dtype != dtype:
+            if not self._leaf.takes_floats_of(batch.dtype):
+                self._write_each(step, batch)
+                return
+            batch = self._leaf.cast_rows(batch)
+        try:
+            self._buffer[step] = batch
+        except IndexError:
+            self.at(step)[:] = batch
 
-    def _write_each(self, view: Array, values: Iterable[Any]) -> Array:
+    def _write_each(self, step: int, values: Iterable[Any]) -> None:
+        view = self.at(step)
         for row, value in enumerate(values):
             with _at_row(row):
                 view[row] = self.converted(value)
-        return view
 
     def converted(self, value: Any) -> Any:
         """Return a single value as it is stored."""

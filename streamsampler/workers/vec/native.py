@@ -290,7 +290,7 @@ class _Run:
             worker.ran_timesteps = words[timesteps_word] = worker.ran_timesteps + self._n_live
             self.n_rows += n_slots
             self.n_silent_rows += self._n_silent
-            self._finish_step(self._flags("terminated", terminated), self._flags("truncated", truncated), infos)
+            self._finish_step(terminated, truncated, infos)
             seconds[1] += between - began
             seconds[2] += perf_counter() - between
             if words[0] > version:
@@ -317,31 +317,32 @@ class _Run:
                 leaf[self._silent] = leaf[first]
         return shown
 
-    def _flags(self, name: str, values: Any) -> NDArray[np.bool_]:
+    def _flags(self, values: Any, name: str) -> NDArray[np.bool_]:
         if values.__class__ is np.ndarray and values.dtype is _BOOL and values.shape == self._shape:
             return values
         return column_of_slots(values, self._n_slots, name, "b")
 
-    def _finish_step(self, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], infos: Any) -> None:
+    def _finish_step(self, terminated: Any, truncated: Any, infos: Any) -> None:
         """Record infos, end trajectories, and begin others in their slots."""
+        terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
         if self._limit is not math.inf:
             truncated = truncated | (self._live & (self._recorder.step - self._begun >= self._limit))
         flags = terminated | truncated
         ended = (flags & self._live if self._n_live < self._n_slots else flags).nonzero()[0]
         if infos:
             self._record_infos(ended, infos)
-        reset_now, self._resetting = self._resetting, self._slots[:0]
-        going_on = ended[: self._left - len(reset_now)]
+        begin_now = self._resetting
+        going_on = ended[: self._left - len(begin_now)]
         if len(ended):
             self._end(ended, going_on, terminated, truncated, infos)
-        if not self._resets_itself:
-            if flags.any():
-                self._reset_masked(going_on, flags)
-            return
         if self._mode == NEXT_STEP:
-            self._resetting, going_on = going_on, reset_now
-        if len(going_on):
-            self._begin(going_on, infos)
+            self._resetting = going_on
+        elif self._resets_itself:
+            begin_now = going_on
+        elif flags.any():
+            self._reset_masked(going_on, flags)
+        if len(begin_now):
+            self._begin(begin_now, infos)
 
     def _end(
         self, ended: NDArray[np.int64], going_on: NDArray[np.int64], terminated: NDArray[np.bool_],

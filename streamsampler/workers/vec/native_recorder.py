@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +24,6 @@ __all__ = ["NativeRecorder"]
 
 _FLOAT64 = np.dtype(np.float64)
 _EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds
-
-
-class _Begun(NamedTuple):
-    """Trajectories that began in one step: their slots, in the order of their positions in the ticket."""
-
-    slots: NDArray[np.int64]
-    step: int
-
-
-class _Ended(NamedTuple):
-    """Trajectories that ended before one step: their slots, and how they ended."""
-
-    slots: NDArray[np.int64]
-    step: int
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
 
 
 class NativeRecorder:
@@ -76,8 +60,9 @@ class NativeRecorder:
         self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_info.record
         self.episode_infos = BatchInfos("episode_infos")
         self._last_observations: list[Tree] = []
-        self._begun: list[_Begun] = []
-        self._ended: list[_Ended] = []
+        # What began, or ended, before one step: the slots, the step, and how they ended.
+        self._begun: list[tuple[NDArray[np.int64], int]] = []
+        self._ended: list[tuple[NDArray[np.int64], int, NDArray[np.bool_], NDArray[np.bool_]]] = []
         self.step = self.n_begun = self.n_ended = 0
 
     def clear(self) -> None:
@@ -93,7 +78,7 @@ class NativeRecorder:
         """Record what slots begin a block with; what silent ones show does not matter."""
         # After the last block's last observations, which are no step's.
         self.step = self.observations.n_steps
-        _append(self.observations, observations, silent)
+        _append(self.observations, observations, ~silent)
         self.actions.n_steps = self.step
 
     def fill_actions(self, live: NDArray[np.bool_]) -> None:
@@ -119,10 +104,13 @@ class NativeRecorder:
         """
         step = self.step
         self.step = step + 1
-        _append(self.observations, observations, silent)
+        try:
+            self.observations.append(observations)
+        except DataError as error:
+            _append_some(self.observations, observations, ~silent, error)
         if rewards.__class__ is not np.ndarray or rewards.shape != self._shape or rewards.dtype.char not in _EXACT:
             rewards = self._checked_rewards(rewards, live)
-        self._rewards.at(step)[:] = rewards
+        self._rewards.at(step)[...] = rewards
 
     def _checked_rewards(self, rewards: Any, live: NDArray[np.bool_]) -> NDArray[Any]:
         column = column_of_slots(rewards, self._n_slots, "rewards", "biuf")
@@ -143,7 +131,7 @@ class NativeRecorder:
         if infos:
             positions = np.arange(self.n_begun, self.n_begun + len(slots))
             self.episode_infos.record(positions, infos, slots)
-        self._begun.append(_Begun(slots, self.step))
+        self._begun.append((slots, self.step))
         self.n_begun += len(slots)
 
     def end(
@@ -158,7 +146,7 @@ class NativeRecorder:
             final: (n_slots, ...) the environment's last observations, where these slots begin their next trajectories
                 in the same step; None where they were recorded.
         """
-        self._ended.append(_Ended(slots, self.step, terminated, truncated))
+        self._ended.append((slots, self.step, terminated, truncated))
         if final is not None:
             self._last_observations.append(take(self._written_apart(final, slots), slots))
         self.n_ended += len(slots)
@@ -190,10 +178,10 @@ class NativeRecorder:
 
     def _written_apart(self, observations: Any, used: NDArray[np.int64]) -> Tree:
         """Return a checked copy of observations of which only those of some slots matter."""
-        unused = np.ones(self._n_slots, dtype=np.bool_)
-        unused[used] = False
+        mask = np.zeros(self._n_slots, dtype=np.bool_)
+        mask[used] = True
         self._apart.clear()
-        _append(self._apart, observations, unused)
+        _append(self._apart, observations, mask)
         return self._apart.row_batch(0)
 
     def finish(self, most: int | None = None) -> Rollouts:
@@ -236,8 +224,8 @@ class NativeRecorder:
             last_observations=last_observations,
             actions=actions,
             rewards=self._rewards.gather(numbers, reuse=True),
-            terminated=np.concatenate([each.terminated for each in self._ended])[in_order],
-            truncated=np.concatenate([each.truncated for each in self._ended])[in_order],
+            terminated=np.concatenate([each[2] for each in self._ended])[in_order],
+            truncated=np.concatenate([each[3] for each in self._ended])[in_order],
             lengths=lengths,
             env_infos=self._gathered("env_infos", [self.env_infos], numbers, owners),
             agent_infos=self._gathered("agent_infos", [self._agent_info, self.agent_infos], numbers, owners),
@@ -262,23 +250,26 @@ def _flat(events: Sequence[tuple[Any, ...]]) -> tuple[NDArray[np.int64], NDArray
     return np.concatenate(slots), np.repeat([event[1] for event in events], list(map(len, slots)))
 
 
-def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
-    """Append a batch, in which whatever unused rows hold is no error."""
+def _append(columns: Columns, batch: Any, used: NDArray[np.bool_]) -> None:
+    """Append a batch, in which it is no error whatever unused rows hold."""
     try:
         columns.append(batch)
     except DataError as error:
-        is_row = error.row is not None and unused[error.row]
-        if not is_row and (not isinstance(batch, np.ndarray) or batch.dtype != object):
-            raise
-    else:
-        return
-    step, used = columns.n_steps, np.flatnonzero(~unused)
-    for row in used.tolist():
+        _append_some(columns, batch, used, error)
+
+
+def _append_some(columns: Columns, batch: Any, used: NDArray[np.bool_], error: DataError) -> None:
+    """Append a batch that does not fit, row by row, if it may be that its used rows fit; else raise the error."""
+    holds_rows = isinstance(batch, np.ndarray) and batch.dtype == object
+    if not holds_rows and (error.row is None or used[error.row]):
+        raise error
+    step, rows = columns.n_steps, np.flatnonzero(used)
+    for row in rows.tolist():
         try:
             columns.put(step, row, row_of(batch, row))
-        except DataError as error:
-            error.row = row
+        except DataError as misfitting:
+            misfitting.row = row
             raise
     for _, leaf in leaves(columns.row_batch(step)):
-        leaf[unused] = leaf[used[0]] if len(used) else 0
+        leaf[~used] = leaf[rows[0]] if len(rows) else 0
     columns.n_steps = step + 1
