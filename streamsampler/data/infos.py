@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler.data.info_columns import (
     InfoColumn,
@@ -144,6 +145,36 @@ class InfoRecorder:
             first = bisect_left(steps, step)
             del steps[first:], values[first:]
 
+    def forget_before(self, step: int) -> None:
+        """Forget what was recorded before a step, which has the number 0 then."""
+        self._rows_to_columns()
+        for steps, values in self._columns.values():
+            first = bisect_left(steps, step)
+            steps[:] = [each - step for each in steps[first:]]
+            del values[:first]
+
+    def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
+        """Return the infos of some steps, as columns that share nothing with the recorder's lists.
+
+        Args:
+            numbers: (k,) the numbers of steps, in the order in which they are wanted.
+            owners: Returns the trajectories of positions in `numbers`; see `check_names`.
+
+        Returns:
+            Columns of k steps.
+
+        Raises:
+            DataError: A key `_x` next to a key `x`, whose mask has that name.
+        """
+        self._rows_to_columns()
+        columns = {}
+        for path, (steps, values) in self._columns.items():
+            places, present = _places_of(steps, numbers)
+            if len(places):
+                columns[path] = column_of(present, [values[place] for place in places.tolist()])
+        check_names(columns, self._path, owners)
+        return InfoColumns(len(numbers), columns)
+
     def clear(self) -> None:
         """Forget everything."""
         for everything in (self._columns, self._plain, self._steps, self._values):
@@ -168,6 +199,23 @@ class InfoRecorder:
                 columns[path] = column_of(present, values[:n_present])
         check_names(columns, self._path, owners)
         return InfoColumns(length, columns)
+
+
+def _places_of(steps: list[int], numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return where some numbers are in a list of rising steps, and which of them are; None for all of them."""
+    if not steps:
+        return np.arange(0), None
+    first = steps[0]
+    if steps[-1] - first + 1 == len(steps):  # one after the other: nothing is to be looked for
+        places = numbers - first
+        found = (places >= 0) & (places < len(steps))
+    else:
+        kept = np.array(steps)
+        places = np.searchsorted(kept, numbers)
+        found = kept.take(places, mode="clip") == numbers
+    if found.all():
+        return places, None
+    return places[found], np.flatnonzero(found)
 
 
 def info_value(value: Any) -> Any:

@@ -297,6 +297,10 @@ class WorkerSide:
         """Return the ticket to run now; None if there is none."""
         return self._tickets.popleft() if self._tickets else None
 
+    def later_ticket(self, number: int) -> Ticket | None:
+        """Return the ticket of a number after the one that runs, 1 for the next; None if it has not come yet."""
+        return self._tickets[number - 1] if number <= len(self._tickets) else None
+
     def before_answer(self) -> None:
         """Become idle if the ticket that is about to be answered is the last one.
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -77,6 +78,10 @@ class Outcome:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def _no_ticket(_number: int) -> None:
+    """Hold no later ticket."""
 
 
 def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:
@@ -128,6 +133,9 @@ class Worker(ABC):
         trajectory: Index of the trajectory in hand, or None.
         ran_timesteps: Timesteps of the ticket in hand that environments were asked for, those included that are in no
             outcome because something raised; for the accounts. The worker loop sets it to 0 before each ticket.
+        running_timesteps: Timesteps of later tickets' trajectories that run already, and are in no outcome yet.
+        look_ahead: Takes a number, 1 for the next, and returns that ticket after the one in hand, with its seeds; None
+            if the worker does not hold it yet. The worker loop sets it.
         spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
         can_drop: Whether this kind of worker can leave out trajectories.
         resets: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
@@ -152,6 +160,8 @@ class Worker(ABC):
         self.phase = Phase.WAITING
         self.trajectory: int | None = None
         self.ran_timesteps = 0
+        self.running_timesteps = 0
+        self.look_ahead: Callable[[int], tuple[Ticket, list[int]] | None] = _no_ticket
         self.spoiled = False
         self.resets: Resets | None = None
         self._finder: AnomalyFinder | None = None
@@ -185,6 +195,14 @@ class Worker(ABC):
 
         What agent or environment raise is not caught; `phase` and `trajectory` say where it was raised.
         """
+
+    def abandon(self) -> tuple[int, int]:
+        """Forget the trajectories of later tickets that run already: their tickets are given up.
+
+        Returns:
+            How many they are, and how many timesteps they had.
+        """
+        return 0, 0
 
     def environments(self) -> Sequence[AnyEnv | AnyVectorEnv]:
         """Return the worker's environments, for `rehearse` and to look for wrappers that do not go with workers."""
@@ -233,6 +251,33 @@ class Worker(ABC):
             if isinstance(error, ActionError):
                 self.phase = Phase.ACTION
             raise
+
+    def finished_in_order(
+        self, finish: Callable[[int | None], Rollouts], indices: Sequence[int], env: Any = None
+    ) -> Rollouts:
+        """Return what `finished` returns; if several trajectories are wrong, raise the error of the first one.
+
+        So the error does not depend on what is looked at first.
+
+        Args:
+            finish: The recorder's method, which takes the number of trajectories it is to return at most, or None.
+            indices: The ticket's trajectory indices.
+            env: The environment, for error messages.
+        """
+        first: tuple[DataError, Phase, int | None] | None = None
+        most: int | None = None
+        while most != 0:
+            try:
+                rollouts = self.finished(partial(finish, most), indices, env)
+            except DataError as error:
+                first, most = (error, self.phase, self.trajectory), error.position or 0
+                continue
+            if first is None:
+                return rollouts
+            break
+        assert first is not None
+        earliest, self.phase, self.trajectory = first
+        raise earliest
 
     def _looked_through(self, rollouts: Rollouts, env: Any) -> Rollouts:
         """Add the trajectories that may be wrong.

@@ -140,16 +140,15 @@ class WorkerRow:
 
     def begin_ticket(self, version: int) -> None:
         """Write that a ticket of `version` begins."""
-        self.words[self.timesteps_word] = 0
         self.words[self._row + _VERSION] = version
 
     def begin_trajectory(self, index: int) -> None:
         """Write that trajectory `index` begins."""
         self.words[self.trajectory_word] = index + 1
 
-    def end_ticket(self, n_timesteps: int) -> None:
-        """Write that the ticket ended, and how many timesteps it took."""
-        self.words[self.timesteps_word] = 0
+    def end_ticket(self, n_timesteps: int, running: int = 0) -> None:
+        """Write that the ticket ended, how many timesteps it took, and how many later ones have taken already."""
+        self.words[self.timesteps_word] = running
         self.words[self.trajectory_word] = 0
         self.words[self._row + _ENDED] += n_timesteps
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from streamsampler.seeding import Stream, derived_seed
 
-__all__ = ["preserved_generators", "seed_generators"]
+__all__ = ["generator_states", "preserved_generators", "seed_generators"]
 
 
 def _loaded_torch() -> Any:
@@ -79,6 +79,18 @@ def _has_driver(*, hip: bool) -> bool:
     except OSError:
         return False
     return True
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Return something that is another thing after somebody drew from a global generator: of those that are loaded."""
+    name, words, *rest = np.random.get_state()
+    states = [random.getstate(), (name, np.asarray(words).tobytes(), *rest)]
+    torch = _loaded_torch()
+    if torch is not None:
+        states.append(torch.get_rng_state().numpy().tobytes())
+        if torch.cuda.is_initialized():
+            states += [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
+    return tuple(states)
 
 
 @contextlib.contextmanager

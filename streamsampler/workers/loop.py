@@ -17,6 +17,7 @@ from streamsampler.protocol.messages import (
     Answer,
     Checked,
     CheckOrder,
+    Continue,
     Exit,
     Failure,
     Message,
@@ -97,6 +98,7 @@ class WorkerLoop:
         self._row = context.row
         self._seed = context.seed
         self._side = WorkerSide()
+        self._kept: Message | None = None  # what was received while a ticket ran, and is for the next turn
         self._worker: Worker | None = None
         self._spaces_sent = False
         self._seconds = [0.0, 0.0, 0.0]  # sending, idle, checking
@@ -114,7 +116,7 @@ class WorkerLoop:
         side = self._side
         idle = side.state is not WorkerState.STREAMING
         begin = perf_counter()
-        message = self._channel.receive(wait=wait and idle)
+        message, self._kept = self._kept or self._channel.receive(wait=wait and idle), None
         if idle:
             self._seconds[1] += perf_counter() - begin
         if message is not None:
@@ -141,6 +143,7 @@ class WorkerLoop:
             if self._worker is None:
                 self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
                 self._worker = self._make_worker(self._context)
+                self._worker.look_ahead = self._look_ahead
             worker = self._worker
             worker.trajectory = None
             updates = {"env": start.env, "agent": start.agent, "parameters": start.parameters}
@@ -217,7 +220,7 @@ class WorkerLoop:
             self._row.set_phase(Phase.SENDING)
             reported = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
             worker.ran_timesteps = max(reported, worker.ran_timesteps)
-            self._row.end_ticket(worker.ran_timesteps)
+            self._row.end_ticket(worker.ran_timesteps, worker.running_timesteps)
             ended = True
             self._report(ticket, outcome, worker.ran_timesteps - reported, runs_lanes=worker.runs_lanes)
         except BaseException as error:  # see _start
@@ -229,6 +232,18 @@ class WorkerLoop:
         finally:
             worker.phase, worker.trajectory = Phase.WAITING, None
             self._row.set_phase(Phase.WAITING)
+
+    def _look_ahead(self, number: int) -> tuple[Ticket, list[int]] | None:
+        """Return the ticket of a number after the one in hand, with its seeds; see `Worker.look_ahead`."""
+        side = self._side
+        while (ticket := side.later_ticket(number)) is None:
+            if self._kept is not None or (message := self._channel.receive(wait=False)) is None:
+                return None
+            if isinstance(message, Continue):
+                side.receive(message)
+            else:
+                self._kept = message
+        return ticket, self._seeds_of(ticket.version, ticket.indices)
 
     def _seeds_of(self, version: int, indices: range) -> list[int]:
         derived, worker = TrajectorySeeds(self._seed, version), self._worker
@@ -287,7 +302,11 @@ class WorkerLoop:
 
     def _give_up(self, tickets: tuple[Ticket, ...]) -> None:
         for ticket in tickets:
-            self._channel.answer(Report(ticket, given_up=True, checked=self._checked))
+            n_abandoned, timesteps = (0, 0) if self._worker is None else self._worker.abandon()
+            self._row.end_ticket(timesteps)
+            self._channel.answer(Report(
+                ticket, given_up=True, n_abandoned=n_abandoned, abandoned_timesteps=timesteps, checked=self._checked
+            ))  # fmt: skip
             self._checked = None
 
     def _fail(

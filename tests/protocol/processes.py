@@ -161,7 +161,7 @@ class Process:
     def begin_ticket(self, version):
         self.version = version
 
-    def end_ticket(self, n_timesteps):
+    def end_ticket(self, n_timesteps, running=0):
         pass
 
     set_phase = end_ticket

@@ -16,18 +16,23 @@ also takes `slots` and `starts`: which environment each row comes from, and whet
 `reset` takes a mask, `reset(do_resets)`. With `seeds` it can draw for each trajectory separately. See
 `streamsampler.Agent`.
 
-Blocks
-------
+Lanes and blocks
+----------------
 
-What is computed in one batch may influence the last bits of a network's numbers. So trajectories run in *blocks* of
-consecutive indices, and the trajectories of a block are a function of the block alone: the same seed, `n_envs` and
-`block_size` give the same batches for any number of workers.
+What is computed in one batch may influence the last bits of a network's numbers. Where the rows of a batch of constant
+shape do not, the agent says `row_independent = True`. Then trajectories run in *lanes*: each is a function of itself
+alone, in environment i mod `n_envs`, and no environment waits for another one. What the agent says is probed where it
+runs; `worker_args={"independent": "fallback"}` runs it in blocks where it is not true. Such an agent draws from the
+keyword `draws` of its `get_actions`, and an environment from its `np_random`: the global generators are everybody's,
+and drawing from them is an error.
 
-A block has one trajectory for each environment, or `block_size` trajectories. Longer blocks lose less at their ends,
-where environments wait for the longest trajectory; shorter ones are better shared among workers. A batch should have at
-least `n_workers * n_envs` trajectories; for small batches of long trajectories take fewer environments.
+All other agents, and those with a `block_size`, run in *blocks* of consecutive indices, and the trajectories of a block
+are a function of the block alone. The global generators and the agent are seeded once a block, each environment once a
+trajectory. A block has one trajectory for each environment, or `block_size` trajectories. Longer blocks lose less at
+their ends, where environments wait for the longest trajectory; shorter ones are better shared among workers.
 
-The global generators and the agent are seeded once a block, each environment once a trajectory.
+Both ways, the same seed, `n_envs` and `block_size` give the same batches for any number of workers. Batches always have
+`n_envs` rows: where an environment has no trajectory, its row is a copy of another one.
 
 Native vector environments
 --------------------------

@@ -2,293 +2,233 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
-from numpy.typing import NDArray
 
-from streamsampler.agents.base import Agent, mask_argument, reset_agent_function, takes_seed
+from streamsampler.agents.base import Agent, is_row_independent, mask_argument, reset_agent_function, takes_seed
+from streamsampler.agents.draws import Draws
+from streamsampler.agents.independence import probe
 from streamsampler.agents.updates import apply_agent_update, updated_agent
-from streamsampler.data.trees import Tree, snapshot, take
+from streamsampler.data.trees import Tree, snapshot
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
+from streamsampler.seeding import Stream, derived_seed
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Worker
-from streamsampler.workers.vec.native_recorder import NativeRecorder
-from streamsampler.workers.vec.recorder import BatchRecorder
-from streamsampler.workers.vec.rows import copied, row_of
+from streamsampler.workers.vec.columns import Columns
+from streamsampler.workers.vec.rows import row_of
 
-__all__ = ["AgentPool", "BatchedAgent", "Rows"]
+__all__ = ["AgentPool", "BatchedAgent"]
 
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.
 _ACTION, _RECORDING, _AGENT_RESET = Phase.ACTION, Phase.RECORDING, Phase.AGENT_RESET
-_KEYWORDS = ("slots", "starts", "seeds")
-
-
-@dataclass(slots=True)
-class Rows:
-    """The rows of one batched step.
-
-    Attributes:
-        first: The number of the first row, counted over the ticket.
-        observations: (n, ...) arrays that are the agent's to change.
-        slots: (n,) the slot of each row.
-        begun: The step of the block in which the trajectory of each row began, n integers.
-        step: This step of the block.
-    """
-
-    first: int
-    observations: Tree
-    slots: NDArray[np.int64]
-    begun: Sequence[int] | NDArray[np.int64]
-    step: int
+_KEYWORDS = ("slots", "starts", "seeds", "draws")
+_NONE: dict[str, Any] = {}
 
 
 class BatchedAgent(ABC):
-    """What chooses and records the actions of a batch.
+    """What chooses the actions of n rows, of which some may be silent.
 
     Attributes:
         row: The row in hand, for error messages; -1 for all of them.
-        by_slot: Whether `begin_trajectory` is to be called.
+        one_by_one: Whether `choose` has to know which rows are live.
     """
 
     row = -1
-    by_slot = False
+    one_by_one = False
 
     def begin_block(self, seed: int) -> None:  # noqa: B027 - most agents do nothing then
-        """Begin a block.
+        """Begin a block, in which nothing may be seen of what was before.
 
         Args:
-            seed: The block's seed for the agent.
+            seed: The seed of the block's first trajectory.
         """
 
-    def begin_trajectory(self, slot: int, seed: int) -> None:  # noqa: B027 - most agents do nothing then
-        """Begin a trajectory in a slot.
+    def prepare(self, seeds: list[int]) -> Any:
+        """Prepare for many trajectories at once.
 
         Args:
-            slot: The slot.
-            seed: The trajectory's seed for its agent.
-        """
-
-    @abstractmethod
-    def choose(self, rows: Rows, recorder: BatchRecorder, worker: Worker) -> tuple[Tree | None, list[Any]]:
-        """Choose the actions of some rows, and record them with their infos.
-
-        Args:
-            rows: The rows.
-            recorder: Where they are recorded.
-            worker: Shows the phase.
+            seeds: Their seeds.
 
         Returns:
-            The actions as they were recorded, where there is a batch of them, and the single actions.
+            What `begin` takes; None if it need not be called.
+        """
+        del seeds
+
+    def begin(self, row: int, prepared: Any, position: int) -> None:  # noqa: B027 - most agents do nothing then
+        """Begin a trajectory in a row.
+
+        Args:
+            row: The row.
+            prepared: What `prepare` returned.
+            position: The position of the trajectory's seed among those that were prepared.
         """
 
     @abstractmethod
-    def act(self, rows: Rows, live: NDArray[np.bool_], recorder: NativeRecorder, worker: Worker) -> None:
-        """Choose an action for each environment of a native vector environment, and record them with their infos.
+    def choose(
+        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Choose the actions of n rows.
 
         Args:
-            rows: All rows.
-            live: (n,) those that run a trajectory.
-            recorder: Where they are recorded.
+            observations: (n, ...) arrays that are the agent's to change.
+            live: The rows that are not silent. The others' observations are copies of one of theirs.
             worker: Shows the phase.
+            record_info: Takes a row and its info, where there is an info for each row.
+
+        Returns:
+            The actions, a batch or a sequence of n, and their infos, in arrays of n, where they come together.
         """
 
 
 class _Together(BatchedAgent):
     """An agent with `get_actions`."""
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent: Any, n_rows: int) -> None:
         self._get_actions = agent.get_actions
         self._reset = reset_agent_function(agent)
-        names = _keywords(self._get_actions)
-        self._wants_slots, self._wants_starts, self._wants_seeds = (name in names for name in _KEYWORDS)
-        self._plain = not names
-        self._seeds: dict[int, int] = {}  # by slot
-        self.by_slot = self._wants_seeds
+        self._n_rows = n_rows
+        self._keywords = _keywords(self._get_actions)
+        self._draws = Draws(n_rows)
+        self._seeds = [0] * n_rows
+        self._starts = np.ones(n_rows, dtype=np.bool_)
+        self._by_row = bool(self._keywords - {"slots"})
 
     def begin_block(self, seed: int) -> None:
+        seed = derived_seed(seed, Stream.AGENT)
         if self._reset is not None:
             self._reset(seed)
+        self._draws = Draws(self._n_rows)
+        self._seeds = [seed] * self._n_rows
+        self._starts[:] = False
 
-    def begin_trajectory(self, slot: int, seed: int) -> None:
-        self._seeds[slot] = seed
+    def prepare(self, seeds: list[int]) -> Any:
+        if not self._by_row:
+            return None
+        mine = _agent_seeds(seeds)
+        return mine, self._draws.prepare(mine) if "draws" in self._keywords else None
 
-    def choose(self, rows: Rows, recorder: BatchRecorder, worker: Worker) -> tuple[Tree | None, list[Any]]:
+    def begin(self, row: int, prepared: Any, position: int) -> None:
+        seeds, drawn = prepared
+        self._seeds[row] = seeds[position]
+        self._starts[row] = True
+        if drawn is not None:
+            self._draws.begin(row, drawn, position)
+
+    def choose(
+        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
+    ) -> tuple[Any, dict[str, Any]]:
+        del live, record_info  # all rows are asked for, together
         worker.phase = _ACTION
-        if self._plain:
-            chosen = self._asked(rows.observations, {})
-        else:
-            keywords: dict[str, Any] = {}
-            if self._wants_slots:
-                keywords["slots"] = rows.slots.copy()
-            if self._wants_starts:
-                keywords["starts"] = np.array(rows.begun) == rows.step
-            if self._wants_seeds:
-                keywords["seeds"] = np.array([self._seeds[slot] for slot in rows.slots.tolist()])
-            chosen = self._asked(rows.observations, keywords)
-        worker.phase = _RECORDING
-        n_rows = len(rows.slots)
-        # Environments get a copy: they may keep or change it, and the agent may use its array again.
-        actions, singles = recorder.actions.take(copied(chosen[0]), n_rows)
-        if chosen[1]:
-            recorder.agent_infos.record(np.arange(rows.first, rows.first + n_rows), chosen[1])
-        return actions, singles
-
-    def act(self, rows: Rows, live: NDArray[np.bool_], recorder: NativeRecorder, worker: Worker) -> None:
-        del live
-        worker.phase = _ACTION
-        actions, infos = self._asked_all(rows)
-        worker.phase = _RECORDING
-        recorder.actions.append(actions)
-        if infos:
-            recorder.agent_infos.record(rows.first + rows.slots, infos)
-
-    def _asked_all(self, rows: Rows) -> tuple[Any, dict[str, Any]]:
-        if self._plain:
-            return self._asked(rows.observations, {})
-        keywords: dict[str, Any] = {}
-        if self._wants_slots:
-            keywords["slots"] = rows.slots.copy()
-        if self._wants_starts:
-            keywords["starts"] = np.array(rows.begun) == rows.step
-        if self._wants_seeds:
-            first = next(iter(self._seeds.values()))  # for those that have never begun a trajectory
-            keywords["seeds"] = np.array([self._seeds.get(slot, first) for slot in rows.slots.tolist()])
-        return self._asked(rows.observations, keywords)
-
-    def _asked(self, observations: Tree, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        keywords = self._values() if self._keywords else _NONE
         chosen = self._get_actions(observations, **keywords)
         # A tuple and nothing else: an array of two rows unpacks just as well.
         if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
             raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
         return chosen
 
+    def _values(self) -> dict[str, Any]:
+        """Return what the keywords stand for in this step."""
+        wanted = self._keywords
+        values: dict[str, Any] = {"draws": self._draws} if "draws" in wanted else {}
+        if "slots" in wanted:
+            values["slots"] = np.arange(self._n_rows)
+        if "starts" in wanted:
+            values["starts"] = self._starts.copy()
+        if "seeds" in wanted:
+            values["seeds"] = np.array(self._seeds)
+        self._starts[:] = False
+        return values
+
 
 class _ByMask(_Together):
-    """An agent with `get_actions` and a memory by rows, whose `reset` takes a mask of those that begin a trajectory.
+    """An agent with `get_actions` and a memory by rows, whose `reset` takes a mask of those that begin a trajectory."""
 
-    Its rows are always those that the block began with: only then does the memory of each belong to one slot.
-    """
-
-    by_slot = True
-
-    def __init__(self, agent: Any, mask_name: str) -> None:
-        super().__init__(agent)
-        self.by_slot = True
+    def __init__(self, agent: Any, n_rows: int, mask_name: str) -> None:
+        super().__init__(agent, n_rows)
+        self._keywords -= {"starts"}
         self._reset_rows = agent.reset
         self._mask_name = mask_name
         self._takes_seed = takes_seed(agent.reset)
-        self._begun: dict[int, int] = {}  # seeds, by the slots that begin a trajectory with the next step
-        self._n_rows = 0
+        self._by_row = True
+        self._new = True  # whether it has not been told yet how many rows there are
 
     def begin_block(self, seed: int) -> None:
-        del seed  # rows are reset with the first trajectory's
-        self._begun.clear()
-        self._n_rows = 0
+        self._reset = None  # rows are reset, at the first step
+        super().begin_block(seed)
+        self._new = True
 
-    def begin_trajectory(self, slot: int, seed: int) -> None:
-        super().begin_trajectory(slot, seed)
-        self._begun[slot] = seed
-
-    def choose(self, rows: Rows, recorder: BatchRecorder, worker: Worker) -> tuple[Tree | None, list[Any]]:
-        if self._begun:
+    def choose(
+        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
+    ) -> tuple[Any, dict[str, Any]]:
+        if self._new or self._starts.any():
             worker.phase = _AGENT_RESET
             self._reset_those_that_begin()
-        worker.phase = _ACTION
-        n_rows = self._n_rows
-        row_of_slot = np.zeros(n_rows, dtype=np.int64)  # those that are silent get the first row's observation
-        row_of_slot[rows.slots] = np.arange(len(rows.slots))
-        keywords: dict[str, Any] = {}
-        if self._wants_slots:
-            keywords["slots"] = np.arange(n_rows)
-        if self._wants_seeds:
-            keywords["seeds"] = np.array([self._seeds[slot] for slot in range(n_rows)])
-        actions, infos = self._asked(take(rows.observations, row_of_slot), keywords)
-        worker.phase = _RECORDING
-        if len(rows.slots) < n_rows:
-            actions = take(recorder.actions.checked(actions, n_rows), rows.slots)
-        recorded, singles = recorder.actions.take(copied(actions), len(rows.slots))
-        if infos:
-            recorder.agent_infos.record(np.arange(rows.first, rows.first + len(rows.slots)), infos, rows.slots)
-        return recorded, singles
-
-    def _asked_all(self, rows: Rows) -> tuple[Any, dict[str, Any]]:
-        if self._begun:
-            if not self._n_rows:
-                first = self._begun[min(self._begun)]
-                self._begun = {slot: self._begun.get(slot, first) for slot in rows.slots.tolist()}
-            self._reset_those_that_begin()
-        return super()._asked_all(rows)
+        return super().choose(observations, live, worker, record_info)
 
     def _reset_those_that_begin(self) -> None:
-        if not self._n_rows:
-            self._n_rows = len(self._begun)
-            self._seeds = dict(self._begun)
-        mask = np.zeros(self._n_rows, dtype=np.bool_)
-        mask[list(self._begun)] = True
-        arguments: dict[str, Any] = {self._mask_name: mask}
+        rows = np.flatnonzero(self._starts)
+        masks = [np.ones(self._n_rows, dtype=np.bool_)] if self._new else []
         if self._takes_seed:
-            arguments["seed"] = self._begun[min(self._begun)]
-        self._begun.clear()
-        self._reset_rows(**arguments)
+            # One seed is one row's.
+            masks += [np.arange(self._n_rows) == row for row in rows]
+        elif not self._new:
+            masks = [self._starts.copy()]
+        for mask in masks:
+            seed = {"seed": self._seeds[int(mask.argmax())]} if self._takes_seed else {}
+            self._reset_rows(**{self._mask_name: mask}, **seed)
+        self._new = False
+        self._starts[:] = False
 
 
 class _OneByOne(BatchedAgent):
-    """An agent without `get_actions`; one for all slots, or a copy for each where it keeps state."""
+    """An agent without `get_actions`; one for all rows, or a copy for each where it keeps state."""
 
-    def __init__(self, agents: list[Agent]) -> None:
+    one_by_one = True
+
+    def __init__(self, agents: list[Agent], n_rows: int) -> None:
+        self._n_rows = n_rows
         self._get_action = [agent.get_action for agent in agents]
         self._reset = [reset_agent_function(agent) for agent in agents]
-        self.by_slot = any(self._reset)
 
-    def begin_trajectory(self, slot: int, seed: int) -> None:
-        reset = self._reset[slot % len(self._reset)]
+    def prepare(self, seeds: list[int]) -> Any:
+        return _agent_seeds(seeds) if any(self._reset) else None
+
+    def begin(self, row: int, prepared: Any, position: int) -> None:
+        reset = self._reset[row % len(self._reset)]
         if reset is not None:
-            reset(seed)
+            reset(prepared[position])
 
-    def choose(self, rows: Rows, recorder: BatchRecorder, worker: Worker) -> tuple[Tree | None, list[Any]]:
-        record, record_info = recorder.actions.record, recorder.record_agent_info
+    def choose(
+        self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
+    ) -> tuple[Any, dict[str, Any]]:
         words, timesteps_word, watched = worker.row.words, worker.row.timesteps_word, worker.row.attention
-        singles = []
-        for row, slot in enumerate(rows.slots.tolist()):
+        shown = words[timesteps_word]
+        actions: dict[int, Any] = {}
+        for row in live:
             self.row = row
             worker.phase = _ACTION
             if watched:
-                words[timesteps_word] = rows.first + row
-            chosen = self._get_action[slot % len(self._get_action)](row_of(rows.observations, row))
+                words[timesteps_word] = shown + len(actions)
+            chosen = self._get_action[row % len(self._get_action)](row_of(observations, row))
             if not isinstance(chosen, tuple | list) or len(chosen) != 2:
                 raise UsageError("get_action must return (action, agent_info), with agent_info a dict")
             worker.phase = _RECORDING
             action, info = chosen
-            record(action)
             if info.__class__ is not dict or info:
-                record_info(rows.first + row, info)
-            singles.append(snapshot(action))  # the agent may use one array for all of them
+                record_info(row, info)
+            actions[row] = snapshot(action)  # the agent may use one array for all of them
         self.row = -1
-        return None, singles
-
-    def act(self, rows: Rows, live: NDArray[np.bool_], recorder: NativeRecorder, worker: Worker) -> None:
-        for row in np.flatnonzero(live).tolist():
-            self.row = row
-            worker.phase = _ACTION
-            chosen = self._get_action[row % len(self._get_action)](row_of(rows.observations, row))
-            if not isinstance(chosen, tuple | list) or len(chosen) != 2:
-                raise UsageError("get_action must return (action, agent_info), with agent_info a dict")
-            worker.phase = _RECORDING
-            action, info = chosen
-            recorder.actions.put(recorder.step, row, action)
-            if info.__class__ is not dict or info:
-                recorder.record_agent_info(rows.first + row, info)
-        self.row = -1
-        recorder.fill_actions(live)
+        first = actions[live[0]]
+        return [actions.get(row, first) for row in range(self._n_rows)], _NONE
 
 
 class AgentPool:
@@ -302,6 +242,25 @@ class AgentPool:
         self._hint = hint
         self._agents: list[Agent] = []
         self._batched: tuple[int, BatchedAgent] | None = None
+
+    @property
+    def row_independent(self) -> bool:
+        """Whether the agent says that the rows of its batches do not depend on each other."""
+        return is_row_independent(self._agents[0])
+
+    @property
+    def first(self) -> Agent:
+        """The agent, or the first of its copies."""
+        return self._agents[0]
+
+    def probe(self, observation_space: Space[Any], n_rows: int) -> None:
+        """Check that the rows of the agent's batches do not depend on each other; see `agents.independence.probe`."""
+        if callable(getattr(self._agents[0], "get_actions", None)):
+            space = copy.deepcopy(observation_space)
+            space.seed(0)
+            examples = Columns(space, n_rows, "observation")
+            examples.append([space.sample() for _ in range(n_rows)])
+            probe(self._agents[0], examples.row_batch(0), n_rows)
 
     @property
     def empty(self) -> bool:
@@ -321,8 +280,8 @@ class AgentPool:
         old = self._agents[0] if self._agents else None
         updated = updated_agent(old, agent_update, spaces)
         if updated is old:
-            for copy in self._agents[1:]:
-                apply_agent_update(copy, agent_update)
+            for another in self._agents[1:]:
+                apply_agent_update(another, agent_update)
         else:
             self._agents = [updated]
         self.batched(n_slots)
@@ -336,7 +295,7 @@ class AgentPool:
     def _make(self, n_slots: int) -> BatchedAgent:
         agent = self._agents[0]
         if callable(getattr(agent, "get_actions", None)):
-            return self._asked_together(agent)
+            return self._asked_together(agent, n_slots)
         if self._hint:
             self._hint = False
             _LOG.warning(
@@ -346,16 +305,16 @@ class AgentPool:
         if reset_agent_function(agent) is not None and len(self._agents) < n_slots:
             pickled = dumps(agent, "the agent")
             self._agents += [loads(pickled) for _ in range(n_slots - len(self._agents))]
-        return _OneByOne(self._agents)
+        return _OneByOne(self._agents, n_slots)
 
-    def _asked_together(self, agent: Any) -> BatchedAgent:
+    def _asked_together(self, agent: Any, n_rows: int) -> BatchedAgent:
         reset = getattr(agent, "reset", None)
         keywords = _keywords(agent.get_actions)
         if not callable(reset) or "starts" in keywords:
-            return _Together(agent)
+            return _Together(agent, n_rows)
         mask_name = mask_argument(reset)
         if mask_name is not None:
-            return _ByMask(agent, mask_name)
+            return _ByMask(agent, n_rows, mask_name)
         if self._hint and not takes_seed(reset):
             self._hint = False
             _LOG.warning(
@@ -363,7 +322,11 @@ class AgentPool:
                 "not of each trajectory. If it remembers anything, its actions are wrong: let get_actions take slots "
                 "and starts, or reset the mask of slots that begin, reset(do_resets).", type(agent).__qualname__,
             )  # fmt: skip
-        return _Together(agent)
+        return _Together(agent, n_rows)
+
+
+def _agent_seeds(seeds: list[int]) -> list[int]:
+    return [derived_seed(seed, Stream.AGENT) for seed in seeds]
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Collect infos that come in batches, under Gymnasium's vector convention, and reorder columns."""
+"""Collect infos that come in batches, under Gymnasium's vector convention, and select from columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamsampler.data.infos import info_value
 from streamsampler.data.trees import Array
 from streamsampler.errors import DataError
 
-__all__ = ["BatchInfos", "gathered", "info_of", "reordered"]
+__all__ = ["BatchInfos", "gathered"]
 
 
 class _Piece(NamedTuple):
@@ -105,6 +105,21 @@ class BatchInfos:
         """Forget everything."""
         self._pieces.clear()
 
+    def forget_before(self, step: int) -> None:
+        """Forget what was recorded before a step, which has the number 0 then."""
+        for path, pieces in self._pieces.items():
+            first = next((place for place, piece in enumerate(pieces) if piece.steps[-1] >= step), len(pieces))
+            self._pieces[path] = [_Piece(piece.steps - step, piece.values) for piece in pieces[first:]]
+
+    def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
+        """Return the infos of some steps; see `data.infos.InfoRecorder.select`."""
+        kept = {path: pieces for path, pieces in self._pieces.items() if pieces}
+        length = 1 + max([int(numbers.max()), *(int(pieces[-1].steps[-1]) for pieces in kept.values())])
+        columns = {path: _column(pieces, length) for path, pieces in kept.items()}
+        selected = gathered(InfoColumns(length, columns), numbers)
+        check_names(selected.columns, self._path, owners)
+        return selected
+
     def finish(self, length: int, owners: Owners | None = None) -> InfoColumns:
         """Return the infos of steps 0 to length - 1, as columns.
 
@@ -135,51 +150,13 @@ def _copied(values: Any) -> Array | list[Any]:
 
 
 def _column(pieces: list[_Piece], length: int) -> InfoColumn:
-    """Join pieces; the steps of the column may be in any order, for `reordered` or `gathered` to put into one."""
+    """Join pieces; the steps of the column may be in any order, for `gathered` to put into one."""
     steps = np.concatenate([piece.steps for piece in pieces])
     present = None if len(steps) == length and bool((steps[1:] > steps[:-1]).all()) else steps
     arrays = [piece.values for piece in pieces if isinstance(piece.values, np.ndarray)]
     if len(arrays) == len(pieces) and len({(array.dtype, array.shape[1:]) for array in arrays}) == 1:
         return InfoColumn(present, np.concatenate(arrays))
     return column_of(present, [value for piece in pieces for value in piece.values])
-
-
-def info_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Return the info of one environment, from those of a vector environment."""
-    info: dict[str, Any] = {}
-    for key, value in infos.items():
-        mask = _mask(infos.get(f"_{key}"))
-        if _is_mask(key, value, infos) or (mask is not None and not mask[row]):
-            continue
-        if isinstance(value, Mapping):
-            if inner := info_of(value, row):
-                info[key] = inner
-        else:
-            try:
-                info[key] = value[row]
-            except (TypeError, IndexError):
-                raise DataError(f"the info {key!r} has not one row for each environment: {value!r}") from None
-    return info
-
-
-def reordered(columns: InfoColumns, positions: NDArray[np.int64], length: int) -> InfoColumns:
-    """Put steps into another order, and keep the first `length` of them.
-
-    Args:
-        columns: The columns.
-        positions: Where each of their steps goes.
-        length: How many are kept.
-    """
-    moved = {path: _moved(column, positions, length) for path, column in columns.columns.items()}
-    return InfoColumns(length, {path: column for path, column in moved.items() if len(column.values)})
-
-
-def _moved(column: InfoColumn, positions: NDArray[np.int64], length: int) -> InfoColumn:
-    steps = positions if column.steps is None else positions[column.steps]
-    order = np.argsort(steps, kind="stable")
-    order = order[: np.searchsorted(steps[order], length)]
-    present = None if len(order) == length else steps[order]
-    return InfoColumn(present, column.values[order], column.raw)
 
 
 def gathered(columns: InfoColumns, numbers: NDArray[np.int64]) -> InfoColumns:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.recorder import Rollouts
 from streamsampler.data.trees import Tree, leaves, map_tree, owned
 from streamsampler.errors import DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, locate, name_of_env, raised_in, row_at_fault
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.vec.agents import BatchedAgent, Rows
+from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.native_env import NEXT_STEP, SAME_STEP, NativeEnv
 from streamsampler.workers.vec.native_recorder import NativeRecorder
 from streamsampler.workers.vec.native_values import check_infos, column_of_slots, for_env, without_final
@@ -85,7 +82,7 @@ class NativeRunner(NativeEnv):
             if not one_each:
                 self._look_at_silence(run, size)
         if may_run:
-            rollouts = self._finished(ticket)
+            rollouts = worker.finished_in_order(recorder.finish, ticket.indices, self.env)
             return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(seconds))
         abandoned = run.running_timesteps()
         return Outcome(
@@ -100,27 +97,6 @@ class NativeRunner(NativeEnv):
     def rehearse(self, version: int, indices: range, seeds: list[int], agent: BatchedAgent) -> None:
         """Run a block, and keep nothing of it."""
         _Run(self, version, indices, seeds, agent, self._recorder, self._worker).run([0.0, 0.0, 0.0])
-
-    def _finished(self, ticket: Ticket) -> Rollouts:
-        """Return what was recorded; if some of it is wrong, raise the error of the first such trajectory.
-
-        So the error does not depend on what is looked at first.
-        """
-        worker = self._worker
-        first: tuple[DataError, Phase, int | None] | None = None
-        most: int | None = None
-        while most != 0:
-            try:
-                rollouts = worker.finished(partial(self._recorder.finish, most), ticket.indices, self.env)
-            except DataError as error:
-                first, most = (error, worker.phase, worker.trajectory), error.position or 0
-                continue
-            if first is None:
-                return rollouts
-            break
-        assert first is not None
-        earliest, worker.phase, worker.trajectory = first
-        raise earliest
 
     def _look_at_silence(self, run: _Run, size: int) -> None:
         """Say once what a longer block would save."""
@@ -175,6 +151,7 @@ class _Run:
         self._limit = worker.context.max_episode_length or math.inf
         self.n_rows = self.n_silent_rows = 0
         self._seconds = [0.0, 0.0, 0.0]
+        self._prepared: Any = None
 
     def run(self, seconds: list[float]) -> bool:
         """Run the block.
@@ -190,8 +167,10 @@ class _Run:
         worker.phase, worker.trajectory = Phase.AGENT_RESET, self._indices[0]
         row.begin_trajectory(self._indices[0])
         seed_generators(self._seeds[0])
-        self._agent.row = -1
-        self._agent.begin_block(derived_seed(self._seeds[0], Stream.AGENT))
+        agent = self._agent
+        agent.row = -1
+        agent.begin_block(self._seeds[0])
+        self._prepared = agent.prepare(self._seeds)
         try:
             self._reset_all()
             return self._step_until_all_end()
@@ -233,11 +212,11 @@ class _Run:
         self._n_live += len(slots)
         self._left -= len(slots)
         worker.row.begin_trajectory(self._indices[first])
-        if agent.by_slot:
+        if self._prepared is not None:
             worker.phase = Phase.AGENT_RESET
             for number, slot in enumerate(slots.tolist(), first):
                 worker.trajectory = self._indices[number]
-                agent.begin_trajectory(slot, derived_seed(self._seeds[number], Stream.AGENT))
+                agent.begin(slot, self._prepared, number)
 
     def _reset_masked(self, refilled: NDArray[np.int64], ended: NDArray[np.bool_]) -> None:
         """Reset slots whose environment does not do it itself, the silent ones among them, which are stepped along."""
@@ -299,12 +278,19 @@ class _Run:
 
     def _choose(self, step: int) -> Tree:
         """Let the agent choose actions, and record them."""
-        recorder = self._recorder
-        if self._n_live:
-            rows = Rows(step * self._n_slots, self._shown(step), self._slots, self._begun, step)
-            self._agent.act(rows, self._live, recorder, self._worker)
-        else:
+        worker, recorder, agent, first = self._worker, self._recorder, self._agent, step * self._n_slots
+        if not self._n_live:
             recorder.fill_actions(self._live)  # the environment will only reset, and ignores them
+            return recorder.actions.row_batch(step)
+        live = np.flatnonzero(self._live).tolist() if agent.one_by_one else ()
+        actions, infos = agent.choose(
+            self._shown(step), live, worker, lambda row, info: recorder.record_agent_info(first + row, info)
+        )
+        worker.phase = Phase.ACTION
+        recorder.actions.append(actions)
+        if infos:
+            worker.phase = _RECORDING
+            recorder.agent_infos.record(first + self._slots, infos)
         return recorder.actions.row_batch(step)
 
     def _shown(self, step: int) -> Tree:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
+from time import perf_counter
 from typing import Any
 
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import (
     AnyEnv,
     AnyVectorEnv,
@@ -22,39 +22,45 @@ from streamsampler.environments.updates import (
 from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.blocks import Layout
-from streamsampler.seeding import Stream, derived_seed
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
-from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.generators import generator_states
 from streamsampler.workers.vec.agents import AgentPool
-from streamsampler.workers.vec.block import Block, Seconds
+from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.native_seeds import heeding_seeds
-from streamsampler.workers.vec.recorder import BatchRecorder
-from streamsampler.workers.vec.slots import SlotRunner
 
 __all__ = ["VecWorker"]
 
+_LOG = logging.getLogger("streamsampler")
 _N_ENVS = 8
+_DRAWS = (
+    "something drew from a global generator (random, numpy.random or torch) while trajectories ran side by side, so "
+    "that they depend on one another. Let get_actions take the keyword draws, and the environment draw from its "
+    'np_random; or pass worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
+)
+_INDEPENDENT = ("error", "fallback")
 
 
 class VecWorker(Worker):
     """Runs several environments side by side, and asks the agent once for the actions of all of them.
 
-    What is batched together can show in the last bits of an agent's numbers, and so can what an agent draws for a whole
-    batch. So trajectories are run in *blocks* of consecutive indices, and what happens in a block is a function of the
-    block alone: the same batches for any number of workers, any engine and any timing, as with `DefaultWorker`. Another
-    `n_envs` or `block_size` may give other batches.
+    *In lanes* each trajectory is a function of itself alone, as with `DefaultWorker`: trajectory i runs in environment
+    i mod `n_envs`, and an environment begins its next trajectory as soon as one has ended. That needs an agent that
+    says ``row_independent = True`` (see `streamsampler.Agent`), which is probed, and draws from ``draws``.
 
-    A block has one trajectory for each environment, or `block_size` trajectories. Longer blocks lose less where
-    environments wait for the longest trajectory; shorter ones are better shared among workers. Fewer
-    trajectories than `n_envs` for each worker leave environments idle or their work unused: take fewer environments
-    then.
+    *In blocks*, with all other agents or a `block_size`, trajectories of consecutive indices may influence each other,
+    and what happens in a block is a function of the block alone. A block has one trajectory for each environment, or
+    `block_size` trajectories: longer blocks lose less at their ends, where environments wait for the longest
+    trajectory; shorter ones are better shared among workers. The global generators (`random`, `numpy.random`, torch)
+    and an agent with `get_actions` are seeded at the start of each block, from its first trajectory's seed.
 
-    The global generators (`random`, `numpy.random`, torch) and an agent with `get_actions` are seeded at the start of
-    each block, from its first trajectory's seed; each environment at the start of each trajectory, from the
-    trajectory's. An agent without `get_actions` is asked for one action at a time; if it has `reset`, every slot gets a
-    copy of its own, which is reset with the trajectory's seed, just as in `DefaultWorker`.
+    So batches are the same for any number of workers, any engine and any timing. Another `n_envs` or `block_size` may
+    give other batches: the shape of what is batched together can show in the last bits of an agent's numbers.
+
+    Each environment is seeded at the start of each trajectory, from the trajectory's seed. An agent without
+    `get_actions` is asked for one action at a time; if it has `reset`, every environment gets a copy of its own, which
+    is reset with the trajectory's seed, just as in `DefaultWorker`.
 
     It also takes an environment that is vectorised natively, a `gymnasium.vector.VectorEnv`; see
     `native.NativeRunner`. Where that one resets itself, `batch.seeds[i]` restarts a trajectory only if it is the
@@ -65,7 +71,10 @@ class VecWorker(Worker):
     Args:
         context: What the worker is made with.
         n_envs: How many environments; None for 8, or for as many as a vector environment has.
-        block_size: How many trajectories make a block; None for as many as there are environments.
+        block_size: How many trajectories make a block. None for lanes where the agent allows it, and otherwise for as
+            many as there are environments.
+        independent: What to do where an agent says that its rows are independent, and they are not: "error", or
+            "fallback" to run its trajectories in blocks.
 
     Raises:
         UsageError: An argument cannot work.
@@ -74,14 +83,20 @@ class VecWorker(Worker):
     can_rehearse = True
     can_take_options = True
 
-    def __init__(self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None) -> None:
+    def __init__(
+        self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None,
+        independent: str = "error",
+    ) -> None:  # fmt: skip
         super().__init__(context)
-        self._block = self.layout({"n_envs": n_envs, "block_size": block_size}).block
+        self._block = self.layout({"n_envs": n_envs, "block_size": block_size, "independent": independent}).block
+        self._may_run_lanes = block_size is None
+        self._falls_back = independent == "fallback"
+        self._failed_ahead = False  # whether what was raised last may be about a later ticket
+        self._probed: tuple[Any, Any] = None, None
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
-        self._runner: SlotRunner | NativeRunner | None = None
+        self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
-        self._recorder: BatchRecorder | None = None
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
@@ -94,6 +109,8 @@ class VecWorker(Worker):
             UsageError: They are no positive integers, or a block cannot fill the environments.
         """
         n_envs, block_size = worker_args.get("n_envs"), worker_args.get("block_size")
+        if (independent := worker_args.get("independent", "error")) not in _INDEPENDENT:
+            raise UsageError(f'independent is "error" or "fallback", got {independent!r}')
         n_slots = _N_ENVS if n_envs is None else positive("n_envs", n_envs)
         size = n_slots if block_size is None else positive("block_size", block_size)
         if n_envs is not None and size < n_slots:
@@ -108,6 +125,31 @@ class VecWorker(Worker):
         runner = self._runner
         n_slots, spaces = (1, None) if runner is None else (runner.n_slots, runner.spaces)
         self._agents.update(agent_update, n_slots, spaces)
+        self._choose_lanes()
+
+    def _choose_lanes(self) -> None:
+        """Find out whether trajectories can run in lanes: the agent says so, and it is true.
+
+        Raises:
+            UsageError: The agent says so, and it is not true.
+        """
+        runner, agents = self._runner, self._agents
+        self.runs_lanes = False
+        if not (self._may_run_lanes and isinstance(runner, LaneRunner)) or agents.empty or not agents.row_independent:
+            return
+        self.runs_lanes = True
+        if self._probed[0] is runner and self._probed[1] is agents.first:
+            return
+        try:
+            agents.probe(runner.spaces[0], runner.n_slots)
+        except UsageError as error:
+            self.runs_lanes = False
+            if not self._falls_back:
+                raise
+            if self.context.worker_number == 0:
+                _LOG.warning("VecWorker runs trajectories in blocks: %s", error)
+            return
+        self._probed = runner, agents.first
 
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environments, one after the other.
@@ -127,7 +169,8 @@ class VecWorker(Worker):
             _close_quietly([*self._envs, *old])
             self._envs = []
             raise
-        self._recorder = BatchRecorder(*self._runner.spaces)
+        if not self._agents.empty:
+            self._choose_lanes()
 
     def _updated(self, update: EnvUpdate, old: list[AnyEnv | AnyVectorEnv]) -> list[AnyEnv | AnyVectorEnv]:
         """Apply an update in each slot. What it has used up of `old` is taken out."""
@@ -149,7 +192,7 @@ class VecWorker(Worker):
             envs.append(env)
         return envs
 
-    def _make_runner(self, envs: list[AnyEnv | AnyVectorEnv]) -> SlotRunner | NativeRunner:
+    def _make_runner(self, envs: list[AnyEnv | AnyVectorEnv]) -> LaneRunner | NativeRunner:
         first = envs[0]
         if isinstance(first, VectorEnv):
             if self._n_envs is not None and self._n_envs != first.num_envs:
@@ -168,7 +211,7 @@ class VecWorker(Worker):
                     f"{first.observation_space} and {first.action_space}, another has {env.observation_space} and "
                     f"{env.action_space}"
                 )
-        return SlotRunner(single, self)
+        return LaneRunner(single, self)
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -183,90 +226,101 @@ class VecWorker(Worker):
     # ------------------------------------------------------------------ rolling out
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
-        """Run a block in stand-ins, one trajectory in each environment, without recording it."""
+        """Run trajectories in stand-ins, one in each environment, and keep nothing of them."""
         runner = self._runner
+        assert runner is not None
+        agent = self._agents.batched(runner.n_slots)
         if isinstance(runner, NativeRunner):
-            agent = self._agents.batched(runner.n_slots)
             NativeRunner(stand_ins[0], self).rehearse(version, indices, seeds, agent)
             return
-        self._runner = SlotRunner(list(stand_ins), self)
-        recorder = BatchRecorder(*self._runner.spaces)
+        rehearsing = LaneRunner(list(stand_ins), self)
         try:
-            self._run(Block(version, 0, indices, seeds), recorder, Seconds())
+            # As a block even of lanes, so that global generators are seeded: nothing is recorded that draws from them.
+            rehearsing.run_blocks(Ticket(version, indices, len(indices)), seeds, agent)
         finally:
-            self._runner = runner
-            self.ran_timesteps += len(recorder.rewards)
+            self.ran_timesteps += rehearsing.n_ran
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories, block by block."""
+        """Run the ticket's trajectories: in lanes, or block by block."""
         runner = self._runner
         if isinstance(runner, NativeRunner):
             return runner.rollout(ticket, seeds, self._agents.batched(runner.n_slots))
-        recorder, seconds = self._recorder, Seconds()
-        assert recorder is not None
-        recorder.clear()
-        may_run = True
-        for first in range(0, len(seeds), ticket.block):
-            if not may_run:
-                break
-            stop = first + ticket.block
-            try:
-                may_run = self._run(
-                    Block(ticket.version, first, ticket.indices[first:stop], seeds[first:stop]), recorder, seconds
-                )
-            finally:
-                self.ran_timesteps = len(recorder.rewards)
-        if not may_run:
-            return self._outcome(None, recorder, seconds, recorder.n_ended, recorder.n_timesteps)
-        rollouts = self._finished(recorder, ticket)
-        return self._outcome(rollouts, recorder, seconds, rollouts.n_trajectories, rollouts.n_timesteps)
-
-    def _finished(self, recorder: BatchRecorder, ticket: Ticket) -> Rollouts:
-        """Return what was recorded; if some of it is wrong, raise the error of the first such trajectory.
-
-        So the error does not depend on what is looked at first, nor on how much of a block was run.
-        """
-        first: DataError | None = None
-        position, phase = 0, self.phase
-        while True:
-            try:
-                rollouts = self.finished(
-                    partial(recorder.finish, None if first is None else position), ticket.indices, self._envs[0]
-                )
-            except DataError as error:
-                first, position, phase = error, error.position or 0, self.phase
-                if position:
-                    continue
+        seconds = 0.0
+        if self.spoiled:
+            self.spoiled = False
+            seconds = self._rebuilt()
+        lost = 0
+        try:
+            return self._run(ticket, seeds, seconds)
+        except (Exception, SystemExit):
+            if not self._failed_ahead:
                 raise
-            if first is None:
-                return rollouts
-            self.phase, self.trajectory = phase, ticket.indices[position]
-            raise first
+            lost = self.ran_timesteps
+        # It may have been raised for a later ticket: then it is raised again at that ticket's turn.
+        if not self.row.may_run(ticket.version):
+            self.spoiled = True  # the payloads of this version may be freed already
+            return Outcome(None, 0, 0)
+        seconds += self._rebuilt()
+        try:
+            return self._run(ticket, seeds, seconds, alone=True)
+        finally:
+            self.ran_timesteps += lost
 
-    def _outcome(
-        self, rollouts: Rollouts | None, recorder: BatchRecorder, seconds: Seconds, n_trajectories: int,
-        n_timesteps: int,
-    ) -> Outcome:  # fmt: skip
-        return Outcome(
-            rollouts=rollouts,
-            n_trajectories=n_trajectories,
-            n_timesteps=n_timesteps,
-            n_abandoned=recorder.n_begun - n_trajectories,
-            abandoned_timesteps=len(recorder.rewards) - n_timesteps,
-            seconds=(seconds.reset, seconds.agent, seconds.step),
-        )
+    def _rebuilt(self) -> float:
+        """Replace agent and environments, and return the seconds that it took."""
+        began = perf_counter()
+        self.context.rebuild()
+        return perf_counter() - began
 
-    def _run(self, block: Block, recorder: BatchRecorder, seconds: Seconds) -> bool:
-        runner = self._runner
-        assert isinstance(runner, SlotRunner)
+    @property
+    def _lane_runner(self) -> LaneRunner:
+        assert isinstance(self._runner, LaneRunner)
+        return self._runner
+
+    def _run(self, ticket: Ticket, seeds: list[int], reset_seconds: float, *, alone: bool = False) -> Outcome:
+        runner = self._lane_runner
         agent = self._agents.batched(runner.n_slots)
-        self.trajectory = block.indices[0]
-        self.row.begin_trajectory(block.indices[0])
-        self.phase = Phase.AGENT_RESET
-        seed_generators(block.seeds[0])
         agent.row = -1
-        agent.begin_block(derived_seed(block.seeds[0], Stream.AGENT))
-        return runner.run(block, agent, recorder, seconds)
+        runner.seconds = [reset_seconds, 0.0, 0.0]
+        try:
+            if self.runs_lanes:
+                before = generator_states()
+                may_run = runner.run_lanes(ticket, seeds, agent, alone=alone)
+                if may_run:
+                    self._refuse_draws(before, ticket)
+            else:
+                may_run = runner.run_blocks(ticket, seeds, agent)
+            if not may_run:
+                return self._given_up()
+            rollouts = self.finished_in_order(runner.gather, ticket.indices, self._envs[0])
+        except BaseException:
+            self.ran_timesteps, self._failed_ahead = runner.n_ran, runner.failed_ahead
+            runner.forget()
+            raise
+        runner.end_ticket()
+        self.ran_timesteps = rollouts.n_timesteps
+        runner.n_ran -= rollouts.n_timesteps
+        self.running_timesteps = runner.n_ran
+        return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(runner.seconds))
+
+    def _refuse_draws(self, before: tuple[Any, ...], ticket: Ticket) -> None:
+        """Check that nothing has drawn from the global generators, which trajectories share."""
+        if generator_states()[: len(before)] != before:
+            self.phase, self.trajectory = Phase.STEP, ticket.indices[0]
+            raise UsageError(_DRAWS)
+
+    def _given_up(self) -> Outcome:
+        runner = self._lane_runner
+        ended = runner.ended()
+        n_timesteps = sum(each.length for each in ended)
+        n_begun, n_ran = runner.forget()
+        self.ran_timesteps, self.running_timesteps = n_ran, 0
+        return Outcome(None, len(ended), n_timesteps, n_begun - len(ended), n_ran - n_timesteps, tuple(runner.seconds))
+
+    def abandon(self) -> tuple[int, int]:
+        """Forget the trajectories of later tickets that run already."""
+        self.running_timesteps = 0
+        return self._runner.forget() if isinstance(self._runner, LaneRunner) else (0, 0)
 
     def shutdown(self) -> None:
         """Close the environments."""

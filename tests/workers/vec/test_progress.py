@@ -91,7 +91,7 @@ def test_the_time_of_every_reset_step_and_action_is_told(monkeypatch):
         nonlocal now
         now += {"reset": 100.0, "step": 1.0, "actions": 0.25}[what]
 
-    monkeypatch.setattr("streamsampler.workers.vec.slots.perf_counter", lambda: now)
+    monkeypatch.setattr("streamsampler.workers.vec.lanes.perf_counter", lambda: now)
     worker = VecWorker(context_of(), n_envs=3, block_size=6)
     worker.update_env(as_env_update(lambda: Telling(tell)))
     worker.update_agent(Batched(tell))

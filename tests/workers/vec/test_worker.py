@@ -149,12 +149,12 @@ def test_slots_and_starts_are_for_agents_with_a_memory():
     with vec(Remembering(), Steps) as many, LocalSampler(RememberingAlone(), Steps, seed=SEED) as one:
         batch, expected = many.obtain_trajectories(8), one.obtain_trajectories(8)
     assert batch.agent_infos["memory"].tolist() == expected.agent_infos["memory"].tolist()
-    # A block of six: two rounds in three slots; a block of two.
+    # A block of six: two rounds in three rows; a block of two, beside which a row is silent.
     assert [sorted(set(t.agent_infos["slot"].tolist())) for t in batch] == [[0], [1], [2], [0], [1], [2], [0], [1]]
-    assert [set(t.agent_infos["rows"].tolist()) for t in batch] == [{3}] * 6 + [{2}] * 2
+    assert [set(t.agent_infos["rows"].tolist()) for t in batch] == [{3}] * 8
 
 
-def test_a_batch_shrinks_where_a_block_ends():
+def test_a_row_that_is_free_takes_the_next_trajectory_of_its_block():
     lengths = {0: 2, 1: 5, 2: 3}
     seen = []
 

@@ -1,0 +1,383 @@
+"""Run trajectories side by side in several environments of this process: in lanes, or in blocks."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+
+from streamsampler.data.recorder import Rollouts
+from streamsampler.data.step_values import FLAGS, flag_of, number_of
+from streamsampler.data.trees import snapshot
+from streamsampler.errors import ActionError, DataError, ObservationError
+from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.workers.base import Worker
+from streamsampler.workers.board import phase_number
+from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
+from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.vec.agents import BatchedAgent
+from streamsampler.workers.vec.rows import padded, singles_of
+from streamsampler.workers.vec.steps import StepRecorder, Trajectory
+from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets
+
+__all__ = ["LaneRunner"]
+
+_NO_LIMIT = 2**62
+# An enum's member costs 100 ns to look up on Python 3.11.
+_RESET, _AGENT_RESET, _RECORDING = Phase.RESET, Phase.AGENT_RESET, Phase.RECORDING
+_STEP, _ACTION = Phase.STEP, Phase.ACTION
+_RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Phase.AGENT_RESET)
+_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
+
+
+class LaneRunner:
+    """Runs trajectories in a fixed number of environments, each of which is a row.
+
+    *In lanes* the trajectory of index i runs in row i mod n. A row begins its next trajectory as soon as one has ended,
+    those of the tickets that the worker holds ahead included; these go on when their ticket's turn has come.
+
+    *In blocks* the rows begin the first trajectories of a block, and a row whose trajectory ends begins the next one of
+    the block, rows in order within a step; the next block begins when all have ended.
+
+    Each batch has all rows. Those that are silent have a copy of a live one's observation. So what is batched together
+    is, with blocks, a function of the block alone; and with lanes no trajectory sees another one, if the agent's rows
+    do not depend on each other.
+
+    Args:
+        envs: The environments.
+        worker: Shows phase and trajectory.
+
+    Attributes:
+        n_ran: Timesteps that were run and are in no answer yet.
+        seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
+    """
+
+    def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker) -> None:
+        self._envs, self._worker, self._n_rows = envs, worker, len(envs)
+        self._limit = _NO_LIMIT if worker.context.max_episode_length is None else worker.context.max_episode_length
+        self._recorder = StepRecorder(*self.spaces, self._n_rows)
+        self._agent: BatchedAgent | None = None
+        self._tickets = RunningTickets(worker, self._n_rows)
+        self._running: list[Trajectory | None] = [None] * self._n_rows
+        self._live: list[int] = []  # the rows that are not silent
+        self._steps: list[Any] = []  # the step methods of their environments
+        self._in_lanes = True
+        self._row = -1  # the row in hand; -1 while it is about all of them
+        self._at_fault: Trajectory | None = None
+        self._singles: list[Any] = []
+        self.seconds = [0.0, 0.0, 0.0]
+        self.n_ran = 0
+
+    @property
+    def n_slots(self) -> int:
+        """How many trajectories run side by side."""
+        return self._n_rows
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Observation and action space of one environment."""
+        return self._envs[0].observation_space, self._envs[0].action_space
+
+    @property
+    def failed_ahead(self) -> bool:
+        """Whether what was raised last may have been raised for a trajectory of a later ticket."""
+        tickets, at_fault = self._tickets, self._at_fault
+        return tickets.ran_ahead and (at_fault is None or at_fault.ticket is not tickets.in_hand)
+
+    # ------------------------------------------------------------------ tickets
+
+    def run_lanes(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent, *, alone: bool = False) -> bool:
+        """Run a ticket's trajectories to their ends, and those of later tickets meanwhile.
+
+        Args:
+            ticket: The ticket.
+            seeds: Its trajectories' seeds.
+            agent: The agent.
+            alone: Whether no trajectory of a later ticket is to begin.
+
+        Returns:
+            Whether its version may still run.
+        """
+        self._tickets.alone, self._in_lanes = alone, True
+        if not self._tickets.holds_first(ticket):
+            self._begin_ticket(ticket, seeds, agent)
+        return self._run(len(seeds))
+
+    def run_blocks(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> bool:
+        """Run a ticket's trajectories, one block after the other.
+
+        Returns:
+            Whether its version may still run.
+        """
+        worker, self._tickets.alone, self._in_lanes = self._worker, True, False
+        running = self._begin_ticket(ticket, seeds, agent)
+        for first in range(0, len(seeds), ticket.block):
+            stop = min(first + ticket.block, len(seeds))
+            running.waiting = [iter(range(first, stop))] * self._n_rows
+            worker.trajectory, worker.phase = ticket.indices[first], _AGENT_RESET
+            worker.row.begin_trajectory(ticket.indices[first])
+            seed_generators(seeds[first])
+            agent.begin_block(seeds[first])
+            if not self._run(stop):
+                return False
+        return True
+
+    def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
+        self.forget()
+        self._agent = agent
+        return self._tickets.begin(ticket, seeds, agent)
+
+    def ended(self) -> list[Trajectory]:
+        """Return the trajectories of the ticket in hand that have ended, in its order."""
+        return self._tickets.in_hand.ended()
+
+    def gather(self, most: int | None) -> Rollouts:
+        """Return the first trajectories of the ticket in hand, or all of them; see `StepRecorder.gather`."""
+        return self._recorder.gather(self.ended()[:most])
+
+    def end_ticket(self) -> None:
+        """Forget the ticket in hand."""
+        self._tickets.end()
+        self._recorder.keep(self._tickets.begun())
+
+    def forget(self) -> tuple[int, int]:
+        """Forget all tickets, and return how many trajectories had begun, and the timesteps that are in no answer."""
+        forgotten = len(self._tickets.begun()), self.n_ran
+        self._tickets.clear()
+        self._running = [None] * self._n_rows
+        self._live, self._steps = [], []
+        self._recorder.clear()
+        self.n_ran = 0
+        return forgotten
+
+    # ------------------------------------------------------------------ beginning and ending trajectories
+
+    def _fill(self) -> None:
+        """Begin trajectories in the rows that are silent."""
+        began = perf_counter()
+        for row, trajectory in enumerate(self._running):
+            if trajectory is None:
+                self._begin_next(row)
+        self._find_live()
+        self.seconds[0] += perf_counter() - began
+
+    def _find_live(self) -> None:
+        self._live = [row for row, trajectory in enumerate(self._running) if trajectory is not None]
+        self._steps = [self._envs[row].step for row in self._live]
+
+    def _begin_next(self, row: int) -> None:
+        """Begin the next trajectory that is to run in a row, if there is one."""
+        if (found := self._tickets.next_in(row)) is not None:
+            self._begin(row, *found)
+
+    def _begin(self, row: int, running: RunningTicket, position: int) -> None:
+        """Begin a trajectory in a row, and record its first observation."""
+        worker, recorder, agent, env = self._worker, self._recorder, self._agent, self._envs[row]
+        assert agent is not None
+        self._row = row
+        index = running.ticket.indices[position]
+        trajectory = Trajectory(running, position, index, row, recorder.step)
+        self._running[row] = trajectory
+        running.begun.append(trajectory)
+        words, phase_word = worker.row.words, worker.row.phase_word
+        words[worker.row.trajectory_word] = index + 1
+        words[phase_word] = _RESET_NUMBER
+        worker.trajectory, worker.phase = index, _RESET
+        seed, resets = running.seeds[position], worker.resets
+        if resets is None or resets.options is None:
+            result = env.reset(seed=seed)
+        else:
+            result = env.reset(seed=seed, options=resets.options_of(index))
+        observation, info = begin_of(result)
+        if running.prepared is not None:
+            words[phase_word] = _AGENT_RESET_NUMBER
+            worker.phase = _AGENT_RESET
+            agent.begin(row, running.prepared, position)
+        worker.phase = _RECORDING
+        try:
+            trajectory.number = recorder.begin(info)
+            recorder.record(row, observation)
+        except DataError as error:
+            locate(error, env, 0)
+            raise
+        words[phase_word] = _STEP_NUMBER
+
+    def _end(self, row: int, observation: Any, terminated: bool, truncated: bool) -> None:
+        """End a row's trajectory, and begin its next one, if there is one."""
+        trajectory = self._running[row]
+        assert trajectory is not None
+        trajectory.length = self._recorder.step - trajectory.begun
+        trajectory.last, trajectory.terminated, trajectory.truncated = snapshot(observation), terminated, truncated
+        trajectory.ticket.n_ended += 1
+        self._running[row] = None
+        began = perf_counter()
+        self._begin_next(row)
+        elapsed = perf_counter() - began
+        self.seconds[0] += elapsed
+        self.seconds[2] -= elapsed
+        self._worker.phase = _STEP
+
+    # ------------------------------------------------------------------ stepping
+
+    def _run(self, n_ended: int) -> bool:
+        """Step the environments until so many of the ticket's trajectories have ended, or its version may not run."""
+        worker, words, running = self._worker, self._worker.row.words, self._tickets.in_hand
+        version = running.ticket.version
+        phase_word, timesteps_word, seconds = worker.row.phase_word, worker.row.timesteps_word, self.seconds
+        words[timesteps_word] = self.n_ran
+        try:
+            self._fill()
+            while running.n_ended < n_ended:
+                if len(self._live) < self._n_rows and self._tickets.look_ahead():
+                    self._fill()
+                self._row = -1
+                words[phase_word] = _ACTION_NUMBER
+                began = perf_counter()
+                self._choose()
+                between = perf_counter()
+                words[phase_word] = _STEP_NUMBER
+                worker.phase = _STEP
+                self._step_all()
+                words[timesteps_word] = self.n_ran
+                seconds[1] += between - began
+                seconds[2] += perf_counter() - between
+                if words[0] > version:
+                    return False
+        except BaseException as error:
+            self._explain(error)
+            raise
+        return True
+
+    def _choose(self) -> None:
+        """Let the agent choose actions on the rows' observations, and record them."""
+        worker, recorder, live = self._worker, self._recorder, self._live
+        assert self._agent is not None
+        worker.phase = _RECORDING
+        sources = None
+        if len(live) < self._n_rows:
+            sources = [live[0] if each is None else row for row, each in enumerate(self._running)]
+        batch = recorder.batch(sources)
+        actions, infos = self._agent.choose(batch, live, worker, self._record_agent_info)
+        worker.phase = _ACTION
+        if sources is not None:
+            actions = padded(self.spaces[1], actions, sources)
+        recorder.actions.append(actions)
+        self._singles = singles_of(self.spaces[1], actions)
+        if infos:
+            worker.phase = _RECORDING
+            recorder.record_agent_infos(infos)
+
+    def _record_agent_info(self, row: int, info: Any) -> None:
+        self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
+
+    def _step_all(self) -> None:  # noqa: C901 - see below
+        """Step the environments, and record what they return.
+
+        The inner loop: it is measured, and nothing else belongs here.
+        """
+        recorder, live = self._recorder, self._live
+        n_rows, n_ran = self._n_rows, self.n_ran
+        # Where rows are not kept as bytes, no observation has this dtype.
+        encoded, dtype, shape = recorder.encoded, recorder.dtype, recorder.shape
+        record, record_info = recorder.record, recorder.record_env_info
+        first = (recorder.step - 1) * n_rows
+        rewards = [0.0] * n_rows
+        limit, float64, flags = self._limit, np.float64, FLAGS
+        begun = recorder.step - limit  # of a trajectory that is over
+        at_limit = limit < _NO_LIMIT and any(each is not None and each.begun <= begun for each in self._running)
+        board_row = self._worker.row
+        words, timesteps_word, watched = board_row.words, board_row.timesteps_word, board_row.attention
+        singles = self._singles if len(live) == n_rows else [self._singles[row] for row in live]
+        row = n_ended = 0
+        try:
+            for row, step, action in zip(live, self._steps, singles, strict=True):
+                observation, reward, terminated, truncated, info = step(action)
+                if watched:
+                    self.n_ran += 1
+                    words[timesteps_word] = self.n_ran
+                kind = reward.__class__
+                rewards[row] = reward if kind is float or kind is float64 else number_of(reward)
+                if info.__class__ is not dict or info:
+                    record_info(first + row, info)
+                if terminated is not False or truncated is not False or at_limit:
+                    if terminated.__class__ not in flags or truncated.__class__ not in flags:
+                        terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
+                    cut = at_limit and cast("Trajectory", self._running[row]).begun <= begun
+                    if terminated or truncated or cut:
+                        n_ended += 1
+                        self._end(row, observation, bool(terminated), bool(truncated) or cut)
+                        continue
+                try:
+                    if (observation.dtype is dtype or observation.dtype == dtype) and observation.shape == shape:
+                        encoded[row] = observation.tobytes()
+                    else:
+                        record(row, observation)
+                except AttributeError:
+                    record(row, observation)
+        except BaseException:
+            self._row = row
+            self.n_ran = n_ran + live.index(row)
+            raise
+        self.n_ran = n_ran + len(live)
+        recorder.rewards.fromlist(rewards)
+        if n_ended and None in self._running:
+            self._find_live()
+
+    # ------------------------------------------------------------------ errors
+
+    def _explain(self, error: BaseException) -> None:
+        """Say which trajectory was in hand, and raise a better error where the reason is known."""
+        worker, agent = self._worker, self._agent
+        assert agent is not None
+        at_fault = self._found_at_fault(error)
+        self._at_fault = at_fault
+        row, timestep = -1, None
+        if at_fault is not None:
+            worker.trajectory, row = at_fault.index, at_fault.row
+            timestep = self._recorder.step - at_fault.begun
+        in_step = worker.phase is Phase.STEP
+        if in_step and isinstance(error, DataError):
+            worker.phase = _RECORDING
+        elif in_step:
+            better = step_error(error, self._singles[row], self.spaces[1], self._step_all)
+            if better is not None:
+                worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
+                raise better from error
+        recorded = isinstance(error, ActionError) or (isinstance(error, DataError) and worker.phase is _RECORDING)
+        if recorded and timestep is not None:
+            # What a step returned is recorded as the next timestep's observation.
+            follows = in_step and isinstance(error, ObservationError)
+            locate(cast("DataError", error), self._envs[0], timestep - (not follows))
+
+    def _found_at_fault(self, error: BaseException) -> Trajectory | None:
+        """Return the trajectory that an exception is about; None if it may be one of several."""
+        agent, worker = self._agent, self._worker
+        assert agent is not None
+        row = agent.row if agent.row >= 0 else self._row
+        if row < 0:
+            row = row_at_fault(error, -1)
+        if row >= 0 and self._running[row] is not None:
+            return self._running[row]
+        running = sorted((each for each in self._running if each is not None), key=lambda each: each.index)
+        if not running or self._tickets.ran_ahead:
+            return None  # the ticket in hand is run again alone
+        names = ", ".join(str(each.index) for each in running)
+        error.add_note(f"get_actions had the observations of trajectories {names}")
+        if worker.phase is Phase.ACTION and isinstance(error, Exception) and self._in_lanes:
+            return next((each for each in running if self._raises_alone(each)), running[0])
+        return running[0]
+
+    def _raises_alone(self, trajectory: Trajectory) -> bool:
+        """Return whether the agent raises when all rows have one trajectory's observation."""
+        assert self._agent is not None
+        row = trajectory.row
+        batch = self._recorder.repeated(row)
+        try:
+            self._agent.choose(batch, [row], self._worker, lambda _row, _info: None)
+        except Exception:
+            return True
+        finally:
+            self._worker.phase = Phase.ACTION
+        return False

@@ -1,0 +1,267 @@
+"""Record trajectories that run side by side, step by step, and gather those of a ticket when they have ended."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.data.copying import make_recorder
+from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.recorder import Rollouts, refuse_actions_outside
+from streamsampler.data.spaces import AnySpace
+from streamsampler.data.trees import Array, Tree, leaves, map_tree, object_array, snapshot
+from streamsampler.errors import ActionError, DataError, ObservationError
+from streamsampler.workers.vec.columns import Columns
+from streamsampler.workers.vec.infos import BatchInfos
+
+__all__ = ["AlignedCopies", "StepRecorder", "Trajectory"]
+
+_ALIGNMENT = 64
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """A trajectory in a row.
+
+    Attributes:
+        ticket: The `tickets.RunningTicket` that it is of.
+        position: Its position in the ticket.
+        index: Its index.
+        row: The row that it runs in.
+        begun: The step in which it began.
+        number: How many trajectories had begun before.
+        length: Its timesteps, when it has ended.
+        last: Its last observation.
+        terminated: How it ended.
+        truncated: How it ended.
+    """
+
+    ticket: Any
+    position: int
+    index: int
+    row: int
+    begun: int
+    number: int = 0
+    length: int = 0
+    last: Any = None
+    terminated: bool = False
+    truncated: bool = False
+
+
+class StepRecorder:
+    """Records what n rows did in each step, whatever trajectories the rows are of.
+
+    The value of a row in a step has the number ``step * n_rows + row``. Steps are counted from the first one that is
+    kept.
+
+    Args:
+        observation_space: The space of a single observation.
+        action_space: The space of a single action.
+        n_rows: How many rows.
+
+    Attributes:
+        encoded: The rows' next observations: a loop may write the bytes of one of just that `dtype` and `shape`.
+        dtype: See there; where rows are not kept as bytes, no observation has it.
+        shape: See there.
+        step: The next step; while environments are stepped, the one after.
+        actions: The actions.
+        rewards: The rewards: a loop appends n for each step.
+        record_env_info: Takes (number, info).
+        record_agent_info: Takes (number, info).
+        n_begun: How many trajectories began.
+    """
+
+    def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self._action_space = action_space
+        self._observations = Columns(observation_space, n_rows, "observation", ObservationError)
+        self.actions = Columns(action_space, n_rows, "action", ActionError)
+        self._last = make_recorder(observation_space, "observation", ObservationError)
+        self._is_encoded = self._last.encoded is not None
+        self.encoded, self.dtype, self.shape = [b""] * n_rows, self._last.dtype, self._last.shape
+        self._copies = AlignedCopies()
+        self.rewards = array("d")
+        self._env_infos = InfoRecorder("env_infos")
+        self._agent_infos = InfoRecorder("agent_infos")
+        self._agent_batches = BatchInfos("agent_infos")
+        self._episode_infos = InfoRecorder("episode_infos")
+        self.record_env_info: Callable[[int, dict[str, Any]], None] = self._env_infos.record
+        self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_infos.record
+        self.step = self.n_begun = 0
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._observations.clear()
+        self.actions.clear()
+        del self.rewards[:]
+        for infos in (self._env_infos, self._agent_infos, self._agent_batches, self._episode_infos):
+            infos.clear()
+        self.step = self.n_begun = 0
+
+    def begin(self, reset_info: Any) -> int:
+        """Begin a trajectory, and return its number.
+
+        Raises:
+            DataError: The info of its reset is no dict, or has a key that is no string.
+        """
+        number = self.n_begun
+        if reset_info.__class__ is not dict or reset_info:
+            self._episode_infos.record(number, reset_info)
+        self.n_begun = number + 1
+        return number
+
+    def record(self, row: int, observation: Any) -> None:
+        """Record a row's next observation.
+
+        Raises:
+            ObservationError: It does not fit its space.
+        """
+        if observation.__class__ is np.ndarray and observation.dtype == self.dtype and observation.shape == self.shape:
+            self.encoded[row] = observation.tobytes()
+            return
+        columns, step = self._observations, self.step
+        columns.put(step, row, observation)
+        if self._is_encoded:
+            self.encoded[row] = cast("Array", columns.row_batch(step))[row].tobytes()
+        else:
+            columns.n_steps = step + 1
+
+    def batch(self, sources: list[int] | None) -> Tree:
+        """Begin the next step, and return a copy of the rows' observations.
+
+        Args:
+            sources: For each row the one whose observation it has, itself or another one; None for itself.
+        """
+        columns, step, encoded = self._observations, self.step, self.encoded
+        rows = columns.row_batch(step)
+        if self._is_encoded:
+            if sources is not None:
+                encoded[:] = [encoded[row] for row in sources]
+            array = cast("Array", rows)
+            array[...] = np.ndarray(array.shape, array.dtype, b"".join(encoded))
+        elif sources is not None:
+            for _, leaf in leaves(rows):
+                leaf[:] = leaf[sources]
+        self.step = columns.n_steps = step + 1
+        return self._copies.copy(rows)
+
+    def repeated(self, row: int) -> Tree:
+        """Return a batch that has one row's observation in the step before `step` in all rows."""
+        rows = self._observations.row_batch(self.step - 1)
+        return self._copies.copy(map_tree(lambda leaf: leaf[[row] * self.n_rows], rows))
+
+    def record_agent_infos(self, infos: dict[str, Any]) -> None:
+        """Record the infos of all rows of the step before `step`, arrays of n rows each."""
+        first = (self.step - 1) * self.n_rows
+        self._agent_batches.record(np.arange(first, first + self.n_rows), infos)
+
+    def gather(self, trajectories: Sequence[Trajectory]) -> Rollouts:
+        """Return trajectories that have ended, in order.
+
+        Raises:
+            ActionError: An action outside its space; its attribute `position` is the position in `trajectories`.
+            ObservationError: A last observation that does not fit its space, with the same attribute.
+            DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
+        """
+        n_rows = self.n_rows
+        lengths = np.array([each.length for each in trajectories], dtype=np.int64)
+        firsts = np.array([each.begun * n_rows + each.row for each in trajectories], dtype=np.int64)
+        ends = np.cumsum(lengths)
+        n_timesteps = int(ends[-1])
+        numbers = np.arange(n_timesteps) * n_rows + np.repeat(firsts - (ends - lengths) * n_rows, lengths)
+        actions = self.actions.gather(numbers)
+        refuse_actions_outside(self._action_space, actions, lengths)
+
+        def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+            return np.searchsorted(ends, steps, side="right")
+
+        agent_infos = self._agent_infos.select(numbers, owners)
+        return Rollouts(
+            observations=self._observations.gather(numbers),
+            last_observations=self._last_of(trajectories),
+            actions=actions,
+            rewards=np.frombuffer(self.rewards, np.float64).take(numbers),
+            terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
+            truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
+            lengths=lengths,
+            env_infos=self._env_infos.select(numbers, owners),
+            agent_infos=agent_infos if agent_infos.columns else self._agent_batches.select(numbers, owners),
+            episode_infos=self._episode_infos.select(
+                np.array([each.number for each in trajectories], dtype=np.int64), lambda positions: positions
+            ),
+        )
+
+    def _last_of(self, trajectories: Sequence[Trajectory]) -> Tree:
+        last = self._last
+        last.clear()
+        try:
+            for each in trajectories:
+                last.record(each.last)
+            return map_tree(np.copy, last.view(0, len(trajectories)))
+        except DataError as error:
+            error.position = last.count() if error.row is None else error.row
+            error.timestep = trajectories[error.position].length
+            raise
+
+    def keep(self, trajectories: Sequence[Trajectory]) -> None:
+        """Forget what none of these trajectories needs, if that is worth it; all others are over."""
+        if not trajectories:
+            self.clear()
+            return
+        step = min(each.begun for each in trajectories)
+        if 2 * step < self.step:  # what is kept has to be moved
+            return
+        number = min(each.number for each in trajectories)
+        for columns in (self._observations, self.actions):
+            columns.forget_before(step)
+        del self.rewards[: step * self.n_rows]
+        for infos in (self._env_infos, self._agent_infos, self._agent_batches):
+            infos.forget_before(step * self.n_rows)
+        self._episode_infos.forget_before(number)
+        self.step -= step
+        self.n_begun -= number
+        for each in trajectories:
+            each.begun -= step
+            each.number -= number
+
+
+class AlignedCopies:
+    """Copies batches into memory that is aligned as a vector processor likes it, and the same each time.
+
+    The last bits of a network's numbers may depend on where a batch lies. Where somebody still holds the last copy, the
+    next one gets memory of its own.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[Array] = []
+
+    def copy(self, batch: Tree) -> Tree:
+        """Return a copy of a batch: trees of one form, shape and dtype at each call."""
+        if batch.__class__ is np.ndarray:
+            return self._copied(0, batch)
+        numbers = iter(range(sys.maxsize))
+        return map_tree(lambda rows: self._copied(next(numbers), rows), batch)
+
+    def _copied(self, number: int, rows: Array) -> Array:
+        if rows.dtype.hasobject:
+            return object_array([snapshot(value) for value in rows])
+        while number >= len(self._arrays):
+            self._arrays.append(_aligned(rows))
+        array = self._arrays[number]
+        # Held by the list, by the name, and by the call itself.
+        if sys.getrefcount(array) > 3:
+            self._arrays[number] = array = _aligned(rows)
+        array[...] = rows
+        return array
+
+
+def _aligned(like: Array) -> Array:
+    memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
