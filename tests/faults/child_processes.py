@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,8 @@ class Run:
         command: What runs, with `{folder}` in its place.
     """
 
+    _STOPPED = "stopped\n"
+
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder = folder
         os.mkfifo(folder / "events")
@@ -208,11 +211,19 @@ class Run:
     def await_events(self, event: str, times: int) -> None:
         """Wait until an event has happened in environments so many times."""
         while times:
-            times -= self._events.readline() == f"{event}\n"
+            line = self._events.readline()
+            assert line != self._STOPPED, "the program was stopped"
+            times -= line == f"{event}\n"
 
     def wait(self) -> int:
         """Wait for the program's end; return its exit code."""
         return self.process.wait(60)
+
+    def stop(self) -> None:
+        """Kill the program, from any thread; who waits for its events gets an error."""
+        self.process.kill()
+        with suppress(ValueError):  # nobody waits any more, and it is closed
+            os.write(self._events.fileno(), self._STOPPED.encode())
 
     def __enter__(self) -> Run:
         return self

@@ -11,9 +11,11 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +99,29 @@ ENDS = {
 }
 
 
+_running: set[Run] = set()
+_stopping = threading.Event()
+
+
+@contextlib.contextmanager
+def kept(run: Run) -> Iterator[None]:
+    """Keep a program where `stop_programs` finds it; stop it if it comes too late for that."""
+    _running.add(run)
+    try:
+        if _stopping.is_set():
+            run.stop()
+        yield
+    finally:
+        _running.discard(run)
+
+
+def stop_programs() -> None:
+    """Stop all programs, and those that start from now on."""
+    _stopping.set()
+    for run in tuple(_running):
+        run.stop()
+
+
 def check(name: str, method: str, folder: Path) -> float:
     """Try one end; return how long the last process took to be gone after the program's end.
 
@@ -108,7 +133,7 @@ def check(name: str, method: str, folder: Path) -> float:
         run = Run.of_command(folder, method, end.closing)
     else:
         run = Run.of_library(folder, method, end.program, end.closing)
-    with run:
+    with run, kept(run):
         end.act(run)
         code = run.wait()
         ended = time.monotonic()
@@ -133,9 +158,14 @@ def prove(scale: str) -> None:
     """
     times, methods = (1, METHODS[:1]) if scale == "short" else (10, METHODS)
     cases = [(name, method) for _ in range(times) for method in methods for name in ENDS]
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # Side by side, because they mostly wait.
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        longest = max(pool.map(lambda case: _check(*case), cases))
+        try:
+            longest = max(pool.map(lambda case: _check(*case), cases))
+        except BaseException:
+            stop_programs()
+            raise
     n_processes = sum(ENDS[name].n_envs * len(KINDS) for name, _ in cases)
     print(f"{len(cases)} ends, {n_processes} processes started by environments, all gone {longest:.2f} s after the end")
 

@@ -1,0 +1,34 @@
+"""A proof that is stopped leaves nothing running."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.test_ends import gone_within
+
+PROOF = """
+from tests.faults.child_processes import processes
+from tests.proofs import ends
+
+def never(run):
+    run.await_events("made", 2)
+    print(run.process.pid, *processes(run.folder), flush=True)
+    run.await_events("something else", 1)
+
+ends.ENDS = {str(number): ends.End("kill", never, 0.0, 0, 2, 0) for number in range(5)}
+ends.prove("short")
+"""
+
+
+@pytest.mark.slow
+def test_a_proof_of_ends_that_is_terminated_ends_the_programs_that_it_started():
+    with subprocess.Popen([sys.executable, "-c", PROOF], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proof:
+        assert proof.stdout is not None
+        pids = [int(word) for word in proof.stdout.readline().split()]
+        proof.terminate()
+        later = [int(word) for line in proof.communicate()[0].splitlines() for word in line.split()]
+        assert proof.returncode == 128 + signal.SIGTERM
+    assert len(pids) > 1
+    assert gone_within([*pids, *later], 2)
