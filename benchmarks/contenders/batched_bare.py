@@ -5,6 +5,7 @@ batched together draws from them together.
 
 Settings:
     n_envs: Environments in each process (default 32).
+    native: If given, one environment, which is so many copies vectorised natively, in place of several environments.
     whole: Whether there are batches of the workload's size, that end with whole trajectories (default False): a process
         that has run its share starts no more trajectories, and finishes those that are running. No process waits for
         the others. This is the cost of batches of whole trajectories, without any other cost.
@@ -13,12 +14,15 @@ Settings:
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.contender import Measure, serve
+from benchmarks.harness.contender import Measure, Unsupported, serve
 from benchmarks.harness.forked import Loop, all_at_once, batch_after_batch
 from benchmarks.problems.workloads import Workload
 from streamsampler.seeding import TrajectorySeeds
@@ -98,11 +102,52 @@ class WholeBatches(BatchedLoop):
         return timesteps, trajectories
 
 
+def vector_env_function(workload: Workload, n_envs: int) -> Callable[[], Any]:
+    """Return the function that makes the workload's environment of so many copies.
+
+    Raises:
+        Unsupported: There is none, or what it needs is not installed.
+    """
+    if workload.make_vector_env is None:
+        raise Unsupported("this workload has no environment that is vectorised natively")
+    if missing := [name for name in workload.needs if find_spec(name) is None]:
+        raise Unsupported(f"pip install {' '.join(missing)}")
+    return partial(workload.make_vector_env, n_envs)
+
+
+def native_loop(env: Any, agent: Any) -> Loop:
+    """Make the loop over an environment that is vectorised natively; it resets itself."""
+    n_envs = env.num_envs
+    # In this mode the step after a trajectory's end brings the next one's first observation, and is no timestep.
+    loses_a_step = "same" not in str(env.metadata.get("autoreset_mode")).lower()
+    last = [env.reset(seed=1)[0]]
+
+    def loop(seconds: float, enough: int) -> tuple[int, int, float]:
+        step, get_actions, clock, count = env.step, agent.get_actions, time.perf_counter, np.count_nonzero
+        steps = trajectories = timesteps = 0
+        observations = last[0]
+        now = start = clock()
+        while now - start < seconds and timesteps < enough:
+            observations, _, terminated, truncated, _ = step(get_actions(observations)[0])
+            trajectories += int(count(terminated | truncated))
+            steps += 1
+            timesteps = n_envs * steps - (trajectories if loses_a_step else 0)
+            now = clock()
+        last[0] = observations
+        return timesteps, trajectories, now - start
+
+    return loop
+
+
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> AbstractContextManager[Measure]:
     """Fork the processes."""
     n_envs = settings.get("n_envs", 32)
 
+    make_env = vector_env_function(workload, settings["native"]) if settings.get("native") else None
+
     def make_loop(number: int) -> Loop:
+        if make_env is not None:
+            return native_loop(make_env(), workload.make_agent())
         if settings.get("whole"):
             return batch_after_batch(WholeBatches(workload, n_envs, number, -(-workload.batch // n_processes)).collect)
         return BatchedLoop(workload, n_envs, number)

@@ -2,6 +2,7 @@
 
 Settings:
     chunk: Timesteps of a task (default 1,000; 100 where environments sleep, so that no task takes seconds).
+    infos: Whether infos and last observations come back, too, as from this library (default False).
     seeded: Whether each trajectory is seeded as in the bare loop (default False, as in most such programs).
 """
 
@@ -26,38 +27,45 @@ Chunk = dict[str, np.ndarray]
 class _Process:
     """Hold what a process of the pool keeps between tasks."""
 
-    def __init__(self, workload: Workload, *, seeded: bool) -> None:
+    def __init__(self, workload: Workload, *, seeded: bool, infos: bool) -> None:
+        self.infos = infos
         self.env, self.agent = workload.make_env(), workload.make_agent()
         self.begin = seeded_begin(self.env, self.agent, os.getpid()) if seeded else unseeded_begin(self.env)
         self.observation = self.begin()
 
     def collect(self, size: int) -> Chunk:
         """Run `size` timesteps; the next task continues the last trajectory."""
-        observations, actions, rewards, ends = [], [], [], []
+        observations, actions, rewards, ends, infos, last = [], [], [], [], [], []
         step, get_action, begin, observation = self.env.step, self.agent.get_action, self.begin, self.observation
         for _ in range(size):
             observations.append(observation)
             action, _ = get_action(observation)
-            observation, reward, terminated, truncated, _ = step(action)
+            observation, reward, terminated, truncated, info = step(action)
             actions.append(action)
             rewards.append(reward)
             ends.append((terminated, truncated))
+            infos.append(info)
             if terminated or truncated:
+                last.append(observation)
                 observation = begin()
         self.observation = observation
-        return {
+        chunk = {
             "observations": np.array(observations),
             "actions": np.array(actions),
             "rewards": np.array(rewards),
             "ends": np.array(ends),
         }
+        if self.infos:
+            chunk["last_observations"] = np.array(last)
+            chunk.update({key: np.array([info[key] for info in infos]) for key in infos[0]})
+        return chunk
 
 
 _process: list[_Process] = []
 
 
-def _initialize(name: str, seeded: bool) -> None:
-    _process.append(_Process(WORKLOADS[name], seeded=seeded))
+def _initialize(name: str, seeded: bool, infos: bool) -> None:
+    _process.append(_Process(WORKLOADS[name], seeded=seeded, infos=infos))
 
 
 def _task(size: int, parameters: dict[str, Any] | None) -> Chunk:
@@ -123,7 +131,7 @@ class Collector:
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the pool."""
     chunk = settings.get("chunk", 1000 if workload.ideal is None else 100)
-    initial = workload.name, settings.get("seeded", False)
+    initial = workload.name, settings.get("seeded", False), settings.get("infos", False)
     with ProcessPoolExecutor(n_processes, initializer=_initialize, initargs=initial) as pool:
         collector = Collector(workload, pool, n_processes, chunk)
         collector.measure({"timesteps": n_processes * chunk})

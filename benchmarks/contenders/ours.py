@@ -5,7 +5,9 @@ Settings:
     trajectories: If given, so many trajectories are asked for instead.
     order: "index" (default) or "arrival".
     vec: If given, so many environments in each worker, with batched actions.
+    native: If given, one environment in each worker, which is so many copies vectorised natively.
     block_size: If given, so many trajectories in each of their blocks (default: as many as environments).
+    stream: Whether trajectories are taken from `stream()`, one by one, instead of calls.
     start_method: See `MultiprocessingSampler`.
     watched: Whether workers are watched for hangs and for memory.
 """
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks.contenders.batched_bare import vector_env_function
 from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.workloads import Workload, checksum, marks
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
@@ -32,6 +35,7 @@ class Collector:
         self.iteration = 0
         self.called: dict[int, float] = {}
         self.checksum_seconds = 0.0
+        self._one_by_one = sampler.stream() if settings.get("stream") else None
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call until the time is over or there are timesteps enough."""
@@ -63,7 +67,7 @@ class Collector:
             self.iteration += 1
             update = parameters(self.iteration)
             self.called[self.iteration] = time.monotonic()
-        batch = self._obtain(update)
+        batch = self._obtain(update) if self._one_by_one is None else next(self._one_by_one)
         if self.workload.reads_batch:
             begin = time.perf_counter()
             checksum(batch.observations)
@@ -82,7 +86,7 @@ class Collector:
 
 def worker_options(settings: dict[str, Any]) -> dict[str, Any]:
     """The sampler's arguments for several environments in each worker."""
-    n_envs = settings.get("vec")
+    n_envs = settings.get("vec") or settings.get("native")
     if not n_envs:
         return {}
     from streamsampler import VecWorker
@@ -93,9 +97,12 @@ def worker_options(settings: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the workers."""
+    make_env: Any = workload.make_env
+    if settings.get("native"):
+        make_env = vector_env_function(workload, settings["native"])
     with MultiprocessingSampler(
         workload.make_agent(),
-        workload.make_env,
+        make_env,
         n_workers=n_processes,
         seed=1,
         order=settings.get("order", "index"),

@@ -31,8 +31,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def ratios_to(limit: Sequence[float | None], values: Sequence[float | None]) -> list[float]:
     """Return each round's value as a ratio to the limit's in that round; rounds without either are left out."""
-    pairs = itertools.zip_longest(limit, values)  # who never started has no rounds
-    return [value / of for of, value in pairs if of is not None and value is not None and of > 0]
+    return [value / of for of, value in _pairs(limit, values) if of > 0]
+
+
+def _pairs(limit: Sequence[float | None], values: Sequence[float | None]) -> list[tuple[float, float]]:
+    both = itertools.zip_longest(limit, values)  # who never started has no rounds
+    return [(of, value) for of, value in both if of is not None and value is not None]
 
 
 def influence(series: Iterable[Sequence[tuple[float, float]]]) -> float:
@@ -58,48 +62,72 @@ def influence(series: Iterable[Sequence[tuple[float, float]]]) -> float:
 
 
 def compared(results: dict[str, Any], limit: str) -> dict[str, Any]:
-    """Add to the measurements timesteps per second, CPU per timestep, and both as ratios to the limit's.
+    """Add to the measurements what they say of each contender, alone and next to the limit in the same round.
 
-    Where the machine's speed is known for all answers, the ratios are those of timesteps and CPU time at one
-    speed of the machine, by the `influence` estimated from these answers.
+    Where the machine's speed is known for all answers, everything is at one speed of the machine, the median, by the
+    `influence` estimated from these answers, 0 at least and 1 at most.
 
     Args:
         results: The return value of `rounds.measured`.
-        limit: The name of the contender that all ratios are to.
+        limit: The name of the contender that all are compared with.
 
     Returns:
-        The same results, with `speed` (timesteps per second), `ratio` (to the limit's speed in the same round), `cpu`
-        (seconds of CPU per timestep) and `cpu_ratio` (to the limit's), each a `spread`; and, where the machine's speed
-        is known, with `plain_ratio`, without that adjustment.
+        The same results, with these, each a `spread`: `speed`, timesteps per second as measured, and `ratio`, to the
+        limit's; `cpu`, seconds of CPU per timestep of all processes as measured, `cpu_share`, the limit's as a share of
+        it, and `over`, nanoseconds that it is over the limit's; `report_ratio`, the CPU time of a contender's parent
+        for a report to that of the limit's parent. Where the machine's speed is known, `plain_ratio` is `ratio` without
+        the adjustment.
     """
     for result in results.values():
         for key, of in (("speed", _speed), ("cpu", _cost)):
             if values := [value for value in _per_round(result, of) if value is not None]:
                 result[key] = spread(values)
-    answers = [[it for it in result.get("rounds", []) if it] for result in results.values()]
-    known = all("machine" in answer for of_one in answers for answer in of_one)
-    if not known:
-        _add_ratios(results, limit, "ratio", _speed)
-        _add_ratios(results, limit, "cpu_ratio", _cost)
+    if limit not in results:
         return results
-    power = influence([(_speed(it), it["machine"]) for it in of_one if it["timesteps"]] for of_one in answers)
-    _add_ratios(results, limit, "ratio", lambda answer: _speed(answer) / answer["machine"] ** power)
-    _add_ratios(results, limit, "cpu_ratio", lambda answer: _times(_cost(answer), answer["machine"] ** power))
-    _add_ratios(results, limit, "plain_ratio", _speed)
+    slowdown = _slowdown([[it for it in result.get("rounds", []) if it] for result in results.values()])
+    if slowdown is not None:
+        _add(results, limit, "plain_ratio", _speed)
+    _add(results, limit, "ratio", _adjusted(_speed, slowdown, -1))
+    _add(results, limit, "cpu_share", _adjusted(_cost, slowdown, 1), lambda of, values: ratios_to(values, of))
+    _add(results, limit, "over", _adjusted(_cost, slowdown, 1), _nanoseconds_over)
+    _add(results, limit, "report_ratio", _adjusted(_report_cost, slowdown, 1))
     return results
 
 
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _slowdown(answers: list[list[Answer]]) -> Callable[[Answer], float] | None:
+    """Return by what factor an answer's speed would differ at the median speed of the machine, if that is known."""
+    flat = [answer for of_one in answers for answer in of_one]
+    if not flat or not all("machine" in answer for answer in flat):
+        return None
+    power = influence([(_speed(it), it["machine"]) for it in of_one if it["timesteps"]] for of_one in answers)
+    power = min(1.0, max(0.0, power))  # few answers may fit another one by chance, which no machine has
+    usual = statistics.median(answer["machine"] for answer in flat)
+    return lambda answer: float((answer["machine"] / usual) ** power)
 
 
-def _add_ratios(results: dict[str, Any], limit: str, key: str, of: Value) -> None:
-    if limit not in results:
-        return
+def _adjusted(of: Value, slowdown: Callable[[Answer], float] | None, sign: int) -> Value:
+    def value(answer: Answer) -> float | None:
+        found = of(answer)
+        return found if found is None or slowdown is None else found * slowdown(answer) ** sign
+
+    return value
+
+
+def _nanoseconds_over(limit: Sequence[float | None], values: Sequence[float | None]) -> list[float]:
+    return [1e9 * (value - of) for of, value in _pairs(limit, values)]
+
+
+def _add(
+    results: dict[str, Any],
+    limit: str,
+    key: str,
+    of: Value,
+    compare: Callable[[Sequence[float | None], Sequence[float | None]], list[float]] = ratios_to,
+) -> None:
     limits = _per_round(results[limit], of)
     for result in results.values():
-        if ratios := ratios_to(limits, _per_round(result, of)):
-            result[key] = {**spread(ratios), "all": ratios}
+        if found := compare(limits, _per_round(result, of)):
+            result[key] = {**spread(found), "all": found}
 
 
 def _per_round(result: dict[str, Any], of: Value) -> list[float | None]:
@@ -112,3 +140,7 @@ def _speed(answer: Answer) -> float:
 
 def _cost(answer: Answer) -> float | None:
     return float(answer["cpu"] / answer["timesteps"]) if answer["timesteps"] else None
+
+
+def _report_cost(answer: Answer) -> float | None:
+    return float(answer["parent_cpu"] / answer["reports"]) if answer.get("reports") else None

@@ -21,6 +21,7 @@ from benchmarks.harness.running import BENCHMARKS, Contender
 __all__ = ["Goal", "Question", "arguments", "save", "throughput"]
 
 RESULTS = BENCHMARKS / "results"
+_WHAT = {"ratio": "speed", "cpu_share": "timesteps per CPU second", "report_ratio": "the parent's CPU for a report"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Goal:
         contender: The contender.
         value: At least this ratio (at most, if `most`).
         of: The contender to compare with, in the same round.
-        key: "ratio" compares timesteps per second, "cpu_ratio" CPU per timestep.
+        key: "ratio" compares timesteps per second, "cpu_share" timesteps per second of CPU of all processes,
+            "report_ratio" the parent's CPU for a report.
         most: Whether less is better.
     """
 
@@ -127,8 +129,7 @@ def judged(goal: Goal, results: dict[str, Any]) -> dict[str, Any]:
     reached = compared(contenders, goal.of).get(goal.contender, {}).get(goal.key)
     median = reached["median"] if reached else None
     met = None if median is None else (median <= goal.value if goal.most else median >= goal.value)
-    what = "CPU per timestep" if goal.key == "cpu_ratio" else "speed"
-    text = f"{goal.contender} on {goal.workload}, {what} to {goal.of}"
+    text = f"{goal.contender} on {goal.workload}, {_WHAT[goal.key]} to {goal.of}"
     return {"text": text, "wanted": goal.value, "most": goal.most, "value": median, "met": met}
 
 

@@ -8,12 +8,13 @@ The text between the two markers of each file is replaced. Every figure comes fr
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import summary
 from benchmarks.harness.running import BENCHMARKS
-from benchmarks.harness.tables import goals_table, table
+from benchmarks.harness.tables import goals_table, table, throughput_table
 from benchmarks.ppo import results as ppo_results
 
 README = BENCHMARKS.parent / "README.md"
@@ -24,6 +25,9 @@ ORDER = (
     "cheap_steps",
     "short_trajectories",
     "torch_mlp",
+    "lanes",
+    "native",
+    "streams",
     "large_observations",
     "stragglers",
     "on_policy",
@@ -33,6 +37,10 @@ ORDER = (
     "parent_cost",
     "scaling",
 )
+
+# Those that compare something else than the others do on a workload, and those of them that get tables of their own.
+_TABLES = ("lanes", "native", "streams")
+_APART = ("order", *_TABLES)
 
 # Explanations of limits, for results that have them.
 _LIMITS = {
@@ -57,21 +65,57 @@ def _share(result: dict[str, Any] | None) -> str:
 
 
 def workloads_of(questions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the results by workload, without those of `order`, which compares something else on the same workloads."""
+    """Return the results by workload, without those of questions that compare something else."""
     return {
         name: results
         for question in questions
-        if question["question"] != "order"
+        if question["question"] not in _APART
         for name, results in question["workloads"].items()
         if "bare" in results
     }
 
 
+def _grid(title: str, columns: dict[str, dict[str, Any]], cell: Callable[[dict[str, Any] | None], str]) -> str:
+    """Lay out a table of contenders by workloads, without contenders whose cells are all empty."""
+    names = list(dict.fromkeys(name for results in columns.values() for name in results))
+    rows = [[name, *(cell(results.get(name)) for results in columns.values())] for name in names]
+    return table([title, *columns], [row for row in rows if any(row[1:])])
+
+
+def nanoseconds(columns: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the table of the nanoseconds of CPU that each timestep costs over the bare loop's, where measured."""
+    if not any("over" in result for results in columns.values() for result in results.values()):
+        return []
+    others = {
+        workload: {name: it for name, it in results.items() if name != "bare" and not it.get("peer")}
+        for workload, results in columns.items()
+    }
+    return [
+        "Nanoseconds of CPU for each timestep over the bare loop's, of all processes of a contender. Shares depend on "
+        "how fast a processor runs environment and agent; these depend less on it:",
+        _grid(
+            "ns over the bare loop", others, lambda it: f"{it['over']['median']:,.0f}" if it and "over" in it else ""
+        ),
+    ]
+
+
+def apart(question: dict[str, Any]) -> list[str]:
+    """Return a table of each workload of a question that is not in the overview."""
+    if question["question"] not in _TABLES:
+        return []
+    return [
+        f"{question['title']}:",
+        *(throughput_table(name, results) for name, results in question["workloads"].items()),
+    ]
+
+
 def overview(questions: list[dict[str, Any]]) -> tuple[str, list[str]]:
     """Return the table of every contender's share of the bare loop, and the reasons where a contender has none."""
     columns = workloads_of(questions)
-    names = list(dict.fromkeys(name for results in columns.values() for name in results if name != "bare"))
-    rows = [[name, *(_share(results.get(name)) for results in columns.values())] for name in names]
+    shares = {
+        workload: {name: result for name, result in results.items() if name != "bare"}
+        for workload, results in columns.items()
+    }
     reasons: dict[str, list[str]] = {}
     for workload, results in columns.items():
         for name, result in results.items():
@@ -81,7 +125,7 @@ def overview(questions: list[dict[str, Any]]) -> tuple[str, list[str]]:
         f"- {reason}" + ("" if len(workloads) == len(columns) else f" ({', '.join(workloads)})")
         for reason, workloads in reasons.items()
     ]
-    return table(["share of the bare loop", *columns], rows), said
+    return _grid("share of the bare loop", shares, _share), said
 
 
 def adjusted(by_workload: dict[str, dict[str, Any]]) -> list[str]:
@@ -138,10 +182,12 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
         *adjusted(by_workload),
         *(text for name, text in _LIMITS.items() if any(name in results for results in by_workload.values())),
         shares,
+        *nanoseconds(by_workload),
     ]
     if reasons:
         parts.append("Not measured (n/a):\n\n" + "\n".join(reasons))
     for question in questions:
+        parts += apart(question)
         if "table" in question:
             header, *rows = question["table"]
             parts.append(f"{question['title']}:\n\n{table(header, rows)}")

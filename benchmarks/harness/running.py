@@ -25,6 +25,7 @@ __all__ = ["BENCHMARKS", "ROOT", "Broken", "Contender", "Running", "start_all"]
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 ROOT = BENCHMARKS.parent
+_LIBRARY = "streamsampler"
 _START_SECONDS = 180.0
 _SLACK_SECONDS = 120.0
 
@@ -43,7 +44,7 @@ class Contender:
         settings: The arguments of `--set`.
         peer: Whether it is another library, in a virtual environment of its own.
         n_processes: How many processes step environments; None leaves that to the workload.
-        checkout: Another checkout of this project, to run its code and its contenders; None for this one.
+        checkout: Another checkout of this project, to measure its library with the same contender; None for this one.
     """
 
     name: str
@@ -52,11 +53,6 @@ class Contender:
     peer: bool = False
     n_processes: int | None = None
     checkout: Path | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder to run in: a checkout of this project, whose code comes before what is installed."""
-        return ROOT if self.checkout is None else self.checkout
 
     def python(self) -> str:
         """Return the interpreter that runs the contender.
@@ -85,8 +81,10 @@ class Contender:
         Raises:
             Broken: It is not installed.
         """
-        if not (self.folder / "benchmarks" / "contenders" / f"{self.module}.py").exists():
+        if not (BENCHMARKS / "contenders" / f"{self.module}.py").exists():
             raise Broken("there is no such contender")
+        if self.checkout is not None and not (self.checkout / _LIBRARY).is_dir():
+            raise Broken(f"there is no {_LIBRARY} in {self.checkout}")
         command = [self.python(), "-m", f"benchmarks.contenders.{self.module}", workload]
         if self.n_processes is not None:
             command += ["--processes", str(self.n_processes)]
@@ -121,13 +119,11 @@ class Running:
         self._folder = tempfile.mkdtemp(prefix="benchmark-")
         self._mark = uuid.uuid4().hex
         self._errors = Path(self._folder) / "stderr"
-        environment = {**os.environ, processes.MARK: self._mark, SCRATCH: self._folder}
         begin = time.perf_counter()
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 command,
-                cwd=contender.folder,
-                env=environment,
+                **self._place(contender.checkout),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -143,6 +139,20 @@ class Running:
         except BaseException:
             self.end(kindly=False)
             raise
+
+    def _place(self, checkout: Path | None) -> dict[str, Any]:
+        """Return the folder and the variables to run with: these benchmarks, and the library of the checkout.
+
+        The current directory comes first, then the path, then what is installed. Workers look for the library in the
+        path, and not through links.
+        """
+        variables = {**os.environ, processes.MARK: self._mark, SCRATCH: self._folder}
+        if checkout is None:
+            return {"cwd": ROOT, "env": variables}
+        code = Path(self._folder, "code")
+        code.mkdir()
+        (code / BENCHMARKS.name).symlink_to(BENCHMARKS)
+        return {"cwd": code, "env": {**variables, "PYTHONPATH": str(checkout.resolve())}}
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
         """Let the process run, and measure once.

@@ -27,7 +27,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def throughput_table(workload: str, results: dict[str, Any]) -> str:
     """Lay out the measurements on a workload."""
-    header = [workload, "of the limit", "spread", "as measured", "timesteps/s", "µs CPU/timestep", "of the limit's CPU"]
+    header = [
+        workload,
+        "of the limit",
+        "spread",
+        "as measured",
+        "timesteps/s",
+        "ns CPU/timestep",
+        "over the limit",
+        "by CPU",
+    ]
     rows = [_row(name, result, len(header)) for name, result in results.items()]
     return "\n" + table(header, rows)
 
@@ -35,15 +44,16 @@ def throughput_table(workload: str, results: dict[str, Any]) -> str:
 def _row(name: str, result: dict[str, Any], n_columns: int) -> list[str]:
     if "speed" not in result:
         return [name, result.get("reason", "not measured")[:60], *[""] * (n_columns - 2)]
-    ratio, plain, cpu_ratio = (result.get(key) for key in ("ratio", "plain_ratio", "cpu_ratio"))
+    ratio, plain, over, cpu_share = (result.get(key) for key in ("ratio", "plain_ratio", "over", "cpu_share"))
     return [
         name,
         f"{ratio['median']:.3f}" if ratio else "",
         f"{ratio['low']:.3f} to {ratio['high']:.3f}" if ratio else "",
         f"{plain['median']:.3f}" if plain else "",
         f"{result['speed']['median']:,.0f}",
-        f"{1e6 * result['cpu']['median']:.2f}" if "cpu" in result else "",
-        f"{cpu_ratio['median']:.3f}" if cpu_ratio else "",
+        f"{1e9 * result['cpu']['median']:,.0f}" if "cpu" in result else "",
+        f"{over['median']:,.0f}" if over else "",
+        f"{cpu_share['median']:.3f}" if cpu_share else "",
     ]
 
 

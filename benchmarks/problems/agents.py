@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from benchmarks.problems.environments import PAID_CALL, pay
 from benchmarks.problems.marks import mark
 
 
 class Linear:
     """Two actions, by the sign of a weighted sum of the observation."""
+
+    row_independent = True
 
     def __init__(self, weights: tuple[float, ...]) -> None:
         self.weights = np.array(weights, np.float32)
@@ -25,6 +30,8 @@ class Linear:
 class PixelAgent:
     """Looks at four pixels."""
 
+    row_independent = True
+
     def get_action(self, observation: np.ndarray) -> tuple[int, dict]:
         """Choose one of four actions."""
         return int(observation[3, 42, 42]) & 3, {}
@@ -39,6 +46,8 @@ class Parametrised:
 
     Parameters are a dict: `weights`, float64 of (6, 17), and `iteration`, an int, which the mark is for.
     """
+
+    row_independent = True
 
     def __init__(self) -> None:
         self.weights = np.zeros((6, 17))
@@ -68,6 +77,20 @@ class Parametrised:
         return np.tanh(np.asarray(observations) @ self.weights.T), {}
 
 
+class Paid(Parametrised):
+    """Chooses nothing, and takes as long as a network: see `environments.Paid`."""
+
+    def get_action(self, observation: np.ndarray) -> tuple[np.ndarray, dict]:  # noqa: ARG002 - it does not look
+        """Choose one action."""
+        pay(PAID_CALL)
+        return np.zeros(6), {}
+
+    def get_actions(self, observations: np.ndarray) -> tuple[np.ndarray, dict]:
+        """Choose an action for each row."""
+        pay(PAID_CALL)
+        return np.zeros((len(observations), 6)), {}
+
+
 class Big(Parametrised):
     """40 MB of parameters, 10,000,000 float32, which it copies, as a network's `load_state_dict` does."""
 
@@ -85,6 +108,8 @@ class Big(Parametrised):
 
 class _Network:
     """A torch MLP with two hidden layers of 64; one thread, inference only."""
+
+    row_independent = True
 
     def __init__(self, n_in: int, n_out: int) -> None:
         import torch
@@ -114,7 +139,7 @@ class _Network:
 
 
 class CartPoleNetwork(_Network):
-    """Draws one of two actions, from the global generator of numpy.
+    """Draws one of two actions, a batch of them from its `draws`, or else from the global generator of numpy.
 
     Args:
         balanced: Whether the pole stays up for 500 timesteps; otherwise the network is fresh, and it falls after 20.
@@ -142,11 +167,12 @@ class CartPoleNetwork(_Network):
         left, right = self._output(observation).tolist()
         return (1 if np.random.random() < _logistic(right - left) else 0), {}
 
-    def get_actions(self, observations: np.ndarray) -> tuple[np.ndarray, dict]:
+    def get_actions(self, observations: np.ndarray, *, draws: Any = None) -> tuple[np.ndarray, dict]:
         """Draw an action for each row."""
         logits = self._output(observations)
         chances = 1 / (1 + np.exp(np.clip(logits[:, 0] - logits[:, 1], -50, 50)))
-        return (np.random.random(len(chances)) < chances).astype(np.int64), {}
+        drawn = np.random.random(len(chances)) if draws is None else draws.random()
+        return (drawn < chances).astype(np.int64), {}
 
 
 def _logistic(x: float) -> float:

@@ -24,6 +24,22 @@ def spin(seconds: float) -> None:
         pass
 
 
+SCALE = 5.0
+"""By what factor work takes longer that is paid for by sleeping."""
+PAID_CARTPOLE, PAID_CHEETAH, PAID_WALKER, PAID_CALL = 8e-6, 45e-6, 80e-6, 60e-6
+"""Seconds of a step of each environment, and of a batched call of a torch MLP 2x64, as measured."""
+_debt = [0.0]
+
+
+def pay(seconds: float) -> None:
+    """Sleep for `SCALE` times so long: now and then, and on average exactly."""
+    _debt[0] += SCALE * seconds
+    if _debt[0] > 1e-3:
+        began = time.monotonic()
+        time.sleep(_debt[0])
+        _debt[0] -= time.monotonic() - began
+
+
 def make_cartpole() -> gymnasium.Env:
     """CartPole-v1 without the checker, which the library switches off as well."""
     return gymnasium.make("CartPole-v1", disable_env_checker=True)
@@ -170,6 +186,54 @@ def _is_the_slow_one() -> bool:
         return path.read_text() == str(os.getpid())
     path.write_text(str(os.getpid()))
     return True
+
+
+class Paid(gymnasium.Env):
+    """Stands for work by sleeping, in many processes on few cores: `SCALE` times as long as the work would take.
+
+    Args:
+        seconds: What a step is worth.
+        shortest: Timesteps of the shortest trajectories.
+        longest: Of the longest, with all lengths equally likely; None for a heavy tail, with 14 more on average.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name and kind
+
+    def __init__(self, seconds: float, shortest: int, longest: int | None = None) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (17,), np.float64)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (6,), np.float64)
+        self._seconds, self._shortest, self._longest = seconds, shortest, longest
+        self._left, self._observation = 0, np.zeros(17)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Begin, and draw the length."""
+        super().reset(seed=seed)
+        if self._longest is None:
+            self._left = self._shortest - 1 + int(self.np_random.geometric(1 / 15))
+        else:
+            self._left = int(self.np_random.integers(self._shortest, self._longest + 1))
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Sleep."""
+        pay(self._seconds)
+        self._left -= 1
+        return self._observation, 1.0, False, self._left == 0, {}
+
+
+def make_paid_cartpole() -> Paid:
+    """Costs and lengths of CartPole-v1 under a network that draws its actions."""
+    return Paid(PAID_CARTPOLE, 8)
+
+
+def make_paid_cheetah() -> Paid:
+    """Costs and lengths of HalfCheetah-v5."""
+    return Paid(PAID_CHEETAH, 1000, 1000)
+
+
+def make_paid_walker() -> Paid:
+    """Costs and lengths of the varied `Walker`."""
+    return Paid(PAID_WALKER, 200, 1000)
 
 
 def make_straggler() -> Sleeper:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.problems import agents, environments
+from benchmarks.problems import agents, environments, native
 from benchmarks.problems.marks import checksum, mark, marks, scratch
 
 __all__ = ["WORKLOADS", "Workload", "checksum", "mark", "marks", "scratch"]
@@ -37,6 +37,8 @@ class Workload:
         parameters: Gives the agent's new parameters for an iteration, where each batch is to be made under new ones.
         reads_batch: Whether every byte of the observations is to be read: `checksum`, within the measured time.
         ideal: Timesteps per second without any cost, given the number of processes; None if only a bare loop shows it.
+        make_vector_env: Makes an environment of so many copies, vectorised natively, where there is one.
+        needs: The packages that it imports.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Workload:
     parameters: Callable[[int], dict] | None = None
     reads_batch: bool = False
     ideal: Callable[[int], float] | None = None
+    make_vector_env: Callable[[int], Any] | None = None
+    needs: tuple[str, ...] = ()
 
 
 def _straggler_ideal(n_processes: int) -> float:
@@ -56,6 +60,12 @@ def _straggler_ideal(n_processes: int) -> float:
 
 def _sleeper_ideal(n_processes: int) -> float:
     return n_processes / 20e-3
+
+
+def _paid_ideal(step: float, n_envs: int) -> Callable[[int], float]:
+    """Return what processes with so many environments each reach, if none of them is ever idle."""
+    seconds = environments.SCALE * (step + environments.PAID_CALL / n_envs)
+    return lambda n_processes: n_processes / seconds
 
 
 _ALL = (
@@ -160,6 +170,65 @@ _ALL = (
         80,
         n_processes=4,
         parameters=agents.big_parameters,
+    ),
+    Workload(
+        "lanes_cartpole",
+        "sleeps as long as CartPole-v1 and a torch MLP take, 8 timesteps and more, 22 on average",
+        environments.make_paid_cartpole,
+        agents.Paid,
+        30_000,
+        ideal=_paid_ideal(environments.PAID_CARTPOLE, 32),
+    ),
+    Workload(
+        "lanes_cheetah",
+        "sleeps as long as HalfCheetah-v5 and a torch MLP take, 1000 timesteps",
+        environments.make_paid_cheetah,
+        agents.Paid,
+        20_000,
+        ideal=_paid_ideal(environments.PAID_CHEETAH, 8),
+    ),
+    Workload(
+        "lanes_on_policy",
+        "sleeps for 80 µs of work, 200 to 1000 timesteps, 4,000 a batch under new parameters",
+        environments.make_paid_walker,
+        agents.Paid,
+        4_000,
+        parameters=agents.small_parameters,
+        ideal=_paid_ideal(environments.PAID_WALKER, 8),
+    ),
+    Workload(
+        "native_cartpole_500",
+        "CartPole-v1 vectorised in NumPy, numpy agent, 500 timesteps",
+        environments.make_cartpole,
+        agents.make_balancing,
+        512_000,
+        make_vector_env=native.make_numpy_cartpole,
+    ),
+    Workload(
+        "native_cartpole_20",
+        "CartPole-v1 vectorised in NumPy, numpy agent, about 20 timesteps",
+        environments.make_cartpole,
+        agents.make_falling,
+        200_000,
+        make_vector_env=native.make_numpy_cartpole,
+    ),
+    Workload(
+        "native_envpool",
+        "CartPole-v1 vectorised by EnvPool, numpy agent, 500 timesteps",
+        environments.make_cartpole,
+        agents.make_balancing,
+        256_000,
+        make_vector_env=native.make_envpool_cartpole,
+        needs=("envpool",),
+    ),
+    Workload(
+        "native_jax",
+        "CartPole-v1 in JAX, numpy agent, 500 timesteps",
+        environments.make_cartpole,
+        agents.make_balancing,
+        256_000,
+        make_vector_env=native.make_jax_cartpole,
+        needs=("jax", "flax"),
     ),
 )
 

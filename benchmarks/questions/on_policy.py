@@ -68,11 +68,11 @@ QUESTION = Question(
     THROUGHPUT,
     [
         Goal("on_policy", "ours", 0.92),
-        Goal("on_policy", "ours", 1.10, key="cpu_ratio", most=True),
+        Goal("on_policy", "ours", 0.91, key="cpu_share"),
         Goal("on_policy_varied", "ours", 0.85),
         # Above `bound`, but it is as small a batch as the other workload's, and says what that costs.
         Goal("on_policy_varied", "ours_batch_2000", 0.85),
-        Goal("on_policy_varied", "ours", 1.10, key="cpu_ratio", most=True),
+        Goal("on_policy_varied", "ours", 0.91, key="cpu_share"),
     ],
     {"on_policy_varied": [ours("ours_batch_2000", batch=2000)]},
     notes=notes,

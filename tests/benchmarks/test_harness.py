@@ -100,7 +100,8 @@ def test_ratios_are_to_the_limit_of_the_same_round():
         "bare",
     )
     assert results["ours"]["ratio"]["all"] == [0.9, 0.5]
-    assert results["ours"]["cpu_ratio"]["all"] == pytest.approx([2.0, 4.0])
+    assert results["ours"]["cpu_share"]["all"] == pytest.approx([0.5, 0.25])
+    assert results["ours"]["over"]["all"] == pytest.approx([1e7, 3e7])
     assert results["ours"]["speed"]["median"] == 57.5
     assert "ratio" not in results["gone"]
 
@@ -124,7 +125,9 @@ def test_contenders_are_compared_at_one_speed_of_the_machine(power):
     )
     assert results["ours"]["ratio"]["all"] == pytest.approx([0.9, 0.9])
     assert results["ours"]["plain_ratio"]["all"] == pytest.approx([0.9 / 2**power, 0.9 * 2**power])
-    assert results["ours"]["cpu_ratio"]["all"] == pytest.approx([2 / 0.9, 1 / 0.9])
+    assert results["ours"]["cpu_share"]["all"] == pytest.approx([0.9 / 2, 0.9])
+    usual = 2**power  # in three of five rounds
+    assert results["ours"]["over"]["all"] == pytest.approx([1e9 * (2 / 90 - 1 / 100) / usual, 1e9 / 900 / usual])
     assert results["ours"]["speed"]["median"] == pytest.approx(90 * 2**power)
 
 
@@ -136,6 +139,38 @@ def test_the_machines_influence_is_common_to_all_and_blind_to_who_is_faster():
     assert influence([[(5.0, 2.0), (7.0, 2.0)], [(1.0, 3.0)]]) == 0.0
     both = influence([[(1.0, 1.0), (2.0, 2.0)], [(1.0, 1.0), (1.0, 2.0)]])
     assert both == pytest.approx(0.5)
+
+
+def test_a_machine_is_never_taken_to_help_those_whom_it_slows_down_nor_to_slow_them_down_out_of_proportion():
+    compared = module("harness.comparing").compared
+    for power, plain in ((-2.0, False), (3.0, True)):
+        ours = [at(1.0, power, 90), at(2.0, power, 90)]
+        rounds = {"bare": {"rounds": [at(2.0, power, 100)]}, "ours": {"rounds": ours}}
+        found = compared(rounds, "bare")["ours"]
+        assert found["ratio"]["all"] == pytest.approx([(2.0 if plain else 1.0) * found["plain_ratio"]["all"][0]])
+
+
+def test_reports_are_compared_by_what_they_cost_the_parent():
+    compared = module("harness.comparing").compared
+    of_two = [{**answer(1, 1.0), "parent_cpu": cpu, "reports": n} for cpu, n in ((1.0, 100), (1.0, 200), (1.0, 0))]
+    results = compared({name: {"rounds": [it]} for name, it in zip("abc", of_two, strict=True)}, "a")
+    assert results["b"]["report_ratio"]["all"] == [0.5]
+    assert "report_ratio" not in results["c"]
+
+
+def test_cpu_time_is_told_in_less_than_ticks():
+    cpu_seconds, me = module("harness.processes").cpu_seconds, [os.getpid()]
+    begin, before = time.process_time(), cpu_seconds(me)
+    from_now = time.process_time()
+    while time.process_time() - from_now < 0.0015:
+        pass
+    assert 0.0015 < cpu_seconds(me) - before < time.process_time() - begin, "a tick is 10 ms"
+
+
+def test_a_process_that_has_ended_costs_nothing():
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert module("harness.processes").cpu_seconds([ended.pid]) == 0.0
 
 
 def test_one_unknown_speed_of_the_machine_leaves_all_speeds_as_they_are():
@@ -194,7 +229,8 @@ def test_goals_are_judged_against_whom_they_name():
     }
     assert question.judged(question.Goal("work", "ours", 0.96, of="storing"), results)["met"] is True
     assert question.judged(question.Goal("work", "ours", 0.9), results)["met"] is False
-    assert question.judged(question.Goal("work", "ours", 1.3, key="cpu_ratio", most=True), results)["met"] is True
+    assert question.judged(question.Goal("work", "ours", 0.78, key="cpu_share"), results)["met"] is True
+    assert question.judged(question.Goal("work", "ours", 1.3, key="ratio", most=True), results)["met"] is True
     assert question.judged(question.Goal("work", "absent", 0.9), results)["met"] is None
 
 
@@ -224,6 +260,18 @@ def test_a_report_tells_shares_and_reasons():
     assert "0.95" in shares
     assert "n/a" in shares
     assert reasons == ["- gone: not installed"]
+
+
+def test_a_report_tells_nanoseconds_over_the_bare_loop_and_what_is_compared_otherwise_apart():
+    report, compared = module("harness.report"), module("harness.comparing").compared
+    rounds = {name: {"rounds": [answer(10**6, 1.0, cpu=cpu)]} for name, cpu in (("bare", 1.0), ("ours", 1.5))}
+    results = compared(rounds, "bare")
+    shares, lanes = ({"question": name, "title": name, "workloads": {name: results}} for name in ("a", "lanes"))
+    assert list(report.workloads_of([shares, lanes])) == ["a"]
+    _, grid = report.nanoseconds({"work": results, "other": {"far": {**results["ours"], "peer": True}}})
+    assert [cell.strip() for cell in grid.splitlines()[-1].split("|")] == ["", "ours", "500", "", ""]
+    assert report.nanoseconds({"work": {"ours": {}}}) == report.apart(shares) == []
+    assert "ours" in report.apart(lanes)[1]
 
 
 def test_a_report_tells_which_machine_each_question_was_measured_on():
@@ -301,6 +349,9 @@ def test_every_question_names_workloads_and_contenders_that_exist():
         "on_policy",
         "large_observations",
         "torch_mlp",
+        "lanes",
+        "native",
+        "streams",
         "stragglers",
         "order",
     ):
