@@ -10,6 +10,7 @@ from benchmarks.questions.everything import QUESTIONS
 PROGRAMS = {
     **{name: f"benchmarks.questions.{name}" for name in QUESTIONS},
     "versions": "benchmarks.questions.versions",
+    "goals": "benchmarks.questions.goals",
     "ppo": "benchmarks.ppo.run",
     "peers": "benchmarks.contenders.peers",
     "report": "benchmarks.harness.report",
