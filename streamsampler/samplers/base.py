@@ -354,13 +354,15 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
     def provenance(self) -> dict[str, Any]:
         """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
 
-        That are the environment's name and some arguments, the agent version where it is not the first, and the number
-        of workers where they differ. Agents and code are not described. For `batch.save(…, provenance=…)`.
+        That are the environment's name and some arguments, the agent version where it is not the first, the number of
+        workers where they differ, and their class where it has a revision. Agents and code are not described. For
+        `batch.save(…, provenance=…)`.
         """
         self._check_usable()
         updates = self._session.updates
         environments = list(dict.fromkeys(updates.about("env")))
         version = self.agent_version + 1
+        worker_class = self._setup.factory.worker_class
         return {
             "environment": environments[0] if len(environments) == 1 else environments,
             "max_episode_length": self._setup.factory.max_episode_length,
@@ -369,6 +371,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             "worker_threads": self._setup.threads,
             **({"agent_version": version} if version > 1 else {}),
             **({"n_workers": self.n_workers} if updates.differ else {}),
+            **({"worker": f"{worker_class.__name__}: {worker_class.revision}"} if worker_class.revision else {}),
         }
 
     @property

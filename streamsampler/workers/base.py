@@ -145,14 +145,15 @@ class Worker(ABC):
         runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
             known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
             whole blocks.
-        revision: Raised where this kind of worker begins to make other trajectories of the same seeds.
+        revision: What this kind of worker does otherwise than it once did, where that makes other trajectories of the
+            same seeds: a folder of shards says so, and one that was begun before is not resumed.
     """
 
     can_drop = False
     can_rehearse = False
     can_take_options = False
     runs_lanes = False
-    revision = 0
+    revision = ""
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context

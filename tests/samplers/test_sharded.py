@@ -1,5 +1,6 @@
 """Sampling into a folder, without the command line: what it holds, what it refuses, and what ends it."""
 
+import json
 import os
 import signal
 from typing import Any
@@ -277,6 +278,18 @@ def test_samplers_whose_calls_cannot_be_resumed_are_refused(tmp_path, options, w
     with make(**options) as sampler, pytest.raises(UsageError, match=words):
         sample_to_folder(sampler, tmp_path / "out", **AMOUNT)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_vec_workers_began_before_they_ran_lanes_is_not_resumed(tmp_path):
+    """One environment and blocks of one was all that could be resumed. The manifest said nothing of the worker then."""
+    options = {"worker_class": VecWorker, "worker_args": {"n_envs": 1}}
+    with pytest.MonkeyPatch.context() as patch, make(**options) as sampler:
+        patch.setattr(VecWorker, "revision", "")
+        interrupted(sampler, tmp_path / "out")
+    assert "worker" not in json.loads((tmp_path / "out" / MANIFEST).read_text())["provenance"]
+    began = "worker is None there, and 'VecWorker: trajectories in lanes, or in blocks of one size' here"
+    with make(**options) as sampler, pytest.raises(UsageError, match=began):
+        sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True)
 
 
 def test_what_is_no_sampler_is_refused(tmp_path):

@@ -82,6 +82,7 @@ class VecWorker(Worker):
 
     can_rehearse = True
     can_take_options = True
+    revision = "trajectories in lanes, or in blocks of one size"
 
     def __init__(
         self, context: WorkerContext, *, n_envs: int | None = None, block_size: int | None = None,
