@@ -27,7 +27,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from streamsampler import RandomAgent, Sampler
+from streamsampler import RandomAgent, Sampler, VecWorker
 from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine, Event
@@ -97,11 +97,11 @@ class Silent:
 class SimulatedWorker:
     """Answer tickets with rollouts that were made before."""
 
-    def __init__(self, number: int, fds: list[int], spaces: Any) -> None:
+    def __init__(self, number: int, fds: list[int], spaces: Any, rows: int) -> None:
         commands, answers, _, _, _, arena, updates, _ = fds
         self.channel = ProcessChannel(commands, answers, arena, updates, 1536, Silent(), Silent(), None)  # type: ignore[arg-type]
         self.tickets: deque[Ticket] = deque()
-        self._spaces, self._sent = spaces, False
+        self._spaces, self._sent, self._rows = spaces, False, rows
         numbers = np.random.default_rng(number)
         self._lengths = numbers.integers(10, _LONGEST, _MOST)
         n = int(self._lengths.sum())
@@ -121,7 +121,7 @@ class SimulatedWorker:
 
     def seconds(self) -> float:
         """Return what the ticket in hand takes."""
-        return float(self._lengths[: len(self.tickets[0].indices)].sum()) * STEP_SECONDS
+        return float(self._lengths[: len(self.tickets[0].indices)].sum()) * STEP_SECONDS / self._rows
 
     def answer(self) -> None:
         """Answer the ticket in hand."""
@@ -134,7 +134,8 @@ class SimulatedWorker:
             self._columns[0][:t], self._last[:n], self._columns[1][:t], self._columns[2][:t], self._flags[:n],
             ~self._flags[:n], lengths, nothing, nothing, InfoColumns(n, {}),
         )  # fmt: skip
-        report = Report(ticket, n_trajectories=n, n_timesteps=t, seconds=Times(step=seconds))
+        lanes: dict[str, Any] = {"runs_lanes": True} if self._rows > 1 else {}  # another version may not know them
+        report = Report(ticket, n_trajectories=n, n_timesteps=t, seconds=Times(step=seconds), **lanes)
         self.channel.answer(report, (rollouts, None if self._sent else self._spaces))
         self._sent = True
 
@@ -159,7 +160,8 @@ class SimulatedEngine(ProcessEngine):
 
         def launch(_: Any, __: Any, number: int, fds: list[int], ___: Any) -> Any:
             child = Child(fds)
-            self._workers.append(SimulatedWorker(number, child.fds, spaces))
+            rows = setup.factory.worker_args.get("n_envs", 1)
+            self._workers.append(SimulatedWorker(number, child.fds, spaces, rows))
             return child
 
         real, links.launch = links.launch, launch
@@ -226,18 +228,22 @@ class SimulatedSampler(Sampler[Any, Any]):
         self._session.clock = lambda: self.simulated.now
 
 
-def measured(n_workers: int, tickets: float, profiler: cProfile.Profile | None = None) -> Callable[[int], float]:
+def measured(
+    n_workers: int, tickets: float, profiler: cProfile.Profile | None = None, rows: int = 1
+) -> Callable[[int], float]:
     """Return a function that returns the CPU seconds of the parent for a report, over so many reports or more.
 
     Args:
         n_workers: How many workers there are.
         tickets: How many tickets of full size each call has for a worker.
         profiler: Profiles the parent.
+        rows: How many trajectories a worker runs side by side, in lanes.
     """
-    sampler = SimulatedSampler(RandomAgent(), "CartPole-v1", n_workers=n_workers, seed=1, check=None)
+    options: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": rows}} if rows > 1 else {}
+    sampler = SimulatedSampler(RandomAgent(), "CartPole-v1", n_workers=n_workers, seed=1, check=None, **options)
     sampler.use_virtual_clock()
     engine = sampler.simulated
-    n = int(tickets * n_workers * 0.1 / STEP_SECONDS)
+    n = int(tickets * n_workers * 0.1 / STEP_SECONDS) * rows
 
     def measure(n_reports: int) -> float:
         engine.profiler, engine.elsewhere = profiler, 0.0
@@ -261,11 +267,12 @@ def main() -> None:
     parser.add_argument("--tickets", type=float, default=8)
     parser.add_argument("--reports", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     numbers = [int(number) for number in arguments.workers.split(",")]
     profiler = cProfile.Profile() if arguments.profile else None
-    measures = {number: measured(number, arguments.tickets, profiler) for number in numbers}
+    measures = {number: measured(number, arguments.tickets, profiler, arguments.rows) for number in numbers}
     costs: dict[int, list[float]] = {number: [] for number in numbers}
     for _ in range(arguments.rounds):
         for number, measure in measures.items():

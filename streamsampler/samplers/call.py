@@ -126,8 +126,11 @@ class Call:
                 for worker in sorted(with_room):
                     if exclusive and not verdicts.may_work(records[worker]):
                         continue
-                    if not self._assign(records[worker], is_next=is_next) and self.gathering.refuses_all:
+                    if self._assign(records[worker], is_next=is_next):
+                        continue
+                    if self.gathering.refuses_all:
                         break
+                    self._ahead.discard(worker)  # it has enough: it is asked again when it has answered
         except (OSError, ValueError):
             self._check_open()
             raise

@@ -103,7 +103,7 @@ class Gathering:
         self._n_workers = n_workers
         self._unit = max(layout.rows, layout.block)
         self._has_lanes = False
-        self._fair, self._fair_for = 0.0, (-1, -1)
+        self._shares = -1, 0.0, 1.0  # see `_last_share`
         self._may_copy = concurrent and not own_queues
         n_queues = n_workers if own_queues else 1
         own = [plan.queue(number, n_queues) for number in range(n_queues)]
@@ -170,14 +170,17 @@ class Gathering:
 
     def _last_share(self, worker: int, needed: int, remaining: int, now: float) -> int:
         """Return how many of the last trajectories a worker gets at once, so that all workers finish together."""
-        # What is handed out or put back moves from the one to the other, and changes nothing of the sum.
-        key = needed, self.arrived_trajectories
-        if self._fair_for != key:
-            self._fair_for = key
+        # What is handed out or put back moves from the one to the other, and changes nothing of the sum. To add it up
+        # for all workers after each report would make a report dearer with each worker.
+        valid_until, left, weight = self._shares
+        if self.arrived_trajectories > valid_until:
             everybody = range(self._n_workers)
-            left = remaining + sum(self._in_flight.left(other, now) for other in everybody)
-            self._fair = left / sum(1 / self._slowness(other) for other in everybody)
-        return min(remaining, math.ceil(self._fair / self._slowness(worker) - self._in_flight.left(worker, now)))
+            valid_until = self.arrived_trajectories + self._n_workers // 16 * self._unit
+            left = remaining - needed + sum(self._in_flight.left(other, now) for other in everybody)
+            weight = sum(1 / self._slowness(other) for other in everybody)
+            self._shares = valid_until, left, weight
+        share = (left + needed) / weight / self._slowness(worker)
+        return min(remaining, math.ceil(share - self._in_flight.left(worker, now)))
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
