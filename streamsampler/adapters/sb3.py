@@ -21,7 +21,7 @@ from streamsampler.adapters.archives import algorithm_of
 from streamsampler.adapters.normalization import PREFIX, ObservationStatistics, find_statistics, load_vec_normalize
 from streamsampler.adapters.parameters import ModuleConverter, arrays_of, is_module, load_arrays, on_cpu
 from streamsampler.agents.updates import is_parameters
-from streamsampler.data.trees import leaves, map_tree
+from streamsampler.data.trees import leaves
 from streamsampler.errors import UsageError
 
 __all__ = ["SB3Agent"]
@@ -103,7 +103,6 @@ class SB3Agent:
         self._on_torch = hasattr(self.policy, "state_dict") and hasattr(self.policy, "parameters")
         self._state: Any = None
         self._starts = True
-        self._padded: _Slots | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         policy = self.policy
@@ -139,7 +138,7 @@ class SB3Agent:
             seed: Not used: policies draw from the global generators.
         """
         del seed
-        self._state, self._starts, self._padded = None, True, None
+        self._state, self._starts = None, True
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Predict one action; there are no infos."""
@@ -147,37 +146,22 @@ class SB3Agent:
         self._starts = False
         return action[()] if isinstance(action, np.ndarray) and not action.shape else action, {}
 
-    def get_actions(
-        self, observations: Any, *, slots: NDArray[np.int64] | None = None, starts: NDArray[np.bool_] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def get_actions(self, observations: Any, *, starts: NDArray[np.bool_] | None = None) -> tuple[Any, dict[str, Any]]:
         """Predict n actions at once.
 
         Args:
-            observations: Tree of (n, *O).
-            slots: (n,) ints, rising: which of several environments each row is of. All of them are there in the first
-                call after `reset`, in later ones those that still run. None: always the same rows.
+            observations: Tree of (n, *O), always of the same n.
             starts: (n,) bool: which rows begin a trajectory. None: all of them in the first call after `reset`, none
                 later.
 
         Returns:
             The actions, (n, *A), and no infos.
-
-        Raises:
-            UsageError: There are more slots than in the first call.
         """
         n = len(next(leaf for _, leaf in leaves(observations)))
         starts = np.full(n, self._starts) if starts is None else starts
-        first, self._starts = self._starts, False
-        if first or self._state is None:
-            actions, self._state = self._predict(observations, None, starts)
-            if self._state is not None:
-                self._padded = _Slots(observations, n)
-            return actions, {}
-        assert self._padded is not None
-        rows = np.arange(n) if slots is None else slots
-        observations, starts = self._padded.fill(rows, observations, starts)
         actions, self._state = self._predict(observations, self._state, starts)
-        return actions[rows], {}
+        self._starts = False
+        return actions, {}
 
     def _predict(self, observations: Any, state: Any, starts: NDArray[np.bool_]) -> tuple[Any, Any]:
         predict, statistics = self.policy.predict, self.statistics
@@ -269,29 +253,6 @@ class _ModelConverter:
                 f"the model's VecNormalize clips at {other.clip:g} and adds {other.epsilon:g} to variances, and the "
                 f"agent's clips at {mine.clip:g} and adds {mine.epsilon:g}: pass a whole agent, SB3Agent(model)"
             )
-
-
-class _Slots:
-    """Gives a recurrent policy the same rows in each call.
-
-    Only the policy knows along which axis of its state the rows lie. So rows are never taken out of the state: those of
-    slots that have fallen silent go on with their last observations, and what comes of it is dropped.
-    """
-
-    def __init__(self, observations: Any, n: int) -> None:
-        self._observations = map_tree(np.array, observations)
-        self._n = n
-
-    def fill(self, slots: Any, observations: Any, starts: NDArray[np.bool_]) -> tuple[Any, NDArray[np.bool_]]:
-        """Put the rows in their places, and return all rows."""
-        if len(slots) and int(slots[-1]) >= self._n:
-            raise UsageError(f"there were {self._n} rows in the first call, and now there is a slot {int(slots[-1])}")
-        given = iter([leaf for _, leaf in leaves(observations)])
-        for _, rows in leaves(self._observations):
-            rows[slots] = next(given)
-        all_starts = np.zeros(self._n, dtype=np.bool_)
-        all_starts[slots] = starts
-        return map_tree(np.array, self._observations), all_starts
 
 
 def _vec_normalize_of(model: Any, given: Any) -> Any:

@@ -14,6 +14,7 @@ NEED_EXTRAS = {
     "test_sb3_models.py",
     "test_own_kinds.py",
     "test_rows.py",
+    "test_rows_in_samplers.py",
     "test_sb3_normalized.py",
 }
 

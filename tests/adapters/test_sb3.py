@@ -79,31 +79,16 @@ def test_what_is_told_to_predict():
     assert agent.policy.calls == [(1, None, [True], True), (1, (3, 1), [False], True)]
 
 
-def test_batches_keep_each_slots_state_while_others_end():
+def test_each_row_of_a_batch_has_a_state_of_its_own():
     agent = SB3Agent(Counting())
     agent.reset(seed=0)
     rows = np.zeros((3, 2))
-    assert agent.get_actions(rows, slots=np.arange(3), starts=np.array([True] * 3))[0].tolist() == [0, 0, 0]
-    # Slot 1 begins its next trajectory; then slot 0 falls silent, then slot 1.
-    assert agent.get_actions(rows, slots=np.arange(3), starts=np.array([False, True, False]))[0].tolist() == [1, 0, 1]
-    assert agent.get_actions(rows[1:], slots=np.array([1, 2]), starts=np.array([False, False]))[0].tolist() == [1, 2]
-    assert agent.get_actions(rows[2:], slots=np.array([2]), starts=np.array([False]))[0].tolist() == [3]
+    assert agent.get_actions(rows, starts=np.array([True] * 3))[0].tolist() == [0, 0, 0]
+    assert agent.get_actions(rows, starts=np.array([False, True, False]))[0].tolist() == [1, 0, 1]
+    assert agent.get_actions(rows, starts=np.array([False, False, True]))[0].tolist() == [2, 1, 0]
     agent.reset(seed=1)
     assert agent.get_actions(rows)[0].tolist() == [0, 0, 0]
     assert agent.get_actions(rows)[0].tolist() == [1, 1, 1]
-
-
-def test_rows_get_their_own_observations_where_slots_are_missing():
-    class Echo:
-        def predict(self, observation, state=None, episode_start=None, deterministic=False):
-            return observation["a"][:, 0].copy(), ("state",)
-
-    agent = SB3Agent(Echo())
-    agent.get_actions({"a": np.array([[1.0], [2.0], [3.0]])})
-    later = {"a": np.array([[5.0], [6.0]])}
-    assert agent.get_actions(later, slots=np.array([0, 2]), starts=np.zeros(2, bool))[0].tolist() == [5.0, 6.0]
-    with pytest.raises(UsageError, match="3 rows in the first call"):
-        agent.get_actions(later, slots=np.array([0, 3]), starts=np.zeros(2, bool))
 
 
 def test_no_model():

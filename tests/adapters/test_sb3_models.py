@@ -58,7 +58,7 @@ def test_box_actions_and_batches():
     model = stable_baselines3.PPO("MlpPolicy", "Pendulum-v1", device="cpu")
     agent = SB3Agent(model, deterministic=True)
     observations = np.random.RandomState(0).standard_normal((5, 3)).astype(np.float32)
-    actions, infos = agent.get_actions(observations, slots=np.arange(5), starts=np.ones(5, bool))
+    actions, infos = agent.get_actions(observations, starts=np.ones(5, bool))
     assert actions.shape == (5, 1)
     assert infos == {}
     for observation, action in zip(observations, actions, strict=True):
