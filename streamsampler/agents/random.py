@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 from gymnasium.spaces import Space
 
 from streamsampler.errors import UsageError
@@ -35,13 +36,13 @@ class RandomAgent:
         # A space owns a generator: seeding the environment's would change what the environment draws from it.
         self.action_space = copy.deepcopy(action_space)
         self._from_env = action_space is None
-        self._by_slot: dict[int, Space[Any]] = {}
+        self._by_row: list[Space[Any]] = []
 
     def set_spaces(self, observation_space: Space[Any], action_space: Space[Any]) -> None:  # noqa: ARG002 - see Agent
         """Take the environment's action space, unless one was given."""
         if self._from_env:
             self.action_space = copy.deepcopy(action_space)
-            self._by_slot = {}
+            self._by_row = []
 
     def reset(self, seed: int) -> None:
         """Seed the space at a trajectory's start.
@@ -63,13 +64,12 @@ class RandomAgent:
         return self._space().sample(), {}
 
     def get_actions(
-        self, observations: Any, *, slots: Any = None, starts: Any = None, seeds: Any = None
+        self, observations: Any, *, starts: Any = None, seeds: Any = None
     ) -> tuple[list[Any], dict[str, Any]]:
         """Draw n actions, each from its trajectory's own generator.
 
         Args:
             observations: Tree of (n, *O).
-            slots: (n,) ints: which of several environments each row is of.
             starts: (n,) bool: which rows begin a trajectory.
             seeds: (n,) ints: the seed of each row's trajectory. None draws all actions from `action_space`.
 
@@ -82,15 +82,10 @@ class RandomAgent:
         space = self._space()
         if seeds is None:
             return [space.sample() for _ in range(_n_rows(observations))], {}
-        actions = []
-        for slot, begins, seed in zip(slots.tolist(), starts.tolist(), seeds.tolist(), strict=True):
-            mine = self._by_slot.get(slot)
-            if mine is None:
-                mine = self._by_slot[slot] = copy.deepcopy(space)
-            if begins:
-                mine.seed(seed)
-            actions.append(mine.sample())
-        return actions, {}
+        self._by_row += [copy.deepcopy(space) for _ in range(len(seeds) - len(self._by_row))]
+        for row in np.flatnonzero(starts).tolist():
+            self._by_row[row].seed(int(seeds[row]))
+        return [mine.sample() for mine in self._by_row[: len(seeds)]], {}
 
     def _space(self) -> Space[Any]:
         if self.action_space is None:
