@@ -100,12 +100,12 @@ class NativeRunner(NativeEnv):
 
     def _look_at_silence(self, run: _Run, size: int) -> None:
         """Say once what a longer block would save."""
-        if self._hinted:
+        if self._hinted or run.n_trajectories < size:  # the last block may be short
             return
         self._rows += run.n_rows
         self._silent_rows += run.n_silent_rows
-        self._trajectories += run.n_trajectories
-        if self._trajectories < _FEWEST_TRAJECTORIES * self.n_slots or not self._rows:
+        self._trajectories += size
+        if self._trajectories < _FEWEST_TRAJECTORIES * self.n_slots:
             return
         share = self._silent_rows / self._rows
         if share < _SILENT_SHARE:

@@ -271,6 +271,13 @@ def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog, 
     assert not hints(caplog)
 
 
+def test_no_hint_where_a_batch_has_fewer_trajectories_than_a_block(caplog):
+    with native(always_zero, OneSeed, block_size=12) as sampler:
+        for _ in range(20):
+            sampler.obtain_trajectories(2)
+    assert not hints(caplog)
+
+
 # ---------------------------------------------------------------------- errors
 
 
