@@ -38,6 +38,7 @@ __all__ = [
     "info_value",
     "infos_of",
     "is_mask",
+    "places_of",
     "take_infos",
     "validate_infos",
 ]
@@ -169,7 +170,7 @@ class InfoRecorder:
         self._rows_to_columns()
         columns = {}
         for path, (steps, values) in self._columns.items():
-            places, present = _places_of(steps, numbers)
+            places, present = places_of(steps, numbers)
             if len(places):
                 columns[path] = column_of(present, [values[place] for place in places.tolist()])
         check_names(columns, self._path, owners)
@@ -201,18 +202,20 @@ class InfoRecorder:
         return InfoColumns(length, columns)
 
 
-def _places_of(steps: list[int], numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return where some numbers are in a list of rising steps, and which of them are; None for all of them."""
-    if not steps:
+def places_of(
+    steps: Sequence[int] | NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return where some numbers are among rising steps, and which of them are; None for all of them."""
+    if not len(steps):
         return np.arange(0), None
-    first = steps[0]
-    if steps[-1] - first + 1 == len(steps):  # one after the other: nothing is to be looked for
-        places = numbers - first
-        found = (places >= 0) & (places < len(steps))
-    else:
-        kept = np.array(steps)
-        places = np.searchsorted(kept, numbers)
-        found = kept.take(places, mode="clip") == numbers
+    first, last = int(steps[0]), int(steps[-1])
+    places = numbers - first
+    found = (places >= 0) & (numbers <= last)
+    if last - first + 1 != len(steps):  # else one comes after the other, and nothing is to be looked for
+        place_of = np.full(last - first + 1, -1)
+        place_of[np.asarray(steps) - first] = np.arange(len(steps))
+        places = place_of.take(places, mode="clip")
+        found &= places >= 0
     if found.all():
         return places, None
     return places[found], np.flatnonzero(found)

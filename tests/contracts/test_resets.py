@@ -170,10 +170,11 @@ def native(mode):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("n_workers", [1, 2])
-def test_native_vector_environments_begin_each_trajectory_from_its_seed_and_options(mode, n_workers):
+@pytest.mark.parametrize(("n_workers", "block_size"), [(1, 3), (2, 6)])
+def test_native_vector_environments_begin_each_trajectory_from_its_seed_and_options(mode, n_workers, block_size):
+    args = {"n_envs": 3, "block_size": block_size}
     with LocalSampler(
-        always_zero, native(mode), n_workers=n_workers, seed=1, worker_class=VecWorker, worker_args={"n_envs": 3}
+        always_zero, native(mode), n_workers=n_workers, seed=1, worker_class=VecWorker, worker_args=args
     ) as sampler:
         batch = sampler.obtain_trajectories(seeds=SEEDS, reset_options={"level": 4})
         assert batch.seeds == tuple(SEEDS) == tuple(told(batch, "seed"))

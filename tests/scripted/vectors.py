@@ -66,6 +66,7 @@ class Deaf(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = LINE, spaces.Discrete(2)
         self.rng = np.random.default_rng(seed)
+        self.shown = np.zeros((num_envs, 1), np.float32)  # used again
         Deaf.living += 1
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -82,7 +83,8 @@ class Deaf(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self.observations(), draws, self.ended, np.zeros_like(fresh), {}
 
     def observations(self) -> Any:
-        return self.values.astype(np.float32)[:, None]
+        self.shown[:, 0] = self.values
+        return self.shown
 
     def close_extras(self, **kwargs: Any) -> None:
         Deaf.living -= 1

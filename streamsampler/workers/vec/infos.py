@@ -18,11 +18,11 @@ from streamsampler.data.info_columns import (
     is_typed,
     name_of,
 )
-from streamsampler.data.infos import info_value
+from streamsampler.data.infos import info_value, places_of
 from streamsampler.data.trees import Array
 from streamsampler.errors import DataError
 
-__all__ = ["BatchInfos", "gathered"]
+__all__ = ["BatchInfos"]
 
 
 class _Piece(NamedTuple):
@@ -113,26 +113,10 @@ class BatchInfos:
 
     def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
         """Return the infos of some steps; see `data.infos.InfoRecorder.select`."""
-        kept = {path: pieces for path, pieces in self._pieces.items() if pieces}
-        length = 1 + max([int(numbers.max()), *(int(pieces[-1].steps[-1]) for pieces in kept.values())])
-        columns = {path: _column(pieces, length) for path, pieces in kept.items()}
-        selected = gathered(InfoColumns(length, columns), numbers)
-        check_names(selected.columns, self._path, owners)
-        return selected
-
-    def finish(self, length: int, owners: Owners | None = None) -> InfoColumns:
-        """Return the infos of steps 0 to length - 1, as columns.
-
-        Args:
-            length: How many steps there are.
-            owners: Returns whose the steps are; see `check_names`.
-
-        Raises:
-            DataError: A key `_x` next to a key `x`, whose mask has that name.
-        """
-        columns = {path: _column(pieces, length) for path, pieces in self._pieces.items()}
+        found = {path: _column(pieces, numbers) for path, pieces in self._pieces.items() if pieces}
+        columns = {path: column for path, column in found.items() if len(column.values)}
         check_names(columns, self._path, owners)
-        return InfoColumns(length, columns)
+        return InfoColumns(len(numbers), columns)
 
 
 def _mask(value: Any) -> Array | None:
@@ -149,37 +133,13 @@ def _copied(values: Any) -> Array | list[Any]:
     return [info_value(value) for value in values]
 
 
-def _column(pieces: list[_Piece], length: int) -> InfoColumn:
-    """Join pieces; the steps of the column may be in any order, for `gathered` to put into one."""
+def _column(pieces: list[_Piece], numbers: NDArray[np.int64]) -> InfoColumn:
     steps = np.concatenate([piece.steps for piece in pieces])
-    present = None if len(steps) == length and bool((steps[1:] > steps[:-1]).all()) else steps
+    order = np.arange(0) if bool((steps[1:] > steps[:-1]).all()) else np.argsort(steps, kind="stable")
+    places, present = places_of(steps[order] if len(order) else steps, numbers)
+    places = order[places] if len(order) else places
     arrays = [piece.values for piece in pieces if isinstance(piece.values, np.ndarray)]
     if len(arrays) == len(pieces) and len({(array.dtype, array.shape[1:]) for array in arrays}) == 1:
-        return InfoColumn(present, np.concatenate(arrays))
-    return column_of(present, [value for piece in pieces for value in piece.values])
-
-
-def gathered(columns: InfoColumns, numbers: NDArray[np.int64]) -> InfoColumns:
-    """Return the infos of some steps.
-
-    Args:
-        columns: The columns.
-        numbers: (k,) the numbers of steps, in the order in which they are wanted.
-
-    Returns:
-        Columns of k steps.
-    """
-    taken = {path: _taken(column, numbers, columns.length) for path, column in columns.columns.items()}
-    return InfoColumns(len(numbers), {path: column for path, column in taken.items() if len(column.values)})
-
-
-def _taken(column: InfoColumn, numbers: NDArray[np.int64], length: int) -> InfoColumn:
-    if column.steps is None:
-        return InfoColumn(None, column.values[numbers], column.raw)
-    rows = np.full(length, -1)
-    rows[column.steps] = np.arange(len(column.steps))
-    rows = rows[numbers]
-    present = np.flatnonzero(rows >= 0)
-    if len(present) == len(numbers):
-        return InfoColumn(None, column.values[rows], column.raw)
-    return InfoColumn(present, column.values[rows[present]], column.raw)
+        return InfoColumn(present, np.concatenate(arrays)[places])
+    singles = [value for piece in pieces for value in piece.values]
+    return column_of(present, [singles[place] for place in places.tolist()])

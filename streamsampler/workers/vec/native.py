@@ -339,9 +339,9 @@ class _Run:
             if "final_obs" not in infos:
                 raise DataError("a vector environment with AutoresetMode.SAME_STEP must have final_obs in its infos")
             final = infos["final_obs"]
+        elif not self._resets_itself:
+            final = recorder.observations.row_batch(recorder.step)
         recorder.end(ended, terminated[ended], truncated[ended], final)
-        if not self._resets_itself:
-            recorder.keep_last(ended)
         self._live[ended] = False
         self._n_live -= len(ended)
         if len(going_on) < len(ended):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.info_columns import InfoColumns, Owners, check_names
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace
@@ -16,7 +15,7 @@ from streamsampler.data.step_values import check_rewards
 from streamsampler.data.trees import Tree, concatenate, leaves, take
 from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.workers.vec.columns import Column, Columns
-from streamsampler.workers.vec.infos import BatchInfos, gathered
+from streamsampler.workers.vec.infos import BatchInfos
 from streamsampler.workers.vec.native_values import column_of_slots
 from streamsampler.workers.vec.rows import row_of
 
@@ -143,8 +142,8 @@ class NativeRecorder:
             slots: The slots.
             terminated: (n,) what the environment said of them.
             truncated: (n,) the same, or true because of a limit of the sampler's.
-            final: (n_slots, ...) the environment's last observations, where these slots begin their next trajectories
-                in the same step; None where they were recorded.
+            final: (n_slots, ...) the last observations, where these slots begin their next trajectories in the same
+                step; None where what was recorded stays.
         """
         self._ended.append((slots, self.step, terminated, truncated))
         if final is not None:
@@ -159,10 +158,6 @@ class NativeRecorder:
             positions[slots] = np.arange(position, position + len(slots))
             position += len(slots)
         return positions
-
-    def keep_last(self, slots: NDArray[np.int64]) -> None:
-        """Keep the last observations of trajectories that ended, before their slots are reset."""
-        self._last_observations.append(take(self.observations.row_batch(self.step), slots))
 
     def begin_again(self, observations: Any, used: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Record the observations that slots, which were reset by themselves, go on with.
@@ -219,6 +214,7 @@ class NativeRecorder:
         def owners(rows: NDArray[np.int64]) -> NDArray[np.int64]:
             return np.searchsorted(stops, rows, side="right")
 
+        agent_infos = self._agent_info.select(numbers, owners)
         return Rollouts(
             observations=self.observations.gather(numbers, reuse=True),
             last_observations=last_observations,
@@ -227,21 +223,11 @@ class NativeRecorder:
             terminated=np.concatenate([each[2] for each in self._ended])[in_order],
             truncated=np.concatenate([each[3] for each in self._ended])[in_order],
             lengths=lengths,
-            env_infos=self._gathered("env_infos", [self.env_infos], numbers, owners),
-            agent_infos=self._gathered("agent_infos", [self._agent_info, self.agent_infos], numbers, owners),
-            episode_infos=self._gathered(
-                "episode_infos", [self.episode_infos], np.arange(len(lengths)), lambda positions: positions
-            ),
+            env_infos=self.env_infos.select(numbers, owners),
+            # An agent always uses the same of the two.
+            agent_infos=agent_infos if agent_infos.columns else self.agent_infos.select(numbers, owners),
+            episode_infos=self.episode_infos.select(np.arange(len(lengths)), lambda positions: positions),
         )
-
-    def _gathered(self, path: str, parts: list[Any], numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
-        """Return the infos of some numbers; an agent always uses the same of several recorders."""
-        n_numbers = self.observations.n_steps * self._n_slots
-        # Names may clash in what is no trajectory's.
-        whole = [part.finish(n_numbers, lambda steps: steps[:0]) for part in parts]
-        columns = gathered(next((each for each in whole if each.columns), whole[0]), numbers)
-        check_names(columns.columns, path, owners)
-        return columns
 
 
 def _flat(events: Sequence[tuple[Any, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data.spaces import short
-from streamsampler.data.trees import Tree, leaves
+from streamsampler.data.trees import Tree
 from streamsampler.errors import DataError
 
-__all__ = ["check_infos", "column_of_slots", "filled", "for_env", "without_final"]
+__all__ = ["check_infos", "column_of_slots", "for_env", "without_final"]
 
 _FINAL = ("final_obs", "final_info")
 
@@ -44,13 +44,6 @@ def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray
 def without_final(infos: Any) -> dict[str, Any]:
     """Return infos without the final observations and infos of AutoresetMode.SAME_STEP."""
     return {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
-
-
-def filled(whole: Tree, rows: Tree, slots: NDArray[np.int64]) -> Tree:
-    """Write rows into some slots of a batch, and return the batch."""
-    for (_, target), (_, source) in zip(leaves(whole), leaves(rows), strict=True):
-        target[slots] = source
-    return whole
 
 
 def for_env(tree: Tree) -> Any:

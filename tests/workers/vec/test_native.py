@@ -190,6 +190,34 @@ def test_all_slots_get_valid_actions(space):
             assert sampler.obtain_trajectories(8).lengths.tolist() == [3] * 8
 
 
+class Wary:
+    """Refuses what silent slots show, and draws for each row from its own stream."""
+
+    def get_action(self, observation):
+        raise AssertionError
+
+    def get_actions(self, observations, draws):
+        assert not np.isnan(observations).any()
+        return np.zeros(len(observations), np.int64), {"drawn": draws.random()}
+
+
+class Blank(Steps):
+    """Ends after its seed's number of steps, and shows NaN from the second trajectory on that it was not to run."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        return (observation if seed is not None else observation * np.nan), info
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_agents_are_not_asked_what_silent_slots_show(mode):
+    env = partial(SyncVectorEnv, [partial(Blank, length) for length in (2, 3, 9)], autoreset_mode=AutoresetMode[mode])
+    for n in (2, 3):
+        with native(Wary(), env, block_size=3) as sampler:
+            drawn = sampler.obtain_trajectories(n).agent_infos["drawn"]
+        assert len(set(drawn.tolist())) == len(drawn)
+
+
 # ---------------------------------------------------------------------- seeds
 
 
