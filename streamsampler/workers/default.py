@@ -251,7 +251,8 @@ class DefaultWorker(Worker):
                 words[phase_word] = _STEP_NUMBER
                 if max_length is not None:
                     limit = start + max_length
-                    due = min(due, limit)
+                if attention:
+                    due = 0
                 while True:
                     if is_due := len(rewards) >= due:
                         if len(rewards) >= limit:

@@ -68,8 +68,9 @@ def worker_of(env: Env, agent: Any = None, **kwargs: Any) -> tuple[DefaultWorker
 
 
 @pytest.mark.parametrize("at", [1, 63, 64, 65, 250, 399])
-def test_an_odd_observation_anywhere_is_converted_or_refused(at):
-    worker, _ = worker_of(Env(oddity=(at, [8.0, 8.0], 0.5)))
+@pytest.mark.parametrize("odd", [[8.0, 8.0], np.full(2, 8.0), np.full(2, 8, ">f4")], ids=["list", "float64", "swapped"])
+def test_an_odd_observation_anywhere_is_converted_or_refused(odd, at):
+    worker, _ = worker_of(Env(oddity=(at, odd, 0.5)))
     rollouts = worker.rollout(Ticket(1, range(4)), [0] * 4).rollouts
     assert rollouts is not None
     expected = np.repeat([[t % 9] for t in range(100)] * 4, 2, axis=1).reshape(4, 100, 2)
@@ -195,6 +196,25 @@ def test_progress_is_exact_for_who_watches():
     assert all(total - 64 <= timesteps <= total for total, timesteps in enumerate(seen, 1))
     board.lower_flag(0)
     assert worker.rollout(Ticket(1, range(1)), [0]).n_timesteps == 200
+
+
+@pytest.mark.parametrize("limit", [None, 70])
+def test_who_watches_sees_acting_and_stepping_in_each_timestep(limit):
+    phases: list[Phase] = []
+    board: Any = None
+
+    class Watched:
+        def get_action(self, _observation):
+            phases.append(board.progress(0).phase)
+            return 1, {}
+
+    worker, board = worker_of(
+        Env(on_step=lambda _: phases.append(board.progress(0).phase)), Watched(), max_episode_length=limit
+    )
+    board.request_progress(0)
+    worker.rollout(Ticket(1, range(2)), [0] * 2)
+    # The flag is seen after a timestep.
+    assert phases[2:] == [Phase.ACTION, Phase.STEP] * (2 * (limit or 100) - 1)
 
 
 def test_seconds_are_the_whole_of_it():
