@@ -5,13 +5,13 @@ memory is free for the next reports, and the batch is in memory once, not twice.
 while they are in the processor's cache; small ones in groups of megabytes, since each copy has its own cost. A batch
 smaller than one group is joined when it is complete.
 
-Infos stay as they arrived, in memory of their own: what their columns become is decided over all of them.
+So are infos as long as each key is in each step, with values of one dtype and shape. Others stay as they arrived, in
+memory of their own: what their columns become is decided over all of them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
@@ -22,25 +22,21 @@ from numpy.typing import NDArray
 
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.copying import empty
-from streamsampler.data.info_columns import InfoColumn, InfoColumns, merge
+from streamsampler.data.copying import Allocate, empty
+from streamsampler.data.growing_rows import GrowingRows, copied, is_large
+from streamsampler.data.info_columns import InfoColumn, InfoColumns, check_names, merge
 from streamsampler.data.infos import infos_of
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
 from streamsampler.scheduling.result import Segment
 
-__all__ = ["Delivery", "EarlyRows", "assemble", "indices_of", "infos_alone"]
+__all__ = ["Delivery", "EarlyRows", "assemble", "indices_of", "without_rows"]
 
-_LARGE_ROW_BYTES = 4096
 _GROUP_BYTES = 4_000_000
-_MOST_AHEAD = 128
-"""How many times as much memory as the first group takes may be asked for; what is not written to takes none."""
-
 _PER_TIMESTEP = "observations", "actions", "rewards", "env_infos", "agent_infos"
-_COPIED_EARLY = "observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths"
-
-Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+_INFOS = "env_infos", "agent_infos", "episode_infos"
+_ROWS = "observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths"
 
 
 @dataclass(slots=True)
@@ -103,7 +99,7 @@ def assemble(
         seed: The sampler's.
         stats: Accounts of the call.
         joined: Fields of the batch that are joined already, by name: the rollouts' own are not looked at. All that have
-            rows but infos, or none.
+            rows, or none; of infos the number of segments that are joined, and their columns.
 
     Returns:
         A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
@@ -125,9 +121,13 @@ def assemble(
         return np.concatenate([np.empty(0, dtype), *cast(list[Array], _rows_of(parts, name))])
 
     def infos(name: str) -> Any:
-        spans = [part.rows(name) for part in parts]
-        columns = [(getattr(it.rollouts, name), span.start, span.stop) for it, span in zip(parts, spans, strict=True)]
-        return trees.owned(cast(Tree, infos_of(merge(columns, name))))
+        n_joined, columns = joined.get(name, (0, InfoColumns(0, {})))
+        check_names(columns.columns, name)
+        if n_joined < len(parts):
+            others = [(getattr(it.rollouts, name), it.rows(name)) for it in parts[n_joined:]]
+            pieces = [(columns, 0, columns.length), *((part, span.start, span.stop) for part, span in others)]
+            columns = merge(pieces, name)
+        return trees.owned(cast(Tree, infos_of(columns)))
 
     sizes = [segment.stop - segment.start for segment in segments]
     indices = indices_of(segments)
@@ -195,21 +195,26 @@ def _rows_of(parts: Sequence[_Part], name: str) -> list[Tree]:
     return [read(it.rollouts) if it.whole else trees.take(read(it.rollouts), it.rows(name)) for it in parts]
 
 
+def _alike_infos(parts: Sequence[_Part], name: str) -> list[Any] | None:
+    """Return infos of these parts as trees; None unless each key is in each step, with values of one kind."""
+    infos: list[InfoColumns] = [getattr(it.rollouts, name) for it in parts]
+    if not any(it.columns for it in infos):
+        return [{}]
+    if any(column.raw or column.steps is not None for it in infos for column in it.columns.values()):
+        return None
+    rows = [it.rows(name) for it in parts]
+    return [
+        {key: it.columns[key].values[span] for key in sorted(it.columns)} for it, span in zip(infos, rows, strict=True)
+    ]
+
+
 # --- Early
-
-
-def _row_bytes(leaf: Array) -> int:
-    return math.prod(leaf.shape[1:]) * leaf.itemsize
-
-
-def _is_large(leaf: Array) -> bool:
-    return not leaf.dtype.hasobject and _row_bytes(leaf) >= _LARGE_ROW_BYTES
 
 
 def _group_bytes(rollouts: Rollouts) -> int | None:
     """How many bytes are copied at once; None if nothing is copied early."""
     leaves = [leaf for tree in (rollouts.observations, rollouts.actions) for _, leaf in trees.leaves(tree)]
-    if any(_is_large(leaf) for _, leaf in trees.leaves(rollouts.observations)):
+    if any(is_large(leaf) for _, leaf in trees.leaves(rollouts.observations)):
         return 0
     return None if any(leaf.dtype.hasobject for leaf in leaves) else _GROUP_BYTES
 
@@ -217,106 +222,22 @@ def _group_bytes(rollouts: Rollouts) -> int | None:
 _NO_REWARDS, _NO_FLAGS = np.empty(0), np.empty(0, np.bool_)
 
 
-def infos_alone(rollouts: Rollouts) -> Rollouts:
-    """Copy the infos, lengths and anomalies alone, so that the engine's memory can be given back."""
+def without_rows(rollouts: Rollouts, names: Container[str]) -> Rollouts:
+    """Copy lengths, anomalies and the infos of these names alone, so that the engine's memory can be given back."""
+    env_infos, agent_infos, episode_infos = (_copied(getattr(rollouts, name), name in names) for name in _INFOS)
     return Rollouts(
-        (), (), (), _NO_REWARDS, _NO_FLAGS, _NO_FLAGS, rollouts.lengths.copy(), _copied(rollouts.env_infos),
-        _copied(rollouts.agent_infos), _copied(rollouts.episode_infos), rollouts.anomalies,
+        (), (), (), _NO_REWARDS, _NO_FLAGS, _NO_FLAGS, rollouts.lengths.copy(), env_infos, agent_infos, episode_infos,
+        rollouts.anomalies,
     )  # fmt: skip
 
 
-def _copied(infos: InfoColumns) -> InfoColumns:
-    return InfoColumns(infos.length, {key: _copied_column(column) for key, column in infos.columns.items()})
-
-
-def _copied_column(column: InfoColumn) -> InfoColumn:
-    steps = None if column.steps is None else column.steps.copy()
-    return InfoColumn(steps, trees.map_tree(_own, column.values), column.raw)
-
-
-def _own(array: Array) -> Array:
-    return cast(Array, trees.owned(array)) if array.dtype == object else array.copy()
-
-
-class _GrowingRows:
-    """A tree that grows by rows.
-
-    Args:
-        allocate: Makes an uninitialised array for leaves with large rows.
-    """
-
-    def __init__(self, allocate: Allocate) -> None:
-        self._allocate = allocate
-        self._buffers: list[Array] = []
-        self._like: Tree | None = None
-
-    def write(self, parts: Sequence[Tree], start: int, stop: int, expected: int) -> bool:
-        """Write rows after the first `start` ones.
-
-        Args:
-            parts: Trees with the rows, in order.
-            start: How many rows there are before them.
-            stop: How many rows there are with them.
-            expected: How many rows there will probably be in all.
-
-        Returns:
-            False if they are of another form than those before; then nothing was written.
-        """
-        if self._like is None:
-            self._buffers = [self._first(leaf, stop, expected) for leaf in _leaves(parts[0])]
-            # No view: it would keep alive a mapping that its arena has outgrown.
-            self._like = trees.map_tree(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), parts[0])
-        form = _form(self._like)
-        if any(_form(part) != form for part in parts):
-            return False
-        # Each by itself: those of large and of small rows begin with different lengths.
-        self._buffers = [
-            self._longer(buffer, start, stop) if stop > len(buffer) else buffer for buffer in self._buffers
-        ]
-        columns = zip(*map(_leaves, parts), strict=True)
-        for buffer, column in zip(self._buffers, columns, strict=True):
-            # Arrays among objects may lie in memory that is used again.
-            own = tuple(map(_own, column)) if buffer.dtype == object else column
-            np.concatenate(own, out=buffer[start:stop])
-        return True
-
-    def _first(self, leaf: Array, stop: int, expected: int) -> Array:
-        if _is_large(leaf):
-            return self._allocate((max(expected, stop), *leaf.shape[1:]), leaf.dtype)
-        return np.empty((max(min(expected, _MOST_AHEAD * stop), stop), *leaf.shape[1:]), leaf.dtype)
-
-    def _longer(self, buffer: Array, n_used: int, stop: int) -> Array:
-        if buffer.flags.owndata:
-            # The system moves the pages, not the bytes; and nothing looks into them yet.
-            buffer.resize((stop, *buffer.shape[1:]), refcheck=False)
-            return buffer
-        longer = self._allocate((max(stop, 2 * len(buffer)), *buffer.shape[1:]), buffer.dtype)
-        longer[:n_used] = buffer[:n_used]
-        return longer
-
-    def tree(self, n_rows: int) -> Tree:
-        """Return the first `n_rows` rows, which are all; what they did not need is given back."""
-        assert self._like is not None
-        for buffer in self._buffers:
-            if buffer.flags.owndata and len(buffer) > n_rows:
-                buffer.resize((n_rows, *buffer.shape[1:]), refcheck=False)
-        buffers = iter(self._buffers)
-
-        def rows(_: Array) -> Array:
-            buffer = next(buffers)
-            return buffer if len(buffer) == n_rows else buffer[:n_rows]
-
-        return trees.map_tree(rows, self._like)
-
-
-def _leaves(tree: Tree) -> list[Array]:
-    return [tree] if isinstance(tree, np.ndarray) else [leaf for _, leaf in trees.leaves(tree)]
-
-
-def _form(tree: Tree) -> Any:
-    if isinstance(tree, np.ndarray):
-        return tree.shape[1:], tree.dtype
-    return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in trees.leaves(tree)]
+def _copied(infos: InfoColumns, with_columns: bool) -> InfoColumns:
+    columns = {
+        key: InfoColumn(None if it.steps is None else it.steps.copy(), copied(it.values), it.raw)
+        for key, it in infos.columns.items()
+        if with_columns
+    }
+    return InfoColumns(infos.length, columns)
 
 
 class EarlyRows:
@@ -324,10 +245,15 @@ class EarlyRows:
 
     Args:
         allocate: Makes an uninitialised array for leaves with large rows.
+
+    Attributes:
+        unlike: The infos, by name, that are not copied any more because they are not alike: how many segments and rows
+            were copied of them.
     """
 
     def __init__(self, allocate: Allocate) -> None:
-        self._rows = {name: _GrowingRows(allocate) for name in _COPIED_EARLY}
+        self._rows = {name: GrowingRows(allocate) for name in (*_ROWS, *_INFOS)}
+        self.unlike: dict[str, tuple[int, int]] = {}
         self._possible = True
         self._group_bytes: int | None = None  # known with the first rollouts
         self._n_counted = 0
@@ -351,6 +277,7 @@ class EarlyRows:
         delivery: Delivery = segment.delivery
         rollouts, n = delivery.rollouts, delivery.rollouts.n_trajectories
         others = 26 * n + 16 * rollouts.n_timesteps  # ends, actions and rewards, about
+        others += sum(it.values.nbytes for name in _INFOS for it in getattr(rollouts, name).columns.values())
         self._bytes += (delivery.n_bytes + others) * (segment.stop - segment.start) // n
         if self._possible and self._group_bytes is None:
             self._group_bytes = _group_bytes(rollouts)
@@ -378,19 +305,26 @@ class EarlyRows:
         stop = n_trajectories + sum(segment.stop - segment.start for segment in segments)
         for name, rows in self._rows.items() if segments else ():
             place = (n_timesteps, end, expected[0]) if name in _PER_TIMESTEP else (n_trajectories, stop, expected[1])
-            if not rows.write(_rows_of(parts, name), *place):
+            trees_of_parts = _alike_infos(parts, name) if name in _INFOS else _rows_of(parts, name)
+            if name in self.unlike or (trees_of_parts is not None and rows.write(trees_of_parts, *place)):
+                continue
+            if name not in _INFOS:
                 self._possible = False
                 return False
+            self.unlike[name] = before, place[0]
         self._taken = before + len(segments), end, stop
         self._bytes = 0
         return True
 
     def fields(self) -> dict[str, Any]:
-        """Return what was copied, by the names of a batch's fields; nothing if nothing was."""
-        _, n_timesteps, n_trajectories = self._taken
-        if not self._possible or not n_trajectories:
-            return {}
-        return {
-            name: rows.tree(n_timesteps if name in _PER_TIMESTEP else n_trajectories)
-            for name, rows in self._rows.items()
-        }
+        """Return what was copied, as `assemble` takes it; nothing if nothing was."""
+        n_segments, n_timesteps, n_trajectories = self._taken
+        fields: dict[str, Any] = {}
+        for name, rows in self._rows.items() if self._possible and n_trajectories else ():
+            n_rows = n_timesteps if name in _PER_TIMESTEP else n_trajectories
+            n_joined, n_rows = self.unlike.get(name, (n_segments, n_rows))
+            tree: Any = rows.tree(n_rows) if n_rows else {}
+            if name in _INFOS:
+                tree = n_joined, InfoColumns(n_rows, {key: InfoColumn(None, values) for key, values in tree.items()})
+            fields[name] = tree
+        return fields

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from streamsampler.data.assembly import Delivery, EarlyRows, assemble, infos_alone
+from streamsampler.data.assembly import Delivery, EarlyRows, assemble, without_rows
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import DataError
@@ -60,7 +60,7 @@ class BatchMaker:
             return
         for segment in segments:
             if segment.delivery.ends_with(segment):
-                segment.delivery.rollouts = infos_alone(segment.delivery.rollouts)
+                segment.delivery.rollouts = without_rows(segment.delivery.rollouts, early.unlike)
                 self.release(segment.delivery)
 
     def final(self, segments: list[Segment]) -> TrajectoryBatch[Any, Any]:

@@ -1,14 +1,17 @@
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from gymnasium import spaces as S
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamsampler.data import trees
-from streamsampler.data.assembly import Delivery, EarlyRows, indices_of, infos_alone
+from streamsampler.data.assembly import Delivery, EarlyRows, assemble, indices_of, without_rows
+from streamsampler.data.info_columns import InfoColumn, InfoColumns
 from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.errors import DataError
 from streamsampler.scheduling.result import Segment
 
 LARGE = S.Box(0, 255, (5000,), np.uint8)
@@ -58,7 +61,7 @@ def test_copied_early_is_what_joining_gives(parts, group, expected, space):
         assert early.take(segments[start : start + group], expected)
         assert early.n_taken == min(start + group, len(segments))
     fields = early.fields()
-    assert fields.keys() == set(NAMES)
+    assert fields.keys() == {*NAMES, "env_infos", "agent_infos", "episode_infos"}
     for name, field in joined(segments).items():
         assert trees.same(fields[name], field), name
         for (_, ours), (_, theirs) in zip(trees.leaves(fields[name]), trees.leaves(field), strict=True):
@@ -155,7 +158,7 @@ def test_what_is_left_of_rollouts_shares_nothing_with_them():
         recorder.record_agent_info(step, {"mixed": [np.ones(2)] if step else 1})
     recorder.end(SMALL.sample(), True, False)
     rollouts = recorder.finish()
-    rest = infos_alone(rollouts)
+    rest = without_rows(rollouts, {"env_infos", "agent_infos", "episode_infos"})
     assert rest.lengths.tolist() == [3]
     assert not np.shares_memory(rest.lengths, rollouts.lengths)
     for name in ("env_infos", "agent_infos", "episode_infos"):
@@ -183,6 +186,91 @@ def test_the_expected_number_is_a_guess(space, lengths, expected):
     assert early.take([segment(rollouts, 0, 1)], expected)
     assert early.take([segment(rollouts, 1, 2)], expected)
     assert trees.same(early.fields()["observations"], rollouts.observations)
+
+
+INFOS = {
+    "none": lambda _: {},
+    "integer": lambda step: {"a": step},
+    "float": lambda step: {"a": step / 2},
+    "vector": lambda step: {"a": np.arange(2.0) + step, "in": {"x": step}},
+    "other_order": lambda step: {"in": {"x": step}, "a": np.arange(2.0) + step},
+    "promoted": lambda step: {"a": step if step % 2 else step / 2},
+    "mixed": lambda step: {"a": step if step % 2 else "odd"},
+    "sometimes": lambda step: {"a": step} if step % 2 else {},
+    "large": lambda step: {"a": np.full(1_000, step * 1.0)},
+}
+
+
+@given(
+    reports=st.lists(st.tuples(*[st.sampled_from(sorted(INFOS))] * 3, st.booleans()), min_size=1, max_size=6),
+    group=st.integers(1, 3),
+    expected=st.tuples(st.integers(0, 60), st.integers(0, 30)),
+)
+@example(reports=[("vector", "integer", "float", False)] * 3, group=2, expected=(9, 9))
+@example(
+    reports=[("vector", "integer", "float", True), ("vector", "float", "none", False)] * 2, group=1, expected=(9, 9)
+)
+@example(reports=[("promoted", "mixed", "sometimes", False)] * 2, group=1, expected=(9, 9))
+@example(reports=[(kind, kind, kind, True) for kind in INFOS], group=3, expected=(9, 9))
+def test_infos_copied_early_are_what_joining_gives(reports, group, expected):
+    segments = []
+    for *kinds, in_parts in reports:
+        recorder = RolloutRecorder(SMALL, S.Discrete(2))
+        env_info, agent_info, episode_info = (INFOS[kind] for kind in kinds)
+        for number in range(3):
+            recorder.begin(episode_info(number))
+            for step in range(recorder.n_timesteps, recorder.n_timesteps + number + 1):
+                recorder.record_observation(np.zeros(5, np.uint8))
+                recorder.record_action(0)
+                recorder.record_reward(1.0)
+                recorder.record_env_info(step, env_info(step))
+                recorder.record_agent_info(step, agent_info(step))
+            recorder.end(np.zeros(5, np.uint8), True, False)
+        whole = segment(recorder.finish(), 0, 3)
+        segments += [whole._replace(stop=1), whole._replace(start=1)] if in_parts else [whole]
+    expected_batch = assembled(segments)
+
+    early = EarlyRows(allocate)
+    for start in range(0, len(segments), group):
+        taken = segments[start : start + group]
+        assert early.take(taken, expected)
+        for it in taken:
+            if it.delivery.ends_with(it):
+                it.delivery.rollouts = without_rows(it.delivery.rollouts, early.unlike)
+    batch = assembled(segments, early.fields())
+    assert batch == expected_batch
+    assert [list(infos) for infos in (batch.env_infos, batch.agent_infos, batch.episode_infos)] == [
+        list(infos) for infos in (expected_batch.env_infos, expected_batch.agent_infos, expected_batch.episode_infos)
+    ]
+    columns = trees.leaves((batch.env_infos, batch.agent_infos, batch.episode_infos))
+    assert all(leaf.flags.writeable and leaf.flags.c_contiguous for _, leaf in columns)
+
+
+def assembled(segments, joined=None):
+    numbered = [it._replace(indices=range(it.stop - it.start)) for it in segments]
+    return assemble(
+        numbered, observation_space=SMALL, action_space=S.Discrete(2), seeds_of=lambda indices: indices.tolist(),
+        agent_version=1, seed=1, joined=joined or {},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_key_that_has_the_name_of_a_mask_is_refused(is_early):
+    always = InfoColumn(None, np.ones(1, np.bool_))
+    infos = InfoColumns(1, {("a",): always, ("_a",): always})
+    only = segment(replace(rollouts_of(SMALL, [1]), agent_infos=infos), 0, 1)
+    early = EarlyRows(allocate)
+    assert early.take([only], (1, 1))
+    with pytest.raises(DataError, match="agent_infos"):
+        assembled([only], early.fields() if is_early else None)
+
+
+def test_bytes_of_infos_count_as_well():
+    rollouts = rollouts_of(SMALL, [1])
+    column = InfoColumn(None, np.zeros((1, 600_000)))
+    early = EarlyRows(allocate)
+    early.count(segment(replace(rollouts, agent_infos=InfoColumns(1, {("a",): column})), 0, 1))
+    assert early.due
 
 
 def test_indices_of_many_trajectories_take_no_more_memory_than_their_array():

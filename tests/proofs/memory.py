@@ -17,12 +17,14 @@ from gymnasium import spaces
 from streamsampler import MultiprocessingSampler
 
 _CONSTANT = 64e6
-# Name: bytes of an observation, timesteps of a trajectory, trajectories, and how many times fewer are the short form.
+# Name: bytes of an observation, floats of an info, timesteps of a trajectory, trajectories, and how many times fewer
+# the short form has.
 _CASES = {
-    "trajectories of one timestep": (12, 1, 1_000_000, 5),
-    "trajectories of 20 timesteps": (12, 20, 50_000, 2),
-    "observations of 2 kB": (2_048, 100, 600, 1),
-    "observations of 28 kB": (28_224, 100, 200, 1),
+    "trajectories of one timestep": (12, 0, 1, 1_000_000, 5),
+    "trajectories of 20 timesteps": (12, 0, 20, 50_000, 2),
+    "infos of 512 bytes": (12, 64, 20, 30_000, 2),
+    "observations of 2 kB": (2_048, 0, 100, 600, 1),
+    "observations of 28 kB": (28_224, 0, 100, 200, 1),
 }
 
 
@@ -44,21 +46,32 @@ class Steady(gymnasium.Env[Any, Any]):
         return self._observation, 1.0, self._t == self._length, False, {}
 
 
+class Idle:
+    """Says so many numbers next to each action."""
+
+    def __init__(self, n_numbers: int) -> None:
+        self._n_numbers = n_numbers
+
+    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:
+        return 0, {"numbers": np.ones(self._n_numbers)} if self._n_numbers else {}
+
+
 def _status(name: str) -> int:
     """Return a number of this process alone: `ru_maxrss` begins with that of the process that started it."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
 
 
-def _measure(size: int, length: int, n_trajectories: int) -> None:
+def _measure(size: int, n_numbers: int, length: int, n_trajectories: int) -> None:
     kwargs = {"size": size, "length": length}
-    with MultiprocessingSampler("random", Steady, env_kwargs=kwargs, n_workers=2, seed=1) as sampler:
+    with MultiprocessingSampler(Idle(n_numbers), Steady, env_kwargs=kwargs, n_workers=2, seed=1) as sampler:
         sampler.obtain_samples(1)
         before = _status("VmRSS")
         batch = sampler.obtain_trajectories(n_trajectories)
         peak = _status("VmHWM") - before
     numbers = "observations last_observations actions rewards terminated truncated lengths indices agent_versions"
     n_bytes = sum(getattr(batch, name).nbytes for name in numbers.split())
+    n_bytes += sum(rows.nbytes for rows in batch.agent_infos.values())
     print(n_bytes + batch.worker_numbers.nbytes + 40 * len(batch.seeds), peak)
 
 
@@ -67,9 +80,9 @@ def prove(scale: str) -> None:
     if not sys.platform.startswith("linux"):
         print("memory is measured on Linux alone")
         return
-    for name, (size, length, n_trajectories, fewer) in _CASES.items():
+    for name, (size, n_numbers, length, n_trajectories, fewer) in _CASES.items():
         n = n_trajectories // (fewer if scale == "short" else 1)
-        command = [sys.executable, "-m", "tests.proofs.memory", str(size), str(length), str(n)]
+        command = [sys.executable, "-m", "tests.proofs.memory", *map(str, (size, n_numbers, length, n))]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         n_bytes, peak = map(int, done.stdout.split())
         print(f"{name}: {n} trajectories, a batch of {n_bytes / 1e6:.0f} MB, and a peak of {peak / 1e6:.0f} MB")
