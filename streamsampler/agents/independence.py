@@ -27,7 +27,7 @@ Answers = list[list[bytes]]
 """The bytes of each row, for each step."""
 
 
-def probe(agent: Any, example: Any, n_rows: int) -> None:
+def probe(agent: Any, example: Any, n_rows: int) -> bool:
     """Check that each row of an agent's batches is a function of that row alone, by asking and comparing bits.
 
     For any two rows there are calls in which one keeps its observation and the other gets another one: that of its
@@ -41,6 +41,10 @@ def probe(agent: Any, example: Any, n_rows: int) -> None:
         example: Observations, tree of (m, *O); the more they differ the better.
         n_rows: The number of rows that the agent's batches are going to have.
 
+    Returns:
+        Whether that holds for other parameters as well. If no observation changes anything, as with a last layer of
+        zeros, nothing is known of them.
+
     Raises:
         UsageError: A row depends on others, or the same batch gives something else when it is asked for again.
     """
@@ -51,13 +55,16 @@ def probe(agent: Any, example: Any, n_rows: int) -> None:
     plain, expected = next(((each, known) for each in (given, ones, zeros) if (known := ask(each))), (None, None))
     if expected is None:
         _LOG.warning("the agent (%s) could not be probed: it raises with all observations", type(agent).__qualname__)
-        return
+        return False
     _compare(expected, ask(plain), rows, agent, _not_repeatable)
+    conclusive = n_rows == 1
     for bit in range((n_rows - 1).bit_length()):
         for keeps in ((rows >> bit) % 2 == 0, (rows >> bit) % 2 == 1):
             for others in (rolled, zeros, noise):
                 answers = ask(_map(lambda leaf, other, keeps=keeps: _merged(keeps, leaf, other), plain, others))
                 _compare(expected, answers, rows[keeps], agent, _dependent)
+                conclusive = conclusive or answers not in (None, expected)
+    return conclusive
 
 
 def _question(agent: Any, like: Any, n_rows: int) -> Callable[[Any], Answers | None]:

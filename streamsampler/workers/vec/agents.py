@@ -253,14 +253,15 @@ class AgentPool:
         """The agent, or the first of its copies."""
         return self._agents[0]
 
-    def probe(self, observation_space: Space[Any], n_rows: int) -> None:
+    def probe(self, observation_space: Space[Any], n_rows: int) -> bool:
         """Check that the rows of the agent's batches do not depend on each other; see `agents.independence.probe`."""
-        if callable(getattr(self._agents[0], "get_actions", None)):
-            space = copy.deepcopy(observation_space)
-            space.seed(0)
-            examples = Columns(space, n_rows, "observation")
-            examples.append([space.sample() for _ in range(n_rows)])
-            probe(self._agents[0], examples.row_batch(0), n_rows)
+        if not callable(getattr(self._agents[0], "get_actions", None)):
+            return True
+        space = copy.deepcopy(observation_space)
+        space.seed(0)
+        examples = Columns(space, n_rows, "observation")
+        examples.append([space.sample() for _ in range(n_rows)])
+        return probe(self._agents[0], examples.row_batch(0), n_rows)
 
     @property
     def empty(self) -> bool:

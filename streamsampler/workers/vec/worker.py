@@ -93,7 +93,7 @@ class VecWorker(Worker):
         self._may_run_lanes = block_size is None
         self._falls_back = independent == "fallback"
         self._failed_ahead = False  # whether what was raised last may be about a later ticket
-        self._probed: tuple[Any, Any] = None, None
+        self._probed: tuple[Any, Any, bool] = None, None, False  # of which runner and agent it is known, and what
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
         self._runner: LaneRunner | NativeRunner | None = None
@@ -138,19 +138,21 @@ class VecWorker(Worker):
         self.runs_lanes = False
         if not (self._may_run_lanes and isinstance(runner, LaneRunner)) or agents.empty or not agents.row_independent:
             return
-        self.runs_lanes = True
         if self._probed[0] is runner and self._probed[1] is agents.first:
+            self.runs_lanes = self._probed[2]
             return
+        conclusive = independent = True
         try:
-            agents.probe(runner.spaces[0], runner.n_slots)
+            conclusive = agents.probe(runner.spaces[0], runner.n_slots)
         except UsageError as error:
-            self.runs_lanes = False
             if not self._falls_back:
                 raise
+            independent = False
             if self.context.worker_number == 0:
                 _LOG.warning("VecWorker runs trajectories in blocks: %s", error)
-            return
-        self._probed = runner, agents.first
+        self.runs_lanes = independent
+        if conclusive:
+            self._probed = runner, agents.first, independent
 
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environments, one after the other.

@@ -452,3 +452,37 @@ def test_an_agent_whose_rows_depend_on_each_other_is_refused_or_runs_in_blocks(c
     assert "runs trajectories in blocks" in caplog.text
     worker.update_agent(Network())
     assert worker.runs_lanes
+
+
+class Silent(Mixing):
+    """Says nothing of its observations until it gets parameters."""
+
+    scale = 0.0
+
+    def get_actions(self, observations, *, draws):
+        actions, infos = super().get_actions(observations, draws=draws)
+        return np.full_like(actions, 0.5), {"mean": infos["mean"] * self.scale + 0.0}  # never -0.0
+
+    def set_param_values(self, values):
+        (self.scale,) = values
+
+
+def test_an_agent_that_showed_nothing_yet_is_probed_again_with_its_next_parameters():
+    worker = VecWorker(context_of(), n_envs=N_ENVS)
+    worker.update_env(as_env_update(Walk))
+    worker.update_agent(Silent())
+    assert worker.runs_lanes
+    with pytest.raises(UsageError, match="row_independent"):
+        worker.update_agent((1.0,))
+
+
+def test_an_agent_is_probed_once_and_not_with_each_of_its_parameters(caplog):
+    worker = VecWorker(context_of(), n_envs=N_ENVS, independent="fallback")
+    worker.update_env(as_env_update(Walk))
+    agent = Silent()
+    agent.scale = 1.0
+    worker.update_agent(agent)
+    for scale in (0.0, 2.0):
+        worker.update_agent((scale,))
+        assert not worker.runs_lanes
+    assert caplog.text.count("runs trajectories in blocks") == 1
