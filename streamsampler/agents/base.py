@@ -51,21 +51,21 @@ class Agent(Protocol):
     - ``reset(seed=…)`` at each trajectory's start, with a seed that is the trajectory's alone. An agent that draws from
       a generator of its own seeds it here, and one with a memory clears it. ``reset()`` will do for the latter.
     - ``get_actions(observations)``, for n observations side by side (leaves of shape (n, ...), the agent's to change),
-      gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so. It resets such
-      an agent once a block, not once a trajectory. An agent that remembers, or draws for each trajectory by itself,
-      takes some of these keywords: ``starts``, n booleans (the row begins a trajectory); ``draws``, a
-      `streamsampler.agents.draws.Draws`, with a stream of random numbers for each row's trajectory:
-      ``draws.random()`` of shape (n,), ``draws.normal(k)`` of shape (n, k); ``seeds``, n integers (what `reset` would
-      get at the row's trajectory's start); ``slots``, n integers (rows of one slot follow each other).
+      gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so, always for as
+      many rows as it has environments: those of environments that wait have copies of other rows' observations, and
+      what comes of them is dropped. An agent that remembers, or draws, takes some of these keywords: ``starts``, n
+      booleans (the row begins a trajectory); ``draws``, a `streamsampler.agents.draws.Draws`, with a stream of random
+      numbers for each row's trajectory: ``draws.random()`` of shape (n,), ``draws.normal(k)`` of shape (n, k);
+      ``seeds``, n integers (what `reset` would get at the row's trajectory's start); ``slots``, the rows' numbers.
     - ``row_independent = True``, an attribute or a property, says that each row of a batch is a function of that row's
       observation, memory and draws alone, as long as batches have the same number of rows. Then `VecWorker` need not
-      run trajectories in blocks. An agent that draws from the global generators, or from one of its own for all rows,
-      may not say so. Workers check what is said, by `streamsampler.agents.independence.probe`.
+      run trajectories in blocks, and calls no `reset` but that with a mask. An agent that draws from the global
+      generators, or from one of its own for all rows, may not say so. Workers check what is said, by
+      `streamsampler.agents.independence.probe`. In blocks an agent with `get_actions` is reset once a block.
     - ``reset(do_resets)`` (or ``reset(dones)``), without the keyword ``starts`` of `get_actions`, is called with a
-      boolean mask whenever slots begin trajectories: True for those. At a block's start all entries are True, and their
-      number is that of the rows that `get_actions` gets from then on. Slots that have fallen silent get observations of
-      other ones, and what comes of them is dropped. It may take ``seed`` besides. `DefaultWorker` gives no mask, or one
-      of one True where it has no default.
+      boolean mask of n rows whenever rows begin trajectories: True for those; all True at first and in a new block.
+      If it takes ``seed`` besides, it is called for one row after the other. `DefaultWorker` gives no mask, or one of
+      one True where it has no default.
     - ``set_spaces(observation_space, action_space)`` gives a worker's copy of the agent the environment's spaces, once,
       before it takes parameters or acts. They are the environment's own objects: copy what you draw from. After an
       ``env_update`` workers get a new copy of such an agent.
