@@ -287,7 +287,7 @@ class DefaultWorker(Worker):
                         agent_seconds += between - before
                         step_seconds += after - between
                         apart = min(int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1, _MOST_APART)
-                        due = min(len(rewards) + apart, limit)
+                        due = min(len(rewards) + (apart if due > n_before else 1), limit)  # soon shows that it runs
                     phase = in_recording
                     if reward.__class__ is float:
                         rewards.append(reward)
