@@ -55,6 +55,13 @@ class Column:
             self._buffer[:step] = shorter[:step]
             return self._buffer[step]  # type: ignore[no-any-return]
 
+    def copy(self, step: int, values: Array) -> None:
+        """Copy the (n_rows, ...) values of a step, of a dtype that the column's holds."""
+        if step < len(self._buffer):
+            self._buffer[step] = values
+        else:
+            self.at(step)[...] = values
+
     def gather(self, numbers: NDArray[np.int64], *, reuse: bool = False) -> Array:
         """Return the values of some numbers, in their order.
 
@@ -175,12 +182,16 @@ class _LeafColumn(Column):
         self._leaf = Leaf(space, path, error)
         self._space, self._path, self._error, self._n_rows = space, path, error, n_rows
         self._batch_shape, self._dtype = (n_rows, *self._leaf.shape), self._leaf.dtype
+        self._copied_dtype = None if self._dtype.hasobject else self._dtype  # of batches that are copied as they are
         self._is_index = isinstance(space, gym_spaces.Discrete) and self._dtype == np.int64
         super().__init__(n_rows, self._dtype, self._leaf.shape)
 
     def write(self, step: int, batch: Any) -> None:
         """Check a batch and write a copy of it."""
         dtype = self._dtype
+        if batch.__class__ is np.ndarray and batch.dtype is self._copied_dtype and batch.shape == self._batch_shape:
+            self.copy(step, batch)
+            return
         if dtype.hasobject:
             self._write_each(step, _sequence(batch, self._n_rows, self._path, self._error))
             return
@@ -191,15 +202,12 @@ class _LeafColumn(Column):
                 f"a batch of {self._n_rows} has the shape {batch.shape}, and should have {self._batch_shape}: "
                 f"{self._path} has the shape {self._leaf.shape} in its space"
             )
-        if batch.dtype is not dtype and batch.dtype != dtype:
+        if batch.dtype != dtype:
             if not self._leaf.takes_floats_of(batch.dtype):
                 self._write_each(step, batch)
                 return
             batch = self._leaf.cast_rows(batch)
-        try:
-            self._buffer[step] = batch
-        except IndexError:
-            self.at(step)[:] = batch
+        self.copy(step, batch)
 
     def _write_each(self, step: int, values: Iterable[Any]) -> None:
         view = self.at(step)

@@ -26,7 +26,7 @@ __all__ = ["NativeRunner"]
 
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.
-_STEP, _RECORDING = Phase.STEP, Phase.RECORDING
+_ACTION, _STEP, _RECORDING = Phase.ACTION, Phase.STEP, Phase.RECORDING
 _RESET_NUMBER = phase_number(Phase.RESET)
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 _BOOL = np.dtype(np.bool_)
@@ -126,8 +126,7 @@ class _Run:
 
     Attributes:
         n_trajectories: How many trajectories it has.
-        n_rows: Steps of slots that the environment was asked for.
-        n_silent_rows: Those of slots that had no trajectory left.
+        n_silent_rows: Steps of slots that had no trajectory left.
     """
 
     def __init__(
@@ -149,9 +148,14 @@ class _Run:
         self._n_live = self._n_silent = 0
         self._in_reset = False
         self._limit = worker.context.max_episode_length or math.inf
-        self.n_rows = self.n_silent_rows = 0
+        self._first_step = self.n_silent_rows = 0
         self._seconds = [0.0, 0.0, 0.0]
         self._prepared: Any = None
+
+    @property
+    def n_rows(self) -> int:
+        """Return how many steps of slots the environment was asked for."""
+        return (self._recorder.step - self._first_step) * self._n_slots
 
     def run(self, seconds: list[float]) -> bool:
         """Run the block.
@@ -192,6 +196,7 @@ class _Run:
         result = self._env.reset([seeds[slot % len(seeds)] for slot in range(self._n_slots)])
         observations, infos = self._begin_of(result)
         self._recorder.begin_block(observations, self._silent)
+        self._first_step = self._recorder.step
         self._in_reset = False
         self._begin(slots, infos)
         self._seconds[0] += perf_counter() - began
@@ -245,13 +250,13 @@ class _Run:
 
         The inner loop: it is measured.
         """
-        worker, recorder, seconds, n_slots = self._worker, self._recorder, self._seconds, self._n_slots
+        worker, recorder, seconds = self._worker, self._recorder, self._seconds
         step_env, version = self._env.env.step, self._version
         words, phase_word, timesteps_word = worker.row.words, worker.row.phase_word, worker.row.timesteps_word
         while self._n_live or len(self._resetting):
             began = perf_counter()
             words[phase_word] = _ACTION_NUMBER
-            actions = for_env(self._choose(recorder.step))
+            actions = self._choose(recorder.step)
             between = perf_counter()
             words[phase_word] = _STEP_NUMBER
             worker.phase = _STEP
@@ -267,8 +272,8 @@ class _Run:
             if infos.__class__ is not dict:
                 check_infos("env_infos", infos)
             worker.ran_timesteps = words[timesteps_word] = worker.ran_timesteps + self._n_live
-            self.n_rows += n_slots
-            self.n_silent_rows += self._n_silent
+            if self._n_silent:
+                self.n_silent_rows += self._n_silent
             self._finish_step(terminated, truncated, infos)
             seconds[1] += between - began
             seconds[2] += perf_counter() - between
@@ -276,28 +281,32 @@ class _Run:
                 return False
         return True
 
-    def _choose(self, step: int) -> Tree:
-        """Let the agent choose actions, and record them."""
-        worker, recorder, agent, first = self._worker, self._recorder, self._agent, step * self._n_slots
-        if not self._n_live:
+    def _choose(self, step: int) -> Any:
+        """Let the agent choose actions, record them, and return those that the environment gets."""
+        worker, recorder, agent = self._worker, self._recorder, self._agent
+        if self._n_live:
+            live = np.flatnonzero(self._live).tolist() if agent.one_by_one else ()
+            actions, infos = agent.choose(self._shown(step), live, worker, self._record_agent_info)
+            worker.phase = _ACTION
+            recorder.actions.append(actions)
+            if infos:
+                worker.phase = _RECORDING
+                recorder.agent_infos.record(step * self._n_slots + self._slots, infos)
+        else:
             recorder.fill_actions(self._live)  # the environment will only reset, and ignores them
-            return recorder.actions.row_batch(step)
-        live = np.flatnonzero(self._live).tolist() if agent.one_by_one else ()
-        actions, infos = agent.choose(
-            self._shown(step), live, worker, lambda row, info: recorder.record_agent_info(first + row, info)
-        )
-        worker.phase = Phase.ACTION
-        recorder.actions.append(actions)
-        if infos:
-            worker.phase = _RECORDING
-            recorder.agent_infos.record(first + self._slots, infos)
-        return recorder.actions.row_batch(step)
+        rows = recorder.actions.row_batch(step)
+        return rows.copy() if rows.__class__ is np.ndarray and not rows.dtype.hasobject else for_env(rows)
+
+    def _record_agent_info(self, slot: int, info: Any) -> None:
+        self._recorder.record_agent_info(self._recorder.step * self._n_slots + slot, info)
 
     def _shown(self, step: int) -> Tree:
         """Return the observations that the agent gets: its own, and with something to act on for silent slots."""
         rows = self._recorder.observations.row_batch(step)
-        shown = rows.copy() if rows.__class__ is np.ndarray else owned(map_tree(np.copy, rows))
-        if self._n_silent and self._n_live:
+        if rows.__class__ is np.ndarray and not (self._n_silent or rows.dtype.hasobject):
+            return rows.copy()
+        shown = owned(map_tree(np.copy, rows))
+        if self._n_silent:
             first = int(self._live.argmax())
             for _, leaf in leaves(shown):
                 leaf[self._silent] = leaf[first]
@@ -370,7 +379,7 @@ class _Run:
         worker, asked = self._worker, self._worker.row.words[self._worker.row.phase_word] == _ACTION_NUMBER
         timestep: int | None = None
         slots = np.flatnonzero(self._live).tolist()
-        if slots and not self._in_reset and worker.phase in (Phase.ACTION, _STEP, _RECORDING):
+        if slots and not self._in_reset and worker.phase in (_ACTION, _STEP, _RECORDING):
             slot = self._agent.row if self._agent.row >= 0 else row_at_fault(error, slots[0])
             slot = slot if self._live[slot] else slots[0]
             numbers = self._recorder.running_positions() - self._first

@@ -109,7 +109,7 @@ class NativeRecorder:
             _append_some(self.observations, observations, ~silent, error)
         if rewards.__class__ is not np.ndarray or rewards.shape != self._shape or rewards.dtype.char not in _EXACT:
             rewards = self._checked_rewards(rewards, live)
-        self._rewards.at(step)[...] = rewards
+        self._rewards.copy(step, rewards)
 
     def _checked_rewards(self, rewards: Any, live: NDArray[np.bool_]) -> NDArray[Any]:
         column = column_of_slots(rewards, self._n_slots, "rewards", "biuf")

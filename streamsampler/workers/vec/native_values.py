@@ -48,10 +48,8 @@ def without_final(infos: Any) -> dict[str, Any]:
 
 def for_env(tree: Tree) -> Any:
     """Return a batch of stored actions as a vector environment takes it: in arrays of its own, objects in a tuple."""
-    if tree.__class__ is np.ndarray and not tree.dtype.hasobject:
-        return tree.copy()
     if isinstance(tree, dict):
         return {key: for_env(child) for key, child in tree.items()}
     if isinstance(tree, tuple):
         return tuple(for_env(child) for child in tree)
-    return tuple(tree.tolist())
+    return tuple(tree.tolist()) if tree.dtype.hasobject else tree.copy()
