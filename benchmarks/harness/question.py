@@ -18,7 +18,7 @@ from benchmarks.harness.machine import describe
 from benchmarks.harness.rounds import Plan, measured
 from benchmarks.harness.running import BENCHMARKS, Contender
 
-__all__ = ["Goal", "Question", "arguments", "save", "throughput"]
+__all__ = ["RESULTS", "Goal", "Question", "arguments", "save", "throughput"]
 
 RESULTS = BENCHMARKS / "results"
 _WHAT = {"ratio": "speed", "cpu_share": "timesteps per CPU second", "report_ratio": "the parent's CPU for a report"}

@@ -36,11 +36,12 @@ ORDER = (
     "order",
     "parent_cost",
     "scaling",
+    "goals",
 )
 
 # Those that compare something else than the others do on a workload, and those of them that get tables of their own.
 _TABLES = ("lanes", "native", "streams")
-_APART = ("order", *_TABLES)
+_APART = ("order", "goals", *_TABLES)
 
 # Explanations of limits, for results that have them.
 _LIMITS = {

@@ -1,6 +1,6 @@
 """Are the goals for speed met? Each figure with its goal, in some twelve minutes, on a machine that does nothing else.
 
-    python -m benchmarks goals BEFORE [--parts workers,parent] [--rounds 5]
+    python -m benchmarks goals BEFORE [--parts one,parent] [--rounds 5] [--quick]
 
 BEFORE is a checkout of an earlier version of this project, for the goals that are gains over it; see `versions`. The
 parts are:
@@ -18,16 +18,20 @@ timesteps per second.
 from __future__ import annotations
 
 import argparse
+import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.comparing import compared
 from benchmarks.harness.lineup import BARE, OURS, ours
-from benchmarks.harness.question import Goal, judged
+from benchmarks.harness.machine import describe
+from benchmarks.harness.question import RESULTS, Goal, judged
 from benchmarks.harness.rounds import Plan, measured
 from benchmarks.harness.running import Contender
 from benchmarks.harness.tables import goals_table, throughput_table
@@ -35,7 +39,7 @@ from benchmarks.questions import native
 from benchmarks.questions.lanes import lane_contenders
 from benchmarks.questions.large_observations import STORING
 from benchmarks.questions.parent_cost import simulated
-from benchmarks.questions.torch_mlp import several
+from benchmarks.questions.torch_mlp import several, ten
 
 POOL = Contender("futures_by_hand_same", "futures_by_hand", {"seeded": True, "infos": True})
 ROUNDS = 5
@@ -72,11 +76,10 @@ def one() -> list[Measurement]:
     return measurements
 
 
-def vec(workload: str, n_envs: int, batch: int) -> Measurement:
+def vec(workload: str, contender: Contender) -> Measurement:
     """Return what is measured with several environments per worker."""
-    limit, name = several(n_envs)[0], f"ours_vec_{n_envs}"
-    goal = Goal(workload, name, 0.92, of=limit.name)
-    return Measurement(workload, [limit, ours(name, vec=n_envs, batch=batch)], [goal], seconds=2.0)
+    limit = several(contender.settings["vec"])[0]
+    return Measurement(workload, [limit, contender], [Goal(workload, contender.name, 0.92, of=limit.name)], seconds=2.0)
 
 
 def gain(workload: str, contender: Contender, share: float, before: Path, key: str = "ratio") -> Measurement:
@@ -122,14 +125,20 @@ def parent(before: Path) -> list[Measurement]:
 PARTS = {
     "one": lambda _: one(),
     "several": lambda _: [
-        vec("mlp_cartpole", 32, batch=30_000),
-        vec("mlp_cartpole_500", 32, batch=2 * 32 * 10 * 500),
-        vec("mlp_cheetah", 8, batch=2 * 8 * 10 * 1000),
+        vec("mlp_cartpole", ours("ours_vec_32", vec=32)),
+        vec("mlp_cartpole_500", ten(32, length=500)),
+        vec("mlp_cheetah", ten(8, length=1000)),
     ],
     "gains": gains,
     "native": vectorised,
     "parent": parent,
 }
+
+
+def commit_of(checkout: Path) -> str:
+    """Return the commit that is checked out, as far as git knows."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> int:
@@ -139,16 +148,25 @@ def main() -> int:
     parser.add_argument("before", type=Path, help="a checkout of the version before")
     parser.add_argument("--parts", default=",".join(PARTS), help="only these, separated by commas")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="write nothing")
     arguments = parser.parse_args()
-    begin, found = time.monotonic(), []
+    begin, machine, before = time.monotonic(), describe(), arguments.before.resolve()
+    found: list[dict[str, Any]] = []
+    raw: dict[str, Any] = {}
     for part in arguments.parts.split(","):
-        for measurement in PARTS[part](arguments.before.resolve()):
+        for measurement in PARTS[part](before):
             plan = Plan(measurement.seconds, arguments.rounds, 0, fresh=3, verbose=False)
             results = measured(measurement.contenders, measurement.workload, plan)
             shown = compared({name: dict(result) for name, result in results.items()}, measurement.contenders[0].name)
             print(throughput_table(measurement.workload, shown), flush=True)
             found += [judged(goal, {measurement.workload: results}) for goal in measurement.goals]
+            raw[f"{measurement.workload}, {measurement.contenders[-1].name}"] = results
     print(goals_table(found), f"\n{time.monotonic() - begin:.0f} s")
+    if arguments.parts == ",".join(PARTS) and not arguments.quick:
+        notes = [f"`before` is commit {commit}."] if (commit := commit_of(before)) else []
+        contents = {"title": "Goals for speed", "machine": machine, "rounds": arguments.rounds, "workloads": raw}
+        text = json.dumps({"question": "goals", **contents, "goals": found, "notes": notes}, indent=1)
+        (RESULTS / "goals.json").write_text(f"{text}\n")
     return sum(goal["met"] is not True for goal in found)
 
 
