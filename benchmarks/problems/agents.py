@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.problems.environments import PAID_CALL, pay
+from benchmarks.problems.environments import COSTS, pay
 from benchmarks.problems.marks import mark
 
 
@@ -78,16 +78,24 @@ class Parametrised:
 
 
 class Paid(Parametrised):
-    """Chooses nothing, and takes as long as a network: see `environments.Paid`."""
+    """Chooses nothing, and takes as long as a network: see `environments.Paid`.
+
+    Args:
+        kind: Next to whose environment.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._seconds = COSTS[kind].scale * COSTS[kind].call
 
     def get_action(self, observation: np.ndarray) -> tuple[np.ndarray, dict]:  # noqa: ARG002 - it does not look
         """Choose one action."""
-        pay(PAID_CALL)
+        pay(self._seconds)
         return np.zeros(6), {}
 
     def get_actions(self, observations: np.ndarray) -> tuple[np.ndarray, dict]:
         """Choose an action for each row."""
-        pay(PAID_CALL)
+        pay(self._seconds)
         return np.zeros((len(observations), 6)), {}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -24,16 +25,28 @@ def spin(seconds: float) -> None:
         pass
 
 
-SCALE = 5.0
-"""By what factor work takes longer that is paid for by sleeping."""
-PAID_CARTPOLE, PAID_CHEETAH, PAID_WALKER, PAID_CALL = 8e-6, 45e-6, 80e-6, 60e-6
-"""Seconds of a step of each environment, and of a batched call of a torch MLP 2x64, as measured."""
+@dataclass(frozen=True)
+class Costs:
+    """Describe work that is paid for by sleeping, which takes longer, so that what samplers do is little next to it.
+
+    Attributes:
+        step: Seconds of a step of the environment, as measured.
+        scale: By what factor everything takes longer.
+        call: Seconds of a batched call of a torch MLP 2x64, as measured.
+    """
+
+    step: float
+    scale: float
+    call: float = 60e-6
+
+
+COSTS = {"cartpole": Costs(8e-6, 20.0), "cheetah": Costs(45e-6, 5.0), "walker": Costs(80e-6, 5.0)}
 _debt = [0.0]
 
 
 def pay(seconds: float) -> None:
-    """Sleep for `SCALE` times so long: now and then, and on average exactly."""
-    _debt[0] += SCALE * seconds
+    """Sleep so long: now and then, and on average exactly."""
+    _debt[0] += seconds
     if _debt[0] > 1e-3:
         began = time.monotonic()
         time.sleep(_debt[0])
@@ -189,20 +202,20 @@ def _is_the_slow_one() -> bool:
 
 
 class Paid(gymnasium.Env):
-    """Stands for work by sleeping, in many processes on few cores: `SCALE` times as long as the work would take.
+    """Stands for work by sleeping, in many processes on few cores.
 
     Args:
-        seconds: What a step is worth.
+        kind: Whose costs it has.
         shortest: Timesteps of the shortest trajectories.
         longest: Of the longest, with all lengths equally likely; None for a heavy tail, with 14 more on average.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name and kind
 
-    def __init__(self, seconds: float, shortest: int, longest: int | None = None) -> None:
+    def __init__(self, kind: str, shortest: int, longest: int | None = None) -> None:
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (17,), np.float64)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (6,), np.float64)
-        self._seconds, self._shortest, self._longest = seconds, shortest, longest
+        self._seconds, self._shortest, self._longest = COSTS[kind].scale * COSTS[kind].step, shortest, longest
         self._left, self._observation = 0, np.zeros(17)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
@@ -223,17 +236,17 @@ class Paid(gymnasium.Env):
 
 def make_paid_cartpole() -> Paid:
     """Costs and lengths of CartPole-v1 under a network that draws its actions."""
-    return Paid(PAID_CARTPOLE, 8)
+    return Paid("cartpole", 8)
 
 
 def make_paid_cheetah() -> Paid:
     """Costs and lengths of HalfCheetah-v5."""
-    return Paid(PAID_CHEETAH, 1000, 1000)
+    return Paid("cheetah", 1000, 1000)
 
 
 def make_paid_walker() -> Paid:
     """Costs and lengths of the varied `Walker`."""
-    return Paid(PAID_WALKER, 200, 1000)
+    return Paid("walker", 200, 1000)
 
 
 def make_straggler() -> Sleeper:

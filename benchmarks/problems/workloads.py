@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,10 @@ def _sleeper_ideal(n_processes: int) -> float:
     return n_processes / 20e-3
 
 
-def _paid_ideal(step: float, n_envs: int) -> Callable[[int], float]:
+def _paid_ideal(kind: str, n_envs: int) -> Callable[[int], float]:
     """Return what processes with so many environments each reach, if none of them is ever idle."""
-    seconds = environments.SCALE * (step + environments.PAID_CALL / n_envs)
-    return lambda n_processes: n_processes / seconds
+    costs = environments.COSTS[kind]
+    return lambda n_processes: n_processes / (costs.scale * (costs.step + costs.call / n_envs))
 
 
 _ALL = (
@@ -175,26 +176,26 @@ _ALL = (
         "lanes_cartpole",
         "sleeps as long as CartPole-v1 and a torch MLP take, 8 timesteps and more, 22 on average",
         environments.make_paid_cartpole,
-        agents.Paid,
+        partial(agents.Paid, "cartpole"),
         30_000,
-        ideal=_paid_ideal(environments.PAID_CARTPOLE, 32),
+        ideal=_paid_ideal("cartpole", 32),
     ),
     Workload(
         "lanes_cheetah",
         "sleeps as long as HalfCheetah-v5 and a torch MLP take, 1000 timesteps",
         environments.make_paid_cheetah,
-        agents.Paid,
+        partial(agents.Paid, "cheetah"),
         20_000,
-        ideal=_paid_ideal(environments.PAID_CHEETAH, 8),
+        ideal=_paid_ideal("cheetah", 8),
     ),
     Workload(
         "lanes_on_policy",
         "sleeps for 80 µs of work, 200 to 1000 timesteps, 4,000 a batch under new parameters",
         environments.make_paid_walker,
-        agents.Paid,
+        partial(agents.Paid, "walker"),
         4_000,
         parameters=agents.small_parameters,
-        ideal=_paid_ideal(environments.PAID_WALKER, 8),
+        ideal=_paid_ideal("walker", 8),
     ),
     Workload(
         "native_cartpole_500",
