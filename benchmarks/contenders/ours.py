@@ -7,6 +7,7 @@ Settings:
     vec: If given, so many environments in each worker, with batched actions.
     native: If given, one environment in each worker, which is so many copies vectorised natively.
     block_size: If given, so many trajectories in each of their blocks (default: as many as environments).
+    slowed: By what factor the workload takes longer than what it stands for (default 1); tickets then do, too.
     stream: Whether trajectories are taken from `stream()`, one by one, instead of calls.
     start_method: See `MultiprocessingSampler`.
     watched: Whether workers are watched for hangs and for memory.
@@ -23,6 +24,7 @@ from benchmarks.contenders.batched_bare import vector_env_function
 from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.workloads import Workload, checksum, marks
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
+from streamsampler.scheduling import ticket_size
 
 
 class Collector:
@@ -97,6 +99,8 @@ def worker_options(settings: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the workers."""
+    for name in ("TICKET_SECONDS", "SHORTEST_TICKET_SECONDS"):
+        setattr(ticket_size, name, settings.get("slowed", 1) * getattr(ticket_size, name))
     make_env: Any = workload.make_env
     if settings.get("native"):
         make_env = vector_env_function(workload, settings["native"])

@@ -40,6 +40,7 @@ class Workload:
         ideal: Timesteps per second without any cost, given the number of processes; None if only a bare loop shows it.
         make_vector_env: Makes an environment of so many copies, vectorised natively, where there is one.
         needs: The packages that it imports.
+        slowed: By what factor it takes longer than what it stands for.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Workload:
     ideal: Callable[[int], float] | None = None
     make_vector_env: Callable[[int], Any] | None = None
     needs: tuple[str, ...] = ()
+    slowed: float = 1.0
 
 
 def _straggler_ideal(n_processes: int) -> float:
@@ -179,6 +181,7 @@ _ALL = (
         partial(agents.Paid, "cartpole"),
         30_000,
         ideal=_paid_ideal("cartpole", 32),
+        slowed=environments.COSTS["cartpole"].scale,
     ),
     Workload(
         "lanes_cheetah",
@@ -187,6 +190,7 @@ _ALL = (
         partial(agents.Paid, "cheetah"),
         20_000,
         ideal=_paid_ideal("cheetah", 8),
+        slowed=environments.COSTS["cheetah"].scale,
     ),
     Workload(
         "lanes_on_policy",
@@ -196,6 +200,7 @@ _ALL = (
         4_000,
         parameters=agents.small_parameters,
         ideal=_paid_ideal("walker", 8),
+        slowed=environments.COSTS["walker"].scale,
     ),
     Workload(
         "native_cartpole_500",

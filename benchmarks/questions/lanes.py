@@ -2,13 +2,14 @@
 
 python -m benchmarks lanes [--quick]
 
-The workers are processes that sleep for as long as their environments and the agent's batched calls would take, so 8 of
-them run side by side on few cores. The limit is the batched loop, whose environments are never idle; it sleeps the same
-way. What recording and sending cost does not show here: `torch_mlp` measures that.
+The workers are processes that sleep in place of their environments' and the agent's work, 5 to 20 times as long, so 8
+of them run side by side on few cores; tickets take as much longer. The limit is the batched loop, whose environments
+are never idle; it sleeps the same way. What recording and sending cost does not show here: `torch_mlp` measures that.
 """
 
 from benchmarks.harness.question import Goal, Question, throughput
 from benchmarks.harness.running import Contender
+from benchmarks.problems.workloads import WORKLOADS
 
 __all__ = ["N_ENVS", "lane_contenders"]
 
@@ -20,9 +21,10 @@ N_WORKERS = (2, 8)
 def lane_contenders(workload: str, n_workers: int) -> list[Contender]:
     """Return the batched loop and this library with so many workers; those with 2 have plain names."""
     n_envs, more = N_ENVS[workload], "" if n_workers == N_WORKERS[0] else f"_{n_workers}"
+    settings = {"vec": n_envs, "slowed": WORKLOADS[workload].slowed}
     return [
         Contender(f"bare{more}", "batched_bare", {"n_envs": n_envs}, n_processes=n_workers),
-        Contender(f"ours{more}", "ours", {"vec": n_envs}, n_processes=n_workers),
+        Contender(f"ours{more}", "ours", settings, n_processes=n_workers),
     ]
 
 
