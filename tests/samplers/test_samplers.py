@@ -26,7 +26,7 @@ from streamsampler import (
     RandomAgent,
     WorkerFactory,
 )
-from streamsampler.engines.processes import links
+from streamsampler.engines import known_spaces
 from streamsampler.errors import (
     ClosedError,
     ConcurrentCallError,
@@ -286,12 +286,11 @@ def test_spaces_are_unpickled_where_they_are_new(monkeypatch):
     """Not with every version: it takes Gymnasium longer than all else in a report."""
     unpickled = []
 
-    def loads(data, **options):
-        if isinstance(data, bytes):  # answers and rollouts are views of messages
-            unpickled.append(data)
-        return pickle.loads(data, **options)
+    def loads(data):
+        unpickled.append(data)
+        return pickle.loads(data)
 
-    monkeypatch.setattr(links, "pickle", types.SimpleNamespace(loads=loads))
+    monkeypatch.setattr(known_spaces, "pickle", types.SimpleNamespace(loads=loads))
     envs = [functools.partial(ScriptedEnv, shape=(n,)) for n in (2, 3)]
     with MultiprocessingSampler(ScriptedAgent(), envs[0], n_workers=2, seed=1) as sampler:
         for env in (envs[0], envs[0], envs[1], envs[1], envs[0]):

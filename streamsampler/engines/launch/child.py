@@ -9,7 +9,7 @@ import select
 import signal
 import struct
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = [
     "PARENT_FD",
@@ -18,6 +18,7 @@ __all__ = [
     "close_all_but",
     "end_with_parent",
     "ignore_terminal",
+    "interrupts_blocked",
     "kill_at_end_of",
     "own_group",
     "run_as_child",
@@ -42,6 +43,19 @@ def ignore_terminal() -> None:
     for number in (signal.SIGINT, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT: a child starts with it blocked, and unblocks it once it ignores it.
+
+    The terminal sends Ctrl-C to the whole process group; a child that is still importing would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def own_group(pid: int = 0) -> None:

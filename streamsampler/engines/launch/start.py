@@ -14,15 +14,22 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from streamsampler.engines.launch.child import PARENT_FD, STATUS, Main, ignore_terminal, kill_at_end_of, run_as_child
+from streamsampler.engines.launch.child import (
+    PARENT_FD,
+    STATUS,
+    Main,
+    ignore_terminal,
+    interrupts_blocked,
+    kill_at_end_of,
+    run_as_child,
+)
 from streamsampler.engines.launch.children import (
     ServerProcess,
     end_of_life_pipe,
@@ -74,19 +81,6 @@ def launch(method: StartMethod, main: Main, number: int, fds: Sequence[int], thr
             return _server("forkserver", main, threads).launch(number, fds)
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT: a child starts with it blocked, and unblocks it once it ignores it.
-
-    The terminal sends Ctrl-C to the whole process group; a child that is still importing would print a traceback.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 # ---------------------------------------------------------------------- by fork
 
 
@@ -102,7 +96,7 @@ def _fork(main: Main, number: int, fds: Sequence[int]) -> WorkerChild:
         for fd in (*fds, status[1]):
             copies.append(os.dup(fd))
             childs.callback(os.close, copies[-1])
-        with _interrupts_blocked():
+        with interrupts_blocked():
             watchdog = os.fork()
             if watchdog == 0:
                 os.close(status[1])
@@ -206,7 +200,7 @@ def _start(command: Sequence[str], fds: Sequence[int], threads: int | None) -> S
     set_unset(environ, threads)
     end_of_life, held_by_child = end_of_life_pipe()
     try:
-        with _interrupts_blocked():
+        with interrupts_blocked():
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child], env=environ)
     except BaseException:
         close_fd(end_of_life)
@@ -220,7 +214,7 @@ def _close_server(fds: Sequence[int], process: ServerProcess, owner: int) -> Non
     if os.getpid() != owner:
         return
     # At the end of the program a second Ctrl-C would be printed as an exception that nothing catches.
-    with _interrupts_blocked():
+    with interrupts_blocked():
         for fd in fds:
             close_fd(fd)
         process.ended(_CLOSE_SECONDS)

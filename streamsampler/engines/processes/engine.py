@@ -24,12 +24,13 @@ import selectors
 import time
 
 from streamsampler.engines.base import Answered, Died, Engine, Event, Logged
+from streamsampler.engines.known_spaces import KnownSpaces
 from streamsampler.engines.launch.descriptor_limits import make_room
 from streamsampler.engines.launch.descriptors import readable_within
 from streamsampler.engines.launch.leftovers import END_SECONDS
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError
-from streamsampler.engines.processes.links import CAME_BACK, KnownSpaces, Link, await_ends, start_link, terminate
+from streamsampler.engines.processes.links import CAME_BACK, Link, await_ends, start_link, terminate
 from streamsampler.engines.processes.shared import SharedFiles
 from streamsampler.engines.processes.stacks import stacks_of
 from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, Stored, flattened, send

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from streamsampler.engines.base import Answered, Event, Logged, unreadable
+from streamsampler.engines.known_spaces import KnownSpaces
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.leftovers import END_SECONDS
 from streamsampler.engines.launch.start import launch
@@ -27,7 +28,7 @@ from streamsampler.engines.processes.worker_main import main
 from streamsampler.protocol.messages import Answer
 from streamsampler.serialization import Contents, loads_report
 
-__all__ = ["CAME_BACK", "KnownSpaces", "Link", "await_ends", "start_link", "terminate"]
+__all__ = ["CAME_BACK", "Link", "await_ends", "start_link", "terminate"]
 
 _TERM_SECONDS = 0.25  # from SIGTERM to SIGKILL
 
@@ -35,27 +36,6 @@ CAME_BACK = (
     "called os.fork(), and the copy came back into the worker's own code: what is forked in an environment or an agent "
     "must end by os._exit(), and was stopped"
 )
-
-
-class KnownSpaces:
-    """The spaces that workers sent last: equal spaces are one object for all workers.
-
-    Gymnasium takes long to compare two of them.
-    """
-
-    def __init__(self) -> None:
-        self._pickled = b""
-        self._spaces: Any = None
-
-    def new(self, link: Link, pickled: bytes | None) -> Any:
-        """Return the spaces that a worker sent; None if they are those that it sent last."""
-        if pickled is None or pickled == link.spaces:
-            return None
-        if pickled != self._pickled:
-            self._spaces = pickle.loads(pickled)
-            self._pickled = pickled
-        link.spaces = self._pickled
-        return self._spaces
 
 
 @dataclass

@@ -7,11 +7,8 @@ import mmap
 import os
 import pickle
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import setproctitle
 
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.launch.child import ignore_terminal
@@ -20,12 +17,12 @@ from streamsampler.engines.processes.channel import ProcessChannel
 from streamsampler.engines.processes.memory_report import MemoryReporter
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
 from streamsampler.engines.processes.stacks import answer_with_stacks
-from streamsampler.serialization import Payload, loads
+from streamsampler.engines.worker_setup import ProcessSetup
+from streamsampler.serialization import Payload
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import Channel, run_worker
-from streamsampler.workers.threads import ThreadLimit, set_unset
 
 __all__ = ["main", "setup_file"]
 
@@ -35,44 +32,22 @@ class _Setup:
     """What all workers of a sampler are given at their start.
 
     Attributes:
-        seed: The sampler's seed.
-        make_worker: A pickled callable that makes a worker from its context.
-        path: The sampler's `sys.path`.
-        cwd: Its working directory.
-        environ: Its environment variables, as they were when the sampler was made.
-        title: Its process title.
+        process: What is the same on other engines.
         inline_limit: Bytes up to which a report travels in the message itself.
         report_memory: Whether the worker writes its memory to the status board.
         descriptors: How many descriptors the process may have; None for as many as the sampler's process may.
-        threads: How many threads libraries compute on; None for no limit.
     """
 
-    seed: int
-    make_worker: Payload
-    path: list[str]
-    cwd: str
-    environ: dict[str, str]
-    title: str
+    process: ProcessSetup
     inline_limit: int
     report_memory: bool
     descriptors: int | None
-    threads: int | None
 
 
 def setup_file(make_worker: Payload, seed: int, inline_limit: int, *, report_memory: bool, threads: int | None) -> int:
-    """Return an anonymous file with what all workers are given; the arguments are as in `_Setup`."""
-    setup = _Setup(
-        seed,
-        Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers)),
-        list(sys.path),
-        os.getcwd(),
-        dict(os.environ),
-        setproctitle.getproctitle(),
-        inline_limit,
-        report_memory,
-        original_limit(),
-        threads,
-    )
+    """Return an anonymous file with what all workers are given; see `_Setup` and `ProcessSetup`."""
+    process = ProcessSetup.of_this_process(make_worker, seed, threads)
+    setup = _Setup(process, inline_limit, report_memory, original_limit())
     return anonymous_file("streamsampler-setup", pickle.dumps(setup, protocol=5))
 
 
@@ -89,23 +64,16 @@ def main(number: int, fds: Sequence[int]) -> None:
     commands_fd, answers_fd, _, setup_fd, board_fd, arena_fd, updates_fd, stacks_fd = fds
     answer_with_stacks(stacks_fd)
     setup: _Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
-    # Before the environment variables change: the title is written over their first place in memory.
-    setproctitle.setproctitle("worker:" + setup.title)
     lower_limit(setup.descriptors)
-    sys.path[:] = setup.path
-    os.environ.update(setup.environ)
-    set_unset(os.environ, setup.threads)
-    with contextlib.suppress(OSError):
-        os.chdir(setup.cwd)
+    threads = setup.process.apply()
     row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
     _redirect_descriptors_of(board_fd)
     keeper = RecordKeeper(number)
     keeper.install()
-    threads = ThreadLimit(setup.threads, setup.environ)
     memory = MemoryReporter(row) if setup.report_memory else None
     channel = ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit, keeper, threads, memory)
-    context = WorkerContext(row, number, setup.seed, allocate=channel.allocate)
-    run_worker(_with_fail_points(channel, number), lambda context: loads(setup.make_worker)(context), context)
+    context = WorkerContext(row, number, setup.process.seed, allocate=channel.allocate)
+    run_worker(_with_fail_points(channel, number), setup.process.worker, context)
     channel.send_records()
 
 
