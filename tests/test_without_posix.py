@@ -1,72 +1,25 @@
-"""Where there is no POSIX (Windows): what needs no processes works, and what does says so."""
+"""Where there is no POSIX (Windows): everything works on the engine `queues`, and what cannot says so."""
 
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
-# What Windows lacks, taken away before the package is imported. Other packages and the standard library have looked for
+# Takes away what Windows lacks, before the package is imported. Other packages and the standard library have looked for
 # what they need before.
-PRELUDE = """
-import asyncio, logging, random, selectors, socket, subprocess, tempfile, threading
-import click, click.testing, cloudpickle, gymnasium, numpy, numpy.random, faulthandler
-import concurrent.futures, multiprocessing, multiprocessing.connection
-gymnasium.make("CartPole-v1").close()
-import mmap, os, select, signal, sys, time
-
-for name in ("fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "syslog", "setproctitle"):
-    sys.modules[name] = None
-ABSENT = {
-    os: (
-        "fork forkpty register_at_fork memfd_create pidfd_open posix_fallocate posix_fadvise pread preadv "
-        "pwrite pwritev sched_getaffinity sched_setaffinity sched_yield killpg setsid getsid setpgid getpgid "
-        "getpgrp setpgrp tcsetpgrp wait wait3 wait4 waitid WNOHANG WIFEXITED WIFSIGNALED WTERMSIG WEXITSTATUS "
-        "WUNTRACED pipe2 mkfifo mknod nice uname sysconf statvfs fstatvfs fchmod fchown chown lchown chroot "
-        "sync fdatasync getuid geteuid getgid getloadavg set_blocking get_blocking openpty login_tty readv "
-        "writev sendfile O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_CLOEXEC O_ASYNC O_SYNC O_DSYNC splice getxattr "
-        "listxattr eventfd ctermid fchdir lockf "
-    ),
-    signal: (
-        "SIGKILL SIGSTOP SIGCONT SIGTSTP SIGUSR1 SIGUSR2 SIGCHLD SIGHUP SIGALRM SIGPIPE SIGQUIT SIGIO SIGURG "
-        "SIGWINCH SIG_BLOCK SIG_UNBLOCK SIG_SETMASK pthread_sigmask pthread_kill sigwait sigwaitinfo "
-        "sigtimedwait sigpending alarm setitimer getitimer ITIMER_REAL pause siginterrupt pidfd_send_signal "
-        "valid_signals "
-    ),
-    select: "poll epoll POLLIN POLLOUT POLLHUP POLLERR EPOLLIN",
-    selectors: "PollSelector EpollSelector",
-    socket: "socketpair AF_UNIX send_fds recv_fds sendmsg MSG_CMSG_CLOEXEC SCM_RIGHTS",
-    mmap: "MAP_PRIVATE MAP_SHARED MAP_ANONYMOUS MAP_ANON PROT_READ PROT_WRITE MADV_HUGEPAGE MADV_DONTNEED",
-    faulthandler: "register unregister",
-    time: "clock_gettime pthread_getcpuclockid",
-}
-for module, names in ABSENT.items():
-    for name in names.split():
-        vars(module).pop(name, None)
-
-def folders_cannot_be_opened(path, flags, *rest, _open=os.open, **options):
-    if os.path.isdir(path):
-        raise PermissionError(13, "Permission denied", os.fspath(path))
-    return _open(path, flags, *rest, **options)
-
-
-class Mapping(mmap.mmap):
-    def __new__(cls, fileno, length, tagname=None, access=mmap.ACCESS_DEFAULT, offset=0):
-        return super().__new__(cls, fileno, length, access=access, offset=offset)
-
-
-os.open, mmap.mmap = folders_cannot_be_opened, Mapping
-"""
+FOLDER = Path(__file__).parent / "without_posix"
 
 
 def run(tmp_path, script):
     """Run a script where there is no POSIX; return what it printed."""
     file = tmp_path / "script.py"
-    file.write_text(PRELUDE + textwrap.dedent(script))
-    done = subprocess.run(
-        [sys.executable, file], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}
-    )
+    file.write_text(textwrap.dedent(script))
+    path = os.pathsep.join((str(FOLDER), os.getcwd()))
+    environ = {**os.environ, "COLUMNS": "200", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -94,19 +47,43 @@ def test_the_local_sampler_works_without_posix(tmp_path):
     assert int(printed) >= 2_000
 
 
-def test_the_process_sampler_says_that_it_needs_linux_or_macos(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "processes"}, 'needs Linux or macOS.*engine="queues" returns the same.*LocalSampler'),
+        ({"start_method": "fork"}, "this system cannot fork: start_method must be spawn"),
+    ],
+    ids=str,
+)
+def test_what_the_process_sampler_cannot_do_without_posix_it_says(tmp_path, options, said):
     run(
         tmp_path,
-        """
+        f"""
+        import re
         import streamsampler as s
         try:
-            s.MultiprocessingSampler(lambda observation: 0, "CartPole-v1", n_workers=2, start_method="spawn")
+            s.MultiprocessingSampler(lambda observation: 0, "CartPole-v1", n_workers=2, **{options!r})
         except s.errors.SamplerError as error:
-            assert "needs Linux or macOS" in str(error) and "LocalSampler" in str(error), error
+            assert re.search({said!r}, str(error)), error
         else:
             raise AssertionError("it was made")
         """,
     )
+
+
+CONTRACTS = ["c1_forms", "c1_reproducible", "c2_unbiased", "c3_on_policy", "c4_bounded", "c9_exact_data", "resets"]
+
+
+@pytest.mark.slow
+def test_the_contracts_hold_without_posix():
+    """Those left out count what happens in named pipes, which need POSIX themselves."""
+    files = [f"tests/contracts/test_{name}.py" for name in CONTRACTS]
+    names = "queues and spawn and not test_same_batches[ and not stops and not stalled"
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow", "-k", names]
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    path = os.pathsep.join((str(FOLDER), os.getcwd()))
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stdout[-5000:]
 
 
 COMMANDS = """
@@ -128,11 +105,13 @@ def test_the_command_works_without_posix(tmp_path):
         tmp_path,
         COMMANDS
         + """
-result = sample("--num-samples", 500, "--out", "batch.npz", "--json")
+result = sample("--num-samples", 500, "--out", "batch.npz", "--json", "--workers", 1)
 assert result.exit_code == 0, result.output
 told = json.loads(result.stdout)
 batch = streamsampler.load("batch.npz")
 assert told["timesteps"] == batch.n_timesteps >= 500 and told["workers"] == 1
+result = sample("--num-samples", 500, "--out", "alone.npz", "--workers", 0)
+assert result.exit_code == 0 and batch == streamsampler.load("alone.npz"), result.output
 assert os.listdir(".").count("batch.npz") == 1 and not [name for name in os.listdir(".") if name.endswith(".tmp")]
 assert sample("--trajectories-per-worker", 2, "--workers", 0).exit_code == 0
 assert CliRunner().invoke(cli, ["sample", "--help"]).exit_code == 0
@@ -143,10 +122,11 @@ assert CliRunner().invoke(cli, ["sample", "--help"]).exit_code == 0
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--workers", 2), "needs Linux or macOS"),
-        (("--start-method", "spawn"), "--start-method needs worker processes"),
-        (("--step-timeout", 2, "--max-worker-memory", "2G"), "--step-timeout and --max-worker-memory need worker"),
-        (("--shard-size", 100, "--out", "folder"), "needs Linux or macOS"),
+        (("--engine", "processes"), "needs Linux or macOS"),
+        (("--start-method", "spawn", "--workers", 0), "--start-method needs worker processes"),
+        (("--engine", "queues", "--step-timeout", 2, "--workers", 0), "--engine and --step-timeout need worker"),
+        (("--max-worker-memory", "2G"), "takes no max_worker_memory"),
+        (("--shard-size", 100, "--out", "folder", "--workers", 0), "needs Linux or macOS"),
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ from streamsampler.cli.grouping import GroupedCommand, grouped_option
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.streams import stream_errors_shown
 from streamsampler.engines.launch.start_methods import START_METHODS
+from streamsampler.engines.registry import ENGINES
 from streamsampler.version import __version__
 
 __all__ = ["cli", "info", "main", "sample"]
@@ -99,7 +100,7 @@ def cli() -> None:
 )  # fmt: skip
 @grouped_option(
     "How", "--workers", type=click.IntRange(min=0), metavar="N", show_default="the cores there are to use",
-    help="How many processes; 0 for none but this one, which is the default on Windows.",
+    help="How many processes; 0 for none but this one.",
 )  # fmt: skip
 @grouped_option(
     "How", "--vec", type=_POSITIVE, metavar="N",
@@ -119,6 +120,11 @@ def cli() -> None:
     "How", "--worker-threads", callback=arguments.number_or_none, default="1", show_default=True, metavar="N",
     help="How many threads a network computes on in each process; 'none' leaves that to the libraries. The last bits "
     "of its numbers may depend on it.",
+)  # fmt: skip
+@grouped_option(
+    "How", "--engine", type=click.Choice(list(ENGINES)),
+    help="How processes are connected: 'processes' by pipes and shared memory, on Linux and macOS; 'queues' by "
+    "queues of Python's own multiprocessing, on every system. The data are the same.",
 )  # fmt: skip
 @grouped_option("How", "--start-method", type=click.Choice(START_METHODS), help="How processes are started.")
 @grouped_option(

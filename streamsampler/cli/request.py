@@ -15,7 +15,8 @@ from streamsampler.cli.output import storable
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
-from streamsampler.engines.launch.start_methods import StartMethod, has_processes
+from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.registry import EngineName
 from streamsampler.errors import UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.local import LocalSampler
@@ -92,6 +93,7 @@ class Request:
     start_method: StartMethod | None
     out: Path | None
     on_failure: OnFailure = "raise"
+    engine: EngineName | None = None
     step_timeout: float | None = None
     max_restarts: Quota = "auto"
     max_worker_memory: int | None = None
@@ -141,7 +143,7 @@ class Request:
 
     @property
     def _in_this_process(self) -> bool:
-        return self.workers == 0 or (self.workers is None and not has_processes())
+        return self.workers == 0
 
     def sampler(self, agent: Any, env: Any, seed: int) -> Sampler:
         """Return a sampler as it was asked for.
@@ -172,6 +174,7 @@ class Request:
             env,
             **options,
             n_workers=self.n_workers,
+            engine=self.engine,
             start_method=self.start_method,
             step_timeout=self.step_timeout,
             max_restarts=self.max_restarts,
@@ -182,6 +185,7 @@ class Request:
 
     def _check_no_process_options(self) -> None:
         given = {
+            "--engine": self.engine,
             "--start-method": self.start_method,
             "--step-timeout": self.step_timeout,
             "--max-worker-memory": self.max_worker_memory,
@@ -190,8 +194,7 @@ class Request:
         if useless:
             verb = "needs" if len(useless) == 1 else "need"
             raise UsageError(
-                f"{' and '.join(useless)} {verb} worker processes, which there are on Linux and macOS, with --workers "
-                "1 or more"
+                f"{' and '.join(useless)} {verb} worker processes, which there are with --workers 1 or more"
             )
 
 

@@ -154,6 +154,9 @@ environment must not start a server that is to outlive its worker. On macOS only
 group are ended, and a worker that hangs in native code is killed by its watchdog instead of the kernel: the promise
 that nothing is left after two seconds is for Linux.
 
+With `engine="queues"` there are no watchdogs: when the worker ends, what is still in its process group is killed, and
+nothing else; on Windows, where there are no such groups, nothing.
+
 Log records
 -----------
 
@@ -165,7 +168,7 @@ of a `LocalSampler` log directly, without `record.worker`.
 Limits of the system
 --------------------
 
-A worker takes seven file descriptors of the sampler's process. The limit (`ulimit -n`) is raised where the system
+A worker takes up to seven file descriptors of the sampler's process. The limit (`ulimit -n`) is raised where the system
 allows it; otherwise `streamsampler.ResourceLimitError` says how many are needed.
 
 Every worker computes on one thread; `worker_threads` changes that. With another number of threads the last bits of a

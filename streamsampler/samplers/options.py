@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.registry import EngineName
 from streamsampler.errors import CheckMode
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.scheduling.result import Order
@@ -34,4 +35,5 @@ class ProcessSamplerOptions(SamplerOptions, total=False):
     construction_timeout: float | None
     max_worker_memory: int | None
     close_timeout: float
+    engine: EngineName | None
     start_method: StartMethod | None

@@ -11,7 +11,8 @@ from typing import Any, Self, Unpack
 
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
-from streamsampler.engines.launch.start_methods import StartMethod, check_processes, check_start_method
+from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
+from streamsampler.engines.registry import ENGINES, EngineName, check_engine
 from streamsampler.errors import CheckMode
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ProcessSamplerOptions
@@ -41,13 +42,17 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             `stats.replaced`. It does not count as a loss. None for no limit.
         close_timeout: Seconds that all workers together may take to close their environments, at the end and when one
             is replaced; then they are killed. A worker that does not begin with it within a second is killed, too.
-        start_method: "forkserver" (the default; on macOS "spawn"), "spawn" or "fork". None of them runs the main
-            script again, so no main guard is needed. "fork" is unsafe next to threads.
+        engine: How workers are connected to this process. "processes" (the default on Linux and macOS): pipes and
+            shared memory. "queues" (the default elsewhere): queues of Python's own `multiprocessing`, and nothing else;
+            it takes no `max_worker_memory`. Batches are the same.
+        start_method: "forkserver" (the default; on macOS and Windows "spawn"), "spawn" or "fork". None of them runs the
+            main script again, so no main guard is needed. "fork" is unsafe next to threads.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors that the workers need (an OSError).
         OSError: There are no processes left; whatever was started is gone again.
-        SamplerError: This system is neither Linux nor macOS.
+        SamplerError: This system lacks what the engine needs.
+        UsageError: The engine lacks what an argument needs.
     """
 
     def __init__(
@@ -73,9 +78,9 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
         close_timeout: float = Policy.close_timeout,
+        engine: EngineName | None = None,
         start_method: StartMethod | None = None,
     ) -> None:
-        check_processes()
         self._start_method = check_start_method(start_method)
         self._limits = {
             "step_timeout": step_timeout,
@@ -83,6 +88,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             "max_worker_memory": max_worker_memory,
             "close_timeout": close_timeout,
         }
+        self._engine = check_engine(engine, self._start_method, self._limits)
         super().__init__(
             agents,
             envs,
@@ -111,18 +117,15 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
 
     def make_engine(self, setup: WorkerSetup) -> Engine:
         """Start the worker processes."""
-        # Here, because it needs what not every system has.
-        from streamsampler.engines.processes.engine import ProcessEngine
-
-        make_worker = dumps(setup.make_worker, "the worker class or its arguments")
-        return ProcessEngine(
+        options = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
+        return ENGINES[self._engine].load()(
             setup.n_workers,
-            make_worker,
+            dumps(setup.make_worker, "the worker class or its arguments"),
             setup.seed,
             self._start_method,
             close_timeout=self._policy.close_timeout,
-            report_memory=self._policy.max_worker_memory is not None,
             threads=setup.threads,
+            **options,
         )
 
     def worker_pids(self) -> list[int]:
@@ -131,8 +134,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         return self._session.engine.pids()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "start_method": self._start_method}
+        return {**super().__getstate__(), "engine": self._engine, "start_method": self._start_method}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._start_method = state["start_method"]
+        self._engine, self._start_method = state["engine"], state["start_method"]
         super().__setstate__(state)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.samplers.base import Sampler
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps
@@ -19,7 +21,11 @@ from tests.scripted.envs import Steps
 # every start method; the rest of those is in the slow tier.
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
 FORK = pytest.param("fork", marks=pytest.mark.slow)
-PROCESSES = ["forkserver", FORK, SPAWN]
+# The other engine of processes: the core of C1 and C3 by fork each time, all else in the slow tier.
+QUEUES = {f"queues {method}": method for method in ("fork", "spawn", "forkserver")}
+SLOW_QUEUES = [pytest.param(name, marks=pytest.mark.slow) for name in QUEUES]
+ARENAS = ["forkserver", FORK, SPAWN]  # shared memory, which queues do without
+PROCESSES = [*ARENAS, *SLOW_QUEUES]
 # The default start method with everything through shared memory, however small, and with all that a pipe can hold
 # through pipes: nothing waits until there is room in one.
 INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 14}
@@ -103,7 +109,9 @@ class Maker:
         engine = VEC.get(self.engine, self.engine)
         if engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
-        start_method: Any = "forkserver" if engine in INLINE_LIMITS else engine
+        if engine in QUEUES:
+            options = {"engine": "queues", **options}
+        start_method: Any = QUEUES.get(engine, "forkserver" if engine in INLINE_LIMITS else engine)
         return self.adopt(
             MultiprocessingSampler(agents, envs, n_workers=n_workers, start_method=start_method, **options)
         )
@@ -116,8 +124,14 @@ class Maker:
 @pytest.fixture(scope="session")
 def fork_server() -> None:
     """The servers that fork belong to this process and stay: they are started before anything is counted."""
-    for method in ("forkserver", "spawn"):
+    for method in ("forkserver", "spawn") if has_processes() else ():
         MultiprocessingSampler(always_zero, Steps, n_workers=1, start_method=method).close()
+
+
+@cache
+def use_multiprocessing(method: Any) -> None:
+    """What Python's own `multiprocessing` starts and opens at its first use belongs to this process as well."""
+    MultiprocessingSampler(always_zero, Steps, n_workers=1, engine="queues", start_method=method).close()
 
 
 @pytest.fixture(params=ENGINES)
@@ -129,6 +143,8 @@ def engine(request: pytest.FixtureRequest) -> str:
 def make_sampler(engine: str, fork_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
     if engine in INLINE_LIMITS:
         monkeypatch.setattr("streamsampler.engines.processes.engine.INLINE_LIMIT", INLINE_LIMITS[engine])
+    if engine in QUEUES:
+        use_multiprocessing(QUEUES[engine])
     before = Traces()
     maker = Maker(engine)
     yield maker

@@ -17,7 +17,7 @@ import pytest
 
 from streamsampler import LocalSampler, NewEnvUpdate, PerWorker, SetTaskUpdate, TrajectoryBatch
 from streamsampler.samplers.base import Sampler
-from tests.contracts.conftest import INLINE_LIMITS, PROCESSES, SIDE_BY_SIDE, Maker
+from tests.contracts.conftest import INLINE_LIMITS, PROCESSES, QUEUES, SIDE_BY_SIDE, Maker
 from tests.scripted.agents import Attentive, Drawing, Linear, Stamping
 from tests.scripted.envs import AnyLength, GlobalNoise, Nested, Steps, Wide, jittery
 
@@ -109,7 +109,7 @@ ENGINES_AND_WORKERS = [
     *((engine, n_workers) for engine in ("local", "vec") for n_workers in (1, 2, 3, 7)),
     *(
         pytest.param(engine, n_workers, marks=pytest.mark.slow)
-        for engine in ("forkserver", "fork", "spawn", "vec forkserver", *INLINE_LIMITS)
+        for engine in ("forkserver", "fork", "spawn", "vec forkserver", *INLINE_LIMITS, *QUEUES)
         for n_workers in (1, 2, 3, 7)
     ),
 ]
@@ -127,8 +127,9 @@ def test_same_batches(make_sampler: Maker, name: str, n_workers: int) -> None:
     assert len(batches[3]) == 2 * n_workers
 
 
-LIVES = [("local", 3), ("fork", 2), ("forkserver", 1), ("forkserver", 7), ("spawn", 2), ("pipes", 2)]
-LIVES += [("shared memory", 2), ("vec forkserver", 2)]
+LIVES: list[Any] = [("local", 3), ("fork", 2), ("forkserver", 1), ("forkserver", 7), ("spawn", 2), ("pipes", 2)]
+LIVES += [("shared memory", 2), ("vec forkserver", 2), ("queues fork", 2)]
+LIVES += [pytest.param(engine, 3, marks=pytest.mark.slow) for engine in QUEUES]
 
 
 @pytest.mark.parametrize(("engine", "n_workers"), LIVES, indirect=["engine"])

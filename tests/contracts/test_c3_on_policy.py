@@ -12,14 +12,15 @@ from streamsampler import LocalSampler
 from streamsampler.errors import RolloutError, SamplerError
 from streamsampler.samplers.base import Sampler
 from streamsampler.testing.records import Records
-from tests.contracts.conftest import PROCESSES, Maker
+from tests.contracts.conftest import PROCESSES, SLOW_QUEUES, Maker
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Marathon, Steps, jittery
 
 SEED = 17
 # The step under way when the word is written goes on to its end, and the word may be written just after it was read.
 STRAY_STEPS = 1
-ALL_PROCESSES = pytest.mark.parametrize("engine", ["fork", "forkserver", "spawn"], indirect=True)
+EACH_TIME = ["fork", "forkserver", "spawn", "queues fork", *SLOW_QUEUES[1:]]
+ALL_PROCESSES = pytest.mark.parametrize("engine", EACH_TIME, indirect=True)
 
 
 @pytest.fixture

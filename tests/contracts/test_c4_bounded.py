@@ -15,7 +15,7 @@ from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
 from streamsampler.samplers.base import Sampler
 from streamsampler.testing.records import Records
-from tests.contracts.conftest import PROCESSES, Maker
+from tests.contracts.conftest import ARENAS, PROCESSES, Maker
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, SlowOne, Steps, Wide, counted, jittery
 
@@ -106,7 +106,7 @@ def stream_overtaken(sampler: Sampler) -> None:
     sampler.obtain_trajectories(3)
 
 
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", ARENAS, indirect=True)
 @pytest.mark.parametrize(
     "call",
     [samples, *(pytest.param(call, marks=pytest.mark.slow) for call in (trajectories, stream_left, stream_overtaken))],

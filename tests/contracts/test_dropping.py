@@ -51,7 +51,7 @@ def sound(where: str, n: int = 60, width: int = 2) -> dict[int, Any]:
     return trajectories
 
 
-PROCESSES = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("forkserver", "shared memory")]
+PROCESSES = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("forkserver", "shared memory", "queues fork")]
 
 
 @pytest.fixture(params=["local", *PROCESSES])

@@ -87,7 +87,7 @@ def call(sampler: Any, number: int, n_parameters: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["forkserver"], indirect=True)
+@pytest.mark.parametrize("engine", ["forkserver", "queues fork"], indirect=True)
 @pytest.mark.parametrize(
     ("n_parameters", "env", "options"),
     [(8, AnyLength, {}), (40_000, Wide, {}), (40_000, AnyLength, SIDE_BY_SIDE), (8, Wide, SIDE_BY_SIDE)],

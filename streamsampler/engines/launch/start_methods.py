@@ -6,12 +6,11 @@ import os
 import sys
 from typing import Literal
 
-from streamsampler.errors import SamplerError, UsageError
+from streamsampler.errors import UsageError
 
 __all__ = [
     "START_METHODS",
     "StartMethod",
-    "check_processes",
     "check_start_method",
     "default_start_method",
     "has_processes",
@@ -22,26 +21,16 @@ START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
 
 
 def has_processes() -> bool:
-    """Whether this system has what worker processes need."""
+    """Whether this system has what processes need that are started by other means than `multiprocessing`."""
     return hasattr(os, "fork")
 
 
-def check_processes() -> None:
-    """Check that this system has what worker processes need.
-
-    Raises:
-        SamplerError: This system lacks it.
-    """
-    if not has_processes():
-        raise SamplerError(
-            "MultiprocessingSampler needs Linux or macOS: this system lacks what its worker processes are started and "
-            "ended with. LocalSampler returns the same batches from this process alone"
-        )
-
-
 def default_start_method() -> StartMethod:
-    """Return "forkserver", safe with threads and quick; on macOS, whose libraries do not survive a fork, "spawn"."""
-    return "spawn" if sys.platform == "darwin" else "forkserver"
+    """Return "forkserver", safe with threads and quick; on macOS, whose libraries do not survive a fork, "spawn".
+
+    On Windows, where there is no other, "spawn" as well.
+    """
+    return "spawn" if sys.platform == "darwin" or not has_processes() else "forkserver"
 
 
 def check_start_method(method: str | None) -> StartMethod:

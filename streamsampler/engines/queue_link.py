@@ -1,0 +1,225 @@
+"""The sampler's ends of a worker's queues, and its process; for the engine `queues`.
+
+A process is started by `multiprocessing`, with two differences. It does not import the user's main script: agents and
+environments that are defined there travel by value, so an unguarded script is not run again. And `multiprocessing` does
+not end it at the exit of the program, which would come before environments are closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing.process
+import multiprocessing.spawn
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from streamsampler.engines.queue_worker import WorkerEnds, main
+from streamsampler.engines.worker_setup import ProcessSetup
+from streamsampler.protocol.states import CAPACITY
+
+__all__ = ["END_SECONDS", "QueueLink"]
+
+END_SECONDS = 5.0
+"""How long a killed process may take to be gone; one that hangs in the kernel is not waited for any longer."""
+
+_GRACE_SECONDS = 1.0  # from the end of a worker's queue to the worker's end
+_STACKS_SECONDS = 1.0
+_OURS = ("streamsampler/workers/loop.py", "streamsampler/engines/", "/multiprocessing/", '"<string>"')
+
+_MOST_COMMANDS = CAPACITY + 3  # tickets, two Stop and an Exit; see `protocol.states`
+_MOST_ANSWERS = CAPACITY + 2  # to tickets, a failure to close the environment, and the last log records
+
+_links: weakref.WeakSet[QueueLink] = weakref.WeakSet()
+_start_lock = threading.Lock()
+
+
+class QueueLink:
+    """The sampler's ends of what it shares with one worker: a pair of bounded queues, and its process.
+
+    A thread reads the worker's answers: a worker that stops in the middle of one keeps only its own thread waiting.
+    Each end is open in one process only. So when a worker dies, the last thing that is read is the end, and a message
+    that it did not finish is the end as well.
+
+    Args:
+        context: What starts processes.
+        number: The worker number.
+        setup: What all workers are given.
+        board: The status board's memory.
+        descriptors: How many descriptors the worker may have; None for as many as this process may.
+
+    Attributes:
+        number: The worker number.
+        process: The process.
+        spaces: The spaces that the worker sent last, pickled.
+        ended: Whether the worker is dead, or counts as dead: it is sent nothing, and nothing of it is taken in.
+    """
+
+    def __init__(
+        self, context: BaseContext, number: int, setup: ProcessSetup, board: Any, descriptors: int | None
+    ) -> None:
+        self.number = number
+        self.spaces = b""
+        self.ended = False
+        self._closed = False
+        self._reader: threading.Thread | None = None
+        self._commands, self._answers = context.Queue(_MOST_COMMANDS), context.Queue(_MOST_ANSWERS)
+        self._commands.cancel_join_thread()  # what no worker reads must not keep this process from its end
+        for one in (self._commands, self._answers):
+            one._ignore_epipe = True  # type: ignore[attr-defined]  # the death of the other end is seen elsewhere
+        alive, self._alive = context.Pipe(duplex=False)
+        stacks, self._stacks = context.Pipe()
+        theirs = WorkerEnds(self._commands, self._answers, alive, stacks)
+        make: Callable[..., BaseProcess] = context.Process  # type: ignore[attr-defined]
+        arguments = number, theirs, setup, board, descriptors
+        self.process = make(target=main, args=arguments, name=f"streamsampler worker {number}")
+        _links.add(self)  # now: a forked worker closes these ends
+        try:
+            with _start_lock, _interrupts_blocked(), _main_module_left_out():
+                self.process.start()
+                multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
+        except BaseException:
+            self._close_ends()
+            raise
+        finally:
+            theirs.close()
+
+    def read(self, post: Callable[[QueueLink, Any], None]) -> None:
+        """Begin to read answers.
+
+        Args:
+            post: Is given, in another thread, each answer; then the exception that ended the reading, if what was there
+                was no answer; then None.
+        """
+        name = f"streamsampler-reader-{self.number}"
+        self._reader = threading.Thread(target=self._read, args=(post,), name=name, daemon=True)
+        try:
+            self._reader.start()
+        except RuntimeError as error:
+            self._reader = None
+            raise OSError(errno.EAGAIN, f"no thread can be started: {error}") from error
+
+    def _read(self, post: Callable[[QueueLink, Any], None]) -> None:
+        reader, sentinel = self._answers._reader, self.process.sentinel  # type: ignore[attr-defined]
+        try:
+            # The end of the process, too: something else may hold the worker's end of the queue.
+            while reader in wait([reader, sentinel]):
+                post(self, self._answers.get())
+        except (EOFError, OSError):  # the second one is what the end in the middle of a message raises
+            pass
+        except Exception as error:
+            post(self, error)
+        post(self, None)
+
+    def send(self, message: bytes) -> None:
+        """Send a message. The protocol bounds the messages under way, so the queue always has room."""
+        self._commands.put_nowait(message)
+
+    def stacks(self) -> str:
+        """Return the worker's Python stacks; the reason why there are none, in parentheses."""
+        with contextlib.suppress(EOFError, OSError):
+            self._stacks.send_bytes(b"?")
+            if self._stacks.poll(_STACKS_SECONDS):
+                lines = self._stacks.recv_bytes().decode(errors="replace").splitlines()
+                return "\n".join(line for line in lines if not any(frame in line for frame in _OURS))
+        return "(it did not answer: it is stopped, or native code holds the interpreter's lock)"
+
+    # ------------------------------------------------------------------ the end
+
+    def kill(self, *, gently: bool = False) -> None:
+        """Kill the worker; gently, if the system knows the difference, by SIGTERM."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # gone, or closed by another thread just now
+            if gently:
+                self.process.terminate()
+            else:
+                self.process.kill()
+
+    def exitcode(self, timeout: float = _GRACE_SECONDS) -> int | None:
+        """Wait for the worker's end; kill it after `timeout` seconds. Return its exit code, None if it is not known."""
+        self.process.join(max(0.0, timeout))
+        if self.process.exitcode is None:
+            self.kill()
+            self.process.join(END_SECONDS)
+        self._kill_group()
+        return self.process.exitcode
+
+    def _kill_group(self) -> None:
+        """Kill what a worker that has ended leaves in its group; no new process gets its number while there is any."""
+        if self.process.exitcode is not None and self.process.pid is not None and hasattr(os, "killpg"):
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self, timeout: float) -> None:
+        """Kill the worker if it lives, and close all ends; may be repeated after an interrupt.
+
+        Args:
+            timeout: Seconds that the worker may take to be gone. If it hangs in the kernel, it is left, with its ends.
+        """
+        if self._closed:
+            return
+        self.ended = True
+        self.kill()
+        self.process.join(max(0.0, timeout))
+        if self.process.exitcode is None:
+            return
+        self._kill_group()
+        if self._reader is not None:
+            self._reader.join(END_SECONDS)
+        self._commands.close()
+        feeder = self._commands._thread  # type: ignore[attr-defined]
+        if feeder is not None:
+            feeder.join(END_SECONDS)
+        self._closed = True
+        self._close_ends()
+        self.process.close()
+
+    def _close_ends(self) -> None:
+        for end in (self._commands._writer, self._answers._reader, self._alive, self._stacks):  # type: ignore[attr-defined]
+            end.close()
+
+    def close_copies(self) -> None:
+        """Close the copies of the ends in a forked process: open there, they would hide the end of this one."""
+        self._close_ends()
+
+
+def _close_copies() -> None:
+    for link in list(_links):
+        link.close_copies()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_copies)
+
+
+@contextlib.contextmanager
+def _main_module_left_out() -> Iterator[None]:
+    """Leave the main module out of what the processes that this thread starts prepare themselves with."""
+    prepare, starter = multiprocessing.spawn.get_preparation_data, threading.get_ident()
+
+    def without_main(name: str) -> dict[str, Any]:
+        data: dict[str, Any] = prepare(name)
+        if threading.get_ident() == starter:
+            data.pop("init_main_from_name", None)
+            data.pop("init_main_from_path", None)
+        return data
+
+    multiprocessing.spawn.get_preparation_data = without_main
+    try:
+        yield
+    finally:
+        multiprocessing.spawn.get_preparation_data = prepare
+
+
+def _interrupts_blocked() -> contextlib.AbstractContextManager[None]:
+    try:
+        from streamsampler.engines.launch.child import interrupts_blocked
+    except ImportError:  # Windows
+        return contextlib.nullcontext()
+    return interrupts_blocked()

@@ -1,0 +1,87 @@
+"""Which engines of processes there are, and what each can do. Imports nothing that only POSIX has."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from streamsampler.engines.launch.start_methods import StartMethod, has_processes
+from streamsampler.errors import SamplerError, UsageError
+
+if TYPE_CHECKING:  # the command's help is to come at once
+    from streamsampler.engines.base import Engine
+
+__all__ = ["ENGINES", "Capabilities", "EngineName", "check_engine"]
+
+EngineName = Literal["processes", "queues"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do.
+
+    Attributes:
+        made_by: The module and the class.
+        start_methods: How it can start processes on a system without POSIX; none where it needs POSIX.
+        lacks: What it cannot do, by the sampler's argument that needs it, with the reason.
+    """
+
+    made_by: tuple[str, str]
+    start_methods: tuple[StartMethod, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., Engine]:
+        """Import the engine, which may need what not every system has."""
+        module, name = self.made_by
+        make: Callable[..., Engine] = getattr(importlib.import_module(f"streamsampler.engines.{module}"), name)
+        return make
+
+
+ENGINES: dict[EngineName, Capabilities] = {
+    "processes": Capabilities(("processes.engine", "ProcessEngine")),
+    "queues": Capabilities(
+        ("queues", "QueueEngine"),
+        start_methods=("spawn",),
+        lacks={"max_worker_memory": "not every system tells how much memory a process has"},
+    ),
+}
+"""All engines of processes; the first one that the system has what it needs for is the default.
+
+What no argument needs, and `queues` cannot do: show the Python stacks of a worker that hangs while native code holds
+the interpreter's lock; end what an environment started and what left the worker's process group, and any such process
+on Windows; notice that an environment has forked the worker itself; run in a daemonic process; die at the places of
+`streamsampler.testing.FailPoint`.
+"""
+
+
+def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:
+    """Return a valid engine; None is the default one.
+
+    Args:
+        name: The name.
+        start_method: How its processes are to be started.
+        options: Arguments of the sampler that an engine may lack; None where it is not asked for.
+
+    Raises:
+        UsageError: There is no such engine, or it lacks what an argument needs.
+        SamplerError: This system lacks what the engine needs.
+    """
+    known: dict[str, EngineName] = {engine: engine for engine in ENGINES}
+    if name is None:
+        name = next(engine for engine, able in ENGINES.items() if has_processes() or able.start_methods)
+    if name not in known:
+        raise UsageError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
+    able = ENGINES[known[name]]
+    if not has_processes() and not able.start_methods:
+        raise SamplerError(
+            f'engine="{name}" needs Linux or macOS: this system lacks what its worker processes are started and ended '
+            'with. engine="queues" returns the same batches, and so does LocalSampler, from this process alone'
+        )
+    if not has_processes() and start_method not in able.start_methods:
+        raise UsageError(f"this system cannot {start_method}: start_method must be {' or '.join(able.start_methods)}")
+    for option, reason in able.lacks.items():
+        if options.get(option) is not None:
+            raise UsageError(f'engine="{name}" takes no {option}: {reason}. Leave it out, or take another engine')
+    return known[name]

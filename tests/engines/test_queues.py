@@ -1,0 +1,163 @@
+"""The engine `queues`: what it cannot do it says, and no half message, however it came about, is waited for."""
+
+import contextlib
+import functools
+import multiprocessing
+import multiprocessing.spawn
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from streamsampler import MultiprocessingSampler
+from streamsampler.engines import queue_link
+from streamsampler.errors import SamplerError, UsageError
+from streamsampler.testing import ScriptedAgent, ScriptedEnv
+from tests.contracts.conftest import open_files
+from tests.faults.undisturbed import SEED, calls, undisturbed
+
+LARGE = (20_000,)  # an observation is larger than what a pipe holds
+
+
+def make(envs=ScriptedEnv, n_workers=1, start_method="fork", **options):
+    return MultiprocessingSampler(
+        ScriptedAgent(), envs, n_workers=n_workers, seed=SEED, engine="queues", start_method=start_method, **options
+    )
+
+
+def test_what_it_cannot_do_it_says_at_construction():
+    with pytest.raises(UsageError, match='engine="queues" takes no max_worker_memory: not every system tells'):
+        make(max_worker_memory=1 << 30)
+    with pytest.raises(UsageError, match="engine must be one of processes, queues, got 'queue'"):
+        MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, engine="queue")  # type: ignore[arg-type]
+
+
+def in_a_daemonic_process():
+    with pytest.raises(SamplerError, match="daemon=False"):
+        make()
+
+
+def test_a_daemonic_process_is_told_why_it_cannot():
+    process = multiprocessing.get_context("fork").Process(target=in_a_daemonic_process, daemon=True)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def in_the_middle(sampler, what, seen):
+    """Send a worker a signal once it has written a part of its next answer, but not all of it."""
+    link = sampler._session.engine._links[0]
+    get = link._answers.get
+
+    def interrupted():
+        link._answers.get = get
+        os.kill(link.process.pid, what)
+        os.waitid(os.P_PID, link.process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        try:
+            return get()
+        except (EOFError, OSError):  # of the message, or of what comes after its length
+            seen.append("half a message")
+            raise
+
+    link._answers.get = interrupted
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_an_answer():
+    seen: list[str] = []
+    with make(functools.partial(ScriptedEnv, shape=LARGE)) as sampler:
+        in_the_middle(sampler, signal.SIGKILL, seen)
+        assert calls(sampler) == undisturbed(shape=LARGE)
+        assert sampler.stats.restarts == 1
+    assert seen == ["half a message"]
+
+
+def test_a_worker_that_stops_in_the_middle_of_an_answer_is_noticed():
+    """As one does whose code holds the interpreter's lock: the rest of the answer never comes."""
+    seen: list[str] = []
+    with make(functools.partial(ScriptedEnv, shape=LARGE), step_timeout=0.4, construction_timeout=0.4) as sampler:
+        in_the_middle(sampler, signal.SIGSTOP, seen)
+        assert calls(sampler) == undisturbed(shape=LARGE)
+        assert sampler.stats.hangs == sampler.stats.restarts == 1
+    assert seen == ["half a message"]
+
+
+class Forks(ScriptedEnv):
+    """Leaves a copy of its worker behind, which does nothing, and kills the worker, once."""
+
+    def __init__(self, path):
+        super().__init__(5)
+        self.path = path
+
+    def step(self, action):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL))
+            if os.fork() == 0:
+                signal.pause()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_copy_of_a_dead_worker_does_not_hide_its_death(tmp_path, method):
+    with make(functools.partial(Forks, tmp_path / "forked"), start_method=method) as sampler:
+        assert calls(sampler) == undisturbed()
+        assert sampler.stats.restarts == 1
+
+
+def test_close_while_a_worker_is_being_started(monkeypatch):
+    """The call of another thread starts it; a start that takes long is not waited for."""
+    monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
+    started, go_on, raised = threading.Event(), threading.Event(), []
+    make().close()
+    files = open_files()
+    sampler = make(n_workers=2)
+    engine = sampler._session.engine
+    new_link, links = engine._new_link, []
+
+    def new_link_slowly(number):
+        started.set()
+        go_on.wait()
+        links.append(new_link(number))
+        return links[-1]
+
+    def obtain():
+        try:
+            sampler.obtain_trajectories(8)
+        except SamplerError as error:
+            raised.append(error)
+
+    monkeypatch.setattr(engine, "_new_link", new_link_slowly)
+    os.kill(sampler.worker_pids()[0], signal.SIGKILL)
+    call = threading.Thread(target=obtain)
+    call.start()
+    started.wait()
+    sampler.close()
+    go_on.set()
+    call.join()
+    assert len(raised) == len(links) == 1
+    assert open_files() == files
+    assert multiprocessing.active_children() == []
+
+
+def test_only_the_threads_own_processes_are_started_without_the_main_module():
+    prepared = []
+    with queue_link._main_module_left_out():
+        prepared.append(multiprocessing.spawn.get_preparation_data("ours"))
+        other = threading.Thread(target=lambda: prepared.append(multiprocessing.spawn.get_preparation_data("theirs")))
+        other.start()
+        other.join()
+    prepared.append(multiprocessing.spawn.get_preparation_data("later"))
+    assert [any(key.startswith("init_main") for key in data) for data in prepared] == [False, True, True]
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_does_not_hold_up_the_end():
+    sampler = make(functools.partial(ScriptedEnv, shape=LARGE), n_workers=2)
+    assert calls(sampler) == undisturbed(shape=LARGE)
+    os.kill(sampler.worker_pids()[0], signal.SIGSTOP)
+    begin = time.monotonic()
+    sampler.close()
+    assert time.monotonic() - begin < 2.5

@@ -1,0 +1,40 @@
+"""Deaths, hangs and ends on the engine `queues`, with every start method; what it cannot do is named."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "with_queues"
+FILES = ["losses", "hangs", "ends", "exceptions", "policies", "stragglers", "unneeded_failures", "surroundings"]
+EXCEPTIONS = {
+    "policies": [
+        *("what_a_fork_inherits_is_not_the_workers", "a_limit_that_no_worker_can_keep_gives_a_warning"),  # of memory
+        # A thread answers with stacks, and does not run while native code holds the interpreter's lock.
+        "too_many_hangs_are_an_error_that_shows_where",
+    ],
+    # As `multiprocessing` does, it kills by the process number.
+    "hangs": ["stacks_are_asked_for_without_a_process_number"],
+    # It is about the other engine's own functions; tests/engines/test_queues.py has one for this engine.
+    "ends": ["close_while_a_worker_is_being_started"],
+    # Python forbids the children of a daemonic process. The other one has `max_worker_memory`.
+    "surroundings": ["in_a_daemonic_process", "a_wall_clock_that_is_set_back_and_forth"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_default_tier(method):
+    left_out = [f"tests/faults/test_{file}.py::test_{name}" for file, names in EXCEPTIONS.items() for name in names]
+    options = [option for name in left_out for option in ("--deselect", name)]
+    files = [f"tests/faults/test_{name}.py" for name in FILES]
+    path = os.pathsep.join((str(FOLDER), os.getcwd()))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options, *files],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "START_METHOD": method},
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
