@@ -61,7 +61,7 @@ class NativeRunner(NativeEnv):
         super().__init__(env, worker)
         self._recorder = NativeRecorder(*self.spaces, self.n_slots)
         self._hinted = worker.context.worker_number > 0
-        self._rows = self._silent_rows = self._trajectories = 0  # until the hint is given
+        self._trajectories = self._ran_timesteps = self._silent_rows = 0
 
     def rollout(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> Outcome:
         """Run a ticket, block by block; see `Worker.rollout`."""
@@ -74,13 +74,14 @@ class NativeRunner(NativeEnv):
         seconds = [0.0, 0.0, 0.0]
         may_run = True
         for first in range(0, len(seeds), size):
+            ran = worker.ran_timesteps
             block = slice(first, first + size)
             run = _Run(self, ticket.version, ticket.indices[block], seeds[block], agent, recorder, worker)
             may_run = run.run(seconds)
             if not may_run:
                 break
-            if not one_each:
-                self._look_at_silence(run, size)
+            if len(seeds) >= first + size and not one_each:
+                self._look_at_silence(size, worker.ran_timesteps - ran, run.n_silent_rows)
         if may_run:
             rollouts = worker.finished_in_order(recorder.finish, ticket.indices, self.env)
             return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(seconds))
@@ -98,17 +99,13 @@ class NativeRunner(NativeEnv):
         """Run a block, and keep nothing of it."""
         _Run(self, version, indices, seeds, agent, self._recorder, self._worker).run([0.0, 0.0, 0.0])
 
-    def _look_at_silence(self, run: _Run, size: int) -> None:
-        """Say once what a longer block would save."""
-        if self._hinted or run.n_trajectories < size:  # the last block may be short
-            return
-        self._rows += run.n_rows
-        self._silent_rows += run.n_silent_rows
+    def _look_at_silence(self, size: int, ran_timesteps: int, n_silent_rows: int) -> None:
+        """Say once what longer blocks would save; count a block of so many trajectories."""
         self._trajectories += size
-        if self._trajectories < _FEWEST_TRAJECTORIES * self.n_slots:
-            return
-        share = self._silent_rows / self._rows
-        if share < _SILENT_SHARE:
+        self._ran_timesteps += ran_timesteps
+        self._silent_rows += n_silent_rows
+        share = self._silent_rows / (self._silent_rows + self._ran_timesteps)
+        if self._hinted or self._trajectories < _FEWEST_TRAJECTORIES * self.n_slots or share < _SILENT_SHARE:
             return
         self._hinted = True
         # A block's end is about as long whatever the block: with blocks so many times as long it is a tenth of them.
@@ -125,7 +122,6 @@ class _Run:
     """One block of a ticket. Arrays have one entry for each slot.
 
     Attributes:
-        n_trajectories: How many trajectories it has.
         n_silent_rows: Steps of slots that had no trajectory left.
     """
 
@@ -136,7 +132,7 @@ class _Run:
         self._env, self._agent, self._recorder, self._worker = env, agent, recorder, worker
         self._mode, self._resets_itself = env.mode, env.resets_itself
         self._version, self._indices, self._seeds = version, indices, seeds
-        self.n_trajectories = self._left = len(seeds)  # left are those that have not begun
+        self._left = len(seeds)  # how many trajectories have not begun
         self._first = recorder.n_begun  # the position of the first one in the ticket
         n_slots = self._n_slots = env.n_slots
         self._shape = (n_slots,)
@@ -148,14 +144,9 @@ class _Run:
         self._n_live = self._n_silent = 0
         self._in_reset = False
         self._limit = worker.context.max_episode_length or math.inf
-        self._first_step = self.n_silent_rows = 0
+        self.n_silent_rows = 0
         self._seconds = [0.0, 0.0, 0.0]
         self._prepared: Any = None
-
-    @property
-    def n_rows(self) -> int:
-        """Return how many steps of slots the environment was asked for."""
-        return (self._recorder.step - self._first_step) * self._n_slots
 
     def run(self, seconds: list[float]) -> bool:
         """Run the block.
@@ -196,7 +187,6 @@ class _Run:
         result = self._env.reset([seeds[slot % len(seeds)] for slot in range(self._n_slots)])
         observations, infos = self._begin_of(result)
         self._recorder.begin_block(observations, self._silent)
-        self._first_step = self._recorder.step
         self._in_reset = False
         self._begin(slots, infos)
         self._seconds[0] += perf_counter() - began
@@ -210,7 +200,7 @@ class _Run:
     def _begin(self, slots: NDArray[np.int64], infos: Any) -> None:
         """Begin the block's next trajectories in slots that have just been reset."""
         worker, agent, recorder = self._worker, self._agent, self._recorder
-        first = self.n_trajectories - self._left
+        first = len(self._seeds) - self._left
         recorder.begin(slots, without_final(infos) if infos else infos)
         self._begun[slots] = recorder.step
         self._live[slots] = True
@@ -229,7 +219,7 @@ class _Run:
         worker = self._worker
         worker.phase, self._in_reset = Phase.RESET, True
         seeds = self._seeds[:1] * self._n_slots
-        first = self.n_trajectories - self._left
+        first = len(self._seeds) - self._left
         for number, slot in enumerate(refilled.tolist(), first):
             seeds[slot] = self._seeds[number]
         if len(refilled):
@@ -293,7 +283,8 @@ class _Run:
                 worker.phase = _RECORDING
                 recorder.agent_infos.record(step * self._n_slots + self._slots, infos)
         else:
-            recorder.fill_actions(self._live)  # the environment will only reset, and ignores them
+            # The environment will only reset, and ignores them.
+            recorder.actions.append(recorder.actions.row_batch(step - 1))
         rows = recorder.actions.row_batch(step)
         return rows.copy() if rows.__class__ is np.ndarray and not rows.dtype.hasobject else for_env(rows)
 

@@ -77,17 +77,8 @@ class NativeRecorder:
         """Record what slots begin a block with; what silent ones show does not matter."""
         # After the last block's last observations, which are no step's.
         self.step = self.observations.n_steps
-        _append(self.observations, observations, ~silent)
+        _append(self.observations, observations, silent)
         self.actions.n_steps = self.step
-
-    def fill_actions(self, live: NDArray[np.bool_]) -> None:
-        """Give the slots that none was chosen for the first of a step's actions, or those of the step before it."""
-        source = self.step if live.any() else self.step - 1
-        for (_, rows), (_, others) in zip(
-            leaves(self.actions.row_batch(self.step)), leaves(self.actions.row_batch(source)), strict=True
-        ):
-            rows[~live] = others[live.argmax()]
-        self.actions.n_steps = self.step + 1
 
     def record(self, observations: Any, rewards: Any, silent: NDArray[np.bool_], live: NDArray[np.bool_]) -> None:
         """Record what a step returned.
@@ -103,10 +94,7 @@ class NativeRecorder:
         """
         step = self.step
         self.step = step + 1
-        try:
-            self.observations.append(observations)
-        except DataError as error:
-            _append_some(self.observations, observations, ~silent, error)
+        _append(self.observations, observations, silent)
         if rewards.__class__ is not np.ndarray or rewards.shape != self._shape or rewards.dtype.char not in _EXACT:
             rewards = self._checked_rewards(rewards, live)
         self._rewards.copy(step, rewards)
@@ -173,10 +161,10 @@ class NativeRecorder:
 
     def _written_apart(self, observations: Any, used: NDArray[np.int64]) -> Tree:
         """Return a checked copy of observations of which only those of some slots matter."""
-        mask = np.zeros(self._n_slots, dtype=np.bool_)
-        mask[used] = True
+        unused = np.ones(self._n_slots, dtype=np.bool_)
+        unused[used] = False
         self._apart.clear()
-        _append(self._apart, observations, mask)
+        _append(self._apart, observations, unused)
         return self._apart.row_batch(0)
 
     def finish(self, most: int | None = None) -> Rollouts:
@@ -236,26 +224,23 @@ def _flat(events: Sequence[tuple[Any, ...]]) -> tuple[NDArray[np.int64], NDArray
     return np.concatenate(slots), np.repeat([event[1] for event in events], list(map(len, slots)))
 
 
-def _append(columns: Columns, batch: Any, used: NDArray[np.bool_]) -> None:
+def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
     """Append a batch, in which it is no error whatever unused rows hold."""
     try:
         columns.append(batch)
     except DataError as error:
-        _append_some(columns, batch, used, error)
-
-
-def _append_some(columns: Columns, batch: Any, used: NDArray[np.bool_], error: DataError) -> None:
-    """Append a batch that does not fit, row by row, if it may be that its used rows fit; else raise the error."""
-    holds_rows = isinstance(batch, np.ndarray) and batch.dtype == object
-    if not holds_rows and (error.row is None or used[error.row]):
-        raise error
-    step, rows = columns.n_steps, np.flatnonzero(used)
+        holds_rows = isinstance(batch, np.ndarray) and batch.dtype == object
+        if not holds_rows and (error.row is None or not unused[error.row]):
+            raise
+    else:
+        return
+    step, rows = columns.n_steps, np.flatnonzero(~unused)
     for row in rows.tolist():
         try:
             columns.put(step, row, row_of(batch, row))
-        except DataError as misfitting:
-            misfitting.row = row
+        except DataError as error:
+            error.row = row
             raise
     for _, leaf in leaves(columns.row_batch(step)):
-        leaf[~used] = leaf[rows[0]] if len(rows) else 0
+        leaf[unused] = leaf[rows[0]] if len(rows) else 0
     columns.n_steps = step + 1

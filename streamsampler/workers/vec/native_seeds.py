@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorWrapper
 
-from streamsampler.data.trees import same, snapshot
+from streamsampler.data.trees import map_tree, same, snapshot
 from streamsampler.environments.updates import AnyVectorEnv, EnvUpdate, NewEnvUpdate
 from streamsampler.errors import UsageError
 from streamsampler.workers.explain import name_of_env
@@ -84,13 +84,9 @@ def _begins_alike(env: AnyVectorEnv, seeds: Any) -> bool:
                 if not isinstance(seeds, list):
                     return True  # no verdict: it is raised again when the first block begins
                 return _begins_alike(env, seeds[0])
-            begun.append(_kept(observations))
+            begun.append(map_tree(_kept, observations))
     return same(*begun)
 
 
-def _kept(observations: Any) -> Any:
-    if isinstance(observations, dict):
-        return {key: _kept(child) for key, child in observations.items()}
-    if isinstance(observations, tuple):
-        return tuple(map(_kept, observations))
-    return np.array(observations) if hasattr(observations, "__array__") else snapshot(observations)
+def _kept(observation: Any) -> Any:
+    return np.array(observation) if hasattr(observation, "__array__") else snapshot(observation)
