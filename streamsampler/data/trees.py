@@ -105,10 +105,11 @@ def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) ->
     rows = np.arange(int(ends[-1]) if n_runs else 0) + np.repeat(np.arange(n_runs) * length - (ends - lengths), lengths)
 
     def pad_leaf(array: Array) -> Array:
-        # Of zeros the system need not write what is only read.
-        padded = np.zeros((n_runs * length, *array.shape[1:]), array.dtype)
-        if array.dtype.kind not in "biufc" or value.__class__ not in (bool, int) or value:
-            padded[...] = None if array.dtype == object else value
+        shape = n_runs * length, *array.shape[1:]
+        if array.dtype.kind in "biufc" and value.__class__ in (bool, int) and not value:
+            padded = np.zeros(shape, array.dtype)  # which the system need not write
+        else:
+            padded = np.full(shape, None if array.dtype == object else value, array.dtype)
         to, of = padded, array
         if array.ndim > 1 and array.size:
             # Each row as one item: up to four times as fast as rows of many.
