@@ -17,6 +17,7 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.data.conversion import Leaf
+from streamsampler.data.copying import Allocate
 from streamsampler.data.spaces import AnySpace, misfit, short
 from streamsampler.data.trees import Array, Tree, snapshot
 from streamsampler.errors import DataError
@@ -40,7 +41,6 @@ class Column:
     def __init__(self, n_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> None:
         step_bytes = max(1, n_rows * dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
         self._buffer: Array = np.empty((max(_FIRST_BYTES // step_bytes, _FEWEST_STEPS), n_rows, *shape), dtype)
-        self._gathered: Array = np.empty((0, *shape), dtype)
 
     def at(self, step: int) -> Array:
         """Return the (n_rows, ...) values of a step to write to, a view, after making room for them.
@@ -62,24 +62,22 @@ class Column:
         else:
             self.at(step)[...] = values
 
-    def gather(self, numbers: NDArray[np.int64], *, reuse: bool = False) -> Array:
+    def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Array:
         """Return the values of some numbers, in their order.
 
         Args:
             numbers: (k,) numbers, `step * n_rows + row`, of steps that were written.
-            reuse: Whether to write them where the last such call did: new memory costs more than what is written to it.
+            allocate: Makes the array for values that are no objects; None for a new one.
 
         Returns:
             (k, ...), a copy.
         """
         n_steps, n_rows, *shape = self._buffer.shape
         values = self._buffer.reshape(n_steps * n_rows, *shape)
-        if not reuse or values.dtype.hasobject:
+        if allocate is None or values.dtype.hasobject:
             return values.take(numbers, axis=0)
-        if len(self._gathered) < len(numbers):
-            self._gathered = np.empty((len(numbers), *shape), values.dtype)
         # With the mode "raise" it would be written elsewhere first.
-        return values.take(numbers, 0, self._gathered[: len(numbers)], "clip")
+        return values.take(numbers, 0, allocate((len(numbers), *shape), values.dtype), "clip")
 
     def forget_before(self, step: int, n_steps: int) -> None:
         """Move what was written from a step on, of `n_steps` steps, to the front: that step has the number 0 then."""
@@ -141,9 +139,9 @@ class Columns:
         for leaf, part in zip(self._leaves, _values(self._space, value, self._path, self._error), strict=True):
             leaf.at(step)[row] = leaf.converted(part)
 
-    def gather(self, numbers: NDArray[np.int64], *, reuse: bool = False) -> Tree:
+    def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Tree:
         """Return the values of some numbers, in their order: a tree of (k, ...); see `Column.gather`."""
-        return _tree(self._space, (leaf.gather(numbers, reuse=reuse) for leaf in self._leaves))
+        return _tree(self._space, (leaf.gather(numbers, allocate) for leaf in self._leaves))
 
     def forget_before(self, step: int) -> None:
         """Forget what was written before a step, which has the number 0 then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -83,7 +84,9 @@ class NativeRunner(NativeEnv):
             if len(seeds) >= first + size and not one_each:
                 self._look_at_silence(size, worker.ran_timesteps - ran, run.n_silent_rows)
         if may_run:
-            rollouts = worker.finished_in_order(recorder.finish, ticket.indices, self.env)
+            rollouts = worker.finished_in_order(
+                partial(recorder.finish, worker.context.allocate), ticket.indices, self.env
+            )
             return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(seconds))
         abandoned = run.running_timesteps()
         return Outcome(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsampler.data.copying import Allocate
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace
@@ -167,10 +168,11 @@ class NativeRecorder:
         _append(self._apart, observations, unused)
         return self._apart.row_batch(0)
 
-    def finish(self, most: int | None = None) -> Rollouts:
+    def finish(self, allocate: Allocate, most: int | None = None) -> Rollouts:
         """Return the ticket's trajectories, all of which have ended, in its order.
 
         Args:
+            allocate: Makes the arrays of what there is of each timestep.
             most: How many trajectories to give at most; None for all of them. What is wrong with those after them
                 does not matter.
 
@@ -192,7 +194,7 @@ class NativeRecorder:
         # Trajectories one after the other, and in each every `n_slots`-th number.
         numbers = np.repeat(first * n_slots + slots - (stops - lengths) * n_slots, lengths)
         numbers += np.arange(0, len(numbers) * n_slots, n_slots)
-        actions = self.actions.gather(numbers, reuse=True)
+        actions = self.actions.gather(numbers, allocate)
         refuse_actions_outside(self._action_space, actions, lengths)
         if self._last_observations:
             last_observations = take(concatenate(self._last_observations), in_order)
@@ -204,10 +206,10 @@ class NativeRecorder:
 
         agent_infos = self._agent_info.select(numbers, owners)
         return Rollouts(
-            observations=self.observations.gather(numbers, reuse=True),
+            observations=self.observations.gather(numbers, allocate),
             last_observations=last_observations,
             actions=actions,
-            rewards=self._rewards.gather(numbers, reuse=True),
+            rewards=self._rewards.gather(numbers, allocate),
             terminated=np.concatenate([each[2] for each in self._ended])[in_order],
             truncated=np.concatenate([each[3] for each in self._ended])[in_order],
             lengths=lengths,
