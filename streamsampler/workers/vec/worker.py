@@ -24,7 +24,7 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.blocks import Layout
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
-from streamsampler.workers.generators import generator_states
+from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner
@@ -287,6 +287,7 @@ class VecWorker(Worker):
         runner.seconds = [reset_seconds, 0.0, 0.0]
         try:
             if self.runs_lanes:
+                seed_generators(seeds[0])
                 before = generator_states()
                 may_run = runner.run_lanes(ticket, seeds, agent, alone=alone)
                 if may_run:
