@@ -45,8 +45,6 @@ class Draws:
         n_rows: How many rows.
     """
 
-    __slots__ = ("_normal", "_seeds", "_streams", "_uniform", "n_rows")
-
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
         self._uniform: _Stream | None = None
@@ -62,9 +60,7 @@ class Draws:
             seeds: The trajectories' seeds, one for each row, such as `batch.seeds`.
         """
         draws = cls(len(seeds))
-        prepared = draws.prepare(seeds)
-        for row in range(len(seeds)):
-            draws.begin(row, prepared, row)
+        draws._seeds = list(seeds)
         return draws
 
     def random(self) -> Numbers:
@@ -133,11 +129,8 @@ class Draws:
         if stream is not None and size <= stream.size:
             stream.fill(stream.positions())
             return stream
-        if stream is None:
-            keys = _keys(self._seeds, compute)
-            positions = np.zeros_like(keys)
-        else:
-            keys, positions = stream.keys, stream.positions()
+        keys = _keys(self._seeds, compute) if stream is None else stream.keys
+        positions = np.zeros_like(keys) if stream is None else stream.positions()
         wider = _Stream(compute, keys, positions, size)
         self._streams = (*(other for other in self._streams if other is not stream), wider)
         return wider
@@ -154,8 +147,6 @@ class Prepared:
         streams: The streams that the numbers are of.
         tables: For each stream what `Draws.begin` needs, and last what goes into a row's buffer, n of them.
     """
-
-    __slots__ = ("seeds", "streams", "tables")
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.seeds = seeds
@@ -253,8 +244,7 @@ def _size_for(k: int) -> int:
 
 
 def _uniforms(keys: Words, positions: Words, size: int) -> Numbers:
-    words = _mixed(np.add.outer(keys + positions * _GAMMA, _steps(1, size + 1)))
-    return _fractions(words)
+    return _fractions(_mixed(np.add.outer(keys + positions * _GAMMA, _steps(1, size + 1))))
 
 
 def _normals(keys: Words, positions: Words, size: int) -> Numbers:

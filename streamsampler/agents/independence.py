@@ -50,7 +50,8 @@ def probe(agent: Any, example: Any, n_rows: int) -> bool:
     """
     rows = np.arange(n_rows)
     given = _map(lambda leaf: _moderate(leaf[rows % len(leaf)]), example)
-    zeros, ones, noise, rolled = (_map(f, given) for f in (np.zeros_like, np.ones_like, _noise, _rolled))
+    zeros, ones, noise = (_map(others, given) for others in (np.zeros_like, np.ones_like, _noise))
+    rolled = _map(lambda leaf: np.roll(leaf, 1, axis=0), given)
     ask = _question(agent, given, n_rows)
     plain, expected = next(((each, known) for each in (given, ones, zeros) if (known := ask(each))), (None, None))
     if expected is None:
@@ -158,10 +159,6 @@ def _map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 def _moderate(leaf: NDArray[Any]) -> NDArray[Any]:
     """Return an example without numbers so large that nothing else shows next to them."""
     return leaf if leaf.dtype.kind != "f" else np.where(np.abs(leaf) < _LARGE, leaf, _noise(leaf))
-
-
-def _rolled(leaf: NDArray[Any]) -> NDArray[Any]:
-    return np.roll(leaf, 1, axis=0)
 
 
 def _noise(leaf: NDArray[Any]) -> NDArray[Any]:
