@@ -72,7 +72,7 @@ class InfoColumn:
 
 
 @by_position
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as `Rollouts`
 class InfoColumns:
     """The infos of `length` steps, by path: the keys from the outermost dict inwards."""
 

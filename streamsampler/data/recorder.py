@@ -27,7 +27,7 @@ __all__ = ["RolloutRecorder", "Rollouts", "packed_floats", "place_of", "refuse_a
 
 
 @by_position
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make each one, and there are many, take three times as long
 class Rollouts:
     """The trajectories of one ticket, in its order: n of them, t timesteps in all.
 

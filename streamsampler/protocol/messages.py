@@ -67,9 +67,7 @@ class Phase(StrEnum):
     CHECK = "checking that trajectories depend on their seeds alone"
 
 
-@by_position
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """Trajectories of one agent version that one worker is to run, in order.
 
     Attributes:
