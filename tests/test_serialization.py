@@ -19,6 +19,10 @@ from streamsampler.errors import SerializationError
 from streamsampler.serialization import Payload, dumps, dumps_report, loads, loads_report
 
 
+def whole(buffers):
+    return [(buffer, 0) for buffer in buffers]
+
+
 class Holder:
     def __init__(self, value):
         self.value = value
@@ -133,7 +137,7 @@ class TestDumpsReport:
         contents, buffers = dumps_report(report, None)
         assert len(contents[0]) < 1000
         assert [buffer.nbytes for buffer in buffers] == [80_000, 8_000]
-        again = loads_report(contents, buffers)
+        again = loads_report(contents, whole(buffers))
         assert all(np.array_equal(again[key], report[key]) for key in report)
         assert all(again[key].dtype == report[key].dtype for key in report)
 
@@ -144,7 +148,8 @@ class TestDumpsReport:
             np.arange(24.0).reshape(2, 3, 4),
             np.ones((2, 0, 5), "?"),
         ]
-        again = loads_report(*dumps_report(report, None))
+        contents, buffers = dumps_report(report, None)
+        again = loads_report(contents, whole(buffers))
         assert [array.shape for array in again] == [array.shape for array in report]
         assert all(map(equal, again, report))
 
@@ -153,7 +158,7 @@ class TestDumpsReport:
         contents, buffers = dumps_report(report, None)
         assert len(buffers) < 100
         assert buffers[-1].nbytes == 8_000
-        assert all(map(equal, loads_report(contents, buffers), report))
+        assert all(map(equal, loads_report(contents, whole(buffers)), report))
 
     def test_the_standard_pickler_comes_first(self, monkeypatch):
         def fail(*args, **kwargs):
@@ -171,7 +176,7 @@ class TestDumpsReport:
         contents, buffers = dumps_report([array, Info(array + 1)], None)
         # Nothing is left from the pickler that gave up half-way.
         assert len(buffers) == 2
-        first, second = loads_report(contents, buffers)
+        first, second = loads_report(contents, whole(buffers))
         assert first.tolist() == array.tolist()
         assert second.array.tolist() == (array + 1).tolist()
 

@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamsampler.data.trees import equal
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, Regions, anonymous_file
-from streamsampler.engines.processes.wire import INLINE_LIMIT, MessageReader, frame, pack, send, unframe, unpack
-from streamsampler.protocol.messages import Phase
+from streamsampler.engines.processes.wire import (
+    INLINE_LIMIT,
+    MessageReader,
+    frame,
+    pack,
+    pack_answer,
+    send,
+    unframe,
+    unpack,
+    unpack_answer,
+)
+from streamsampler.protocol.messages import Phase, Report, Ticket, Times
 from streamsampler.serialization import dumps_report, loads_report
 from streamsampler.workers.board import StatusBoard, board_bytes
 
@@ -52,10 +63,9 @@ def test_what_is_packed_comes_out_again(sizes):
     head = b"head" * 3
     buffers = [np.random.default_rng(size).bytes(size) for size in sizes]
     packed = b"".join(pack(head, buffers))
-    out_head, out_buffers, regions = unpack(memoryview(packed))
+    out_head, out_buffers = unpack(memoryview(packed))
     assert out_head == head
     assert [bytes(buffer) for buffer in out_buffers] == buffers
-    assert regions == []
 
 
 def test_more_buffers_than_one_system_call_takes(arena):
@@ -80,7 +90,7 @@ def test_arrays_of_a_report_outlive_their_reader(arena):
     writer, reader = arena
     data = np.arange(10_000.0)
     contents, buffers = dumps_report(data, None)
-    array = loads_report(contents, [reader.view(writer.write(buffers))])
+    array = loads_report(contents, [(reader.view(writer.write(buffers)), 0)])
     mapping = weakref.ref(reader._map)
     reader.close()
     assert not mapping().closed, "or reading the array is a segmentation fault"
@@ -103,10 +113,27 @@ def test_small_messages_carry_their_payload_and_large_ones_say_where_it_is(arena
     payload = np.arange(size, dtype=np.uint8)
     message = frame(pack(b"h", [payload]), writer.write)
     assert len(message) < 4096 - 4, "written in one piece"
-    head, (buffer,), regions = unframe(message, reader.view)
+    packed, regions = unframe(message, reader.view)
+    head, (buffer,) = unpack(packed)
     assert bytes(head) == b"h"
     assert np.array_equal(np.frombuffer(buffer, np.uint8), payload)
     assert (regions == []) == (size < INLINE_LIMIT)
+
+
+@pytest.mark.parametrize("inline_limit", [-1, 100_000])
+def test_an_answer_comes_out_with_all_its_arrays(arena, inline_limit):
+    writer, reader = arena
+    arrays = [np.arange(7.0), np.zeros((0, 3)), np.arange(100, dtype=np.int8), np.ones((2, 3), "?"), np.zeros(0)]
+    report = Report(Ticket(3, range(10, 40, 3), 2), n_timesteps=5, seconds=Times(1.5, step=0.1), lost_timesteps=2)
+    contents, buffers = dumps_report(arrays, None)
+    message = frame(pack_answer(b"log", report, contents, buffers), writer.write, inline_limit)
+    packed, regions = unframe(message, reader.view)
+    records, answer, again, places, others = unpack_answer(packed, reader.view)
+    assert (records, answer, again, others) == (b"log", report, contents, [])
+    assert isinstance(answer, Report)
+    assert isinstance(answer.seconds, Times)
+    assert bool(regions) == (inline_limit < 0)
+    assert all(map(equal, loads_report(contents, places), arrays))
 
 
 def test_what_was_recorded_in_the_arena_is_sent_without_a_copy(arena):
@@ -114,12 +141,12 @@ def test_what_was_recorded_in_the_arena_is_sent_without_a_copy(arena):
     array = writer.allocate((100, 1000), np.dtype(np.int64))
     array[:60] = np.arange(60_000).reshape(60, 1000)
     sent = writer.lent_region(array[:60].data.cast("B"))
-    message = frame(pack(b"h", [sent, b"next to it"]), writer.write)
+    message = frame(pack_answer(b"", None, None, [sent, memoryview(b"next to it")]), writer.write)
     assert len(message) < 200
     writer.hand_over(sent)
-    _, (rows, other), regions = unframe(message, reader.view)
+    _, _, _, ((rows, start), (other, place)), regions = unpack_answer(unframe(message, reader.view)[0], reader.view)
     assert regions == [sent]
-    assert bytes(other) == b"next to it"
+    assert (start, bytes(other[place:])) == (0, b"next to it")
     array[0, 0] = 77  # it is the very memory
     assert np.frombuffer(rows, np.int64)[:2].tolist() == [77, 1]
     # The rest of the array is free already, the sent part when it is given back and not before.

@@ -15,9 +15,8 @@ from streamsampler.engines.processes.wire import (
     FORKED_COPY,
     MessageReader,
     Stored,
-    flattened,
     frame,
-    pack,
+    pack_answer,
     restored,
     send,
     unpack,
@@ -102,7 +101,7 @@ class ProcessChannel:
         """Return the object of a published payload."""
         packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
         # This copy is private memory: the arrays of the object may use it for good.
-        head, buffers, _ = unpack(memoryview(packed))
+        head, buffers = unpack(memoryview(packed))
         loaded = pickle.loads(head, buffers=buffers)
         self._keeper.apply()  # modules that were imported just now may have set levels of their own
         self._threads.hold()  # torch may be among them
@@ -139,7 +138,6 @@ class ProcessChannel:
         records = self._keeper.take()
         if answer is None and not records:
             return
-        # The rollouts' pickle by itself: the answer can be read even where they cannot be unpickled.
-        head = pickle.dumps((records, answer and flattened(answer), contents), protocol=5)
+        packed = pack_answer(records, answer, contents, parts)
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and this process ends in a moment
-            self.send(self._answers_fd, frame(pack(head, parts), self._arena.write, self._inline_limit))
+            self.send(self._answers_fd, frame(packed, self._arena.write, self._inline_limit))

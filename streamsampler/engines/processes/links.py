@@ -23,10 +23,10 @@ from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WorkerChild
 from streamsampler.engines.processes.shared import SharedFiles
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
-from streamsampler.engines.processes.wire import FORKED_COPY, GarbageError, MessageReader, restored, unframe
+from streamsampler.engines.processes.wire import FORKED_COPY, GarbageError, MessageReader, unframe, unpack_answer
 from streamsampler.engines.processes.worker_main import main
 from streamsampler.protocol.messages import Answer
-from streamsampler.serialization import Contents, loads_report
+from streamsampler.serialization import Contents, Place, loads_report
 
 __all__ = ["CAME_BACK", "Link", "await_ends", "start_link", "terminate"]
 
@@ -96,14 +96,14 @@ class Link:
             return None
         events: list[Event] = []
         for message in messages:
-            records, answer, contents, buffers, regions = self._decoded(message)
+            records, answer, contents, places, regions = self._decoded(message)
             if records:
                 events.append(Logged(worker, records))
             if answer is None:
                 self.released.extend(regions)
                 continue
             if contents is not None:
-                answer, contents = self._unpickled(answer, contents, buffers, oldest, known_spaces)
+                answer, contents = self._unpickled(answer, contents, places, oldest, known_spaces)
             if contents is None:
                 self.released.extend(regions)
                 events.append(Answered(worker, answer))
@@ -111,26 +111,26 @@ class Link:
                 events.append(Answered(worker, answer, contents, partial(self.released.extend, regions)))
         return events
 
-    def _decoded(self, message: bytes) -> tuple[bytes, Answer | None, Any, list[memoryview], list[Region]]:
+    def _decoded(self, message: bytes) -> tuple[bytes, Answer | None, Any, list[Place], list[Region]]:
         if message == FORKED_COPY:
             raise GarbageError(CAME_BACK)
         try:
-            head, buffers, regions = unframe(message, self.arena.view)
-            records, answer, contents = pickle.loads(head)
-            return records, restored(answer), contents, buffers, regions
+            packed, regions = unframe(message, self.arena.view)
+            records, answer, contents, places, others = unpack_answer(packed, self.arena.view)
+            return records, answer, contents, places, regions + others
         except (OSError, MemoryError):  # this process lacks something
             raise
         except Exception as error:
             raise GarbageError(f"sent what is no answer ({type(error).__name__}: {error})") from error
 
     def _unpickled(
-        self, answer: Answer, contents: Contents, buffers: list[memoryview], oldest: int, known_spaces: KnownSpaces
+        self, answer: Answer, contents: Contents, places: list[Place], oldest: int, known_spaces: KnownSpaces
     ) -> tuple[Answer, Any]:
         """Return the answer with the rollouts and the spaces; None instead of them where they are not wanted."""
         if answer.ticket is None or answer.ticket.version < oldest:
             return answer, None
         try:
-            return answer, (loads_report(contents, buffers), known_spaces.new(self, contents[1]))
+            return answer, (loads_report(contents, places), known_spaces.new(self, contents[1]))
         except Exception as error:
             return unreadable(answer, error), None
 

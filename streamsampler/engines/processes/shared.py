@@ -64,7 +64,7 @@ class SharedFiles:
     def read(self, stored: Stored) -> Payload:
         """Return a copy of a payload."""
         packed = self._reader.read(stored.region) if stored.region is not None else stored.data or b""
-        head, buffers, _ = unpack(memoryview(packed))
+        head, buffers = unpack(memoryview(packed))
         return Payload(bytes(head), tuple(bytes(buffer) for buffer in buffers))
 
     def free(self, stored: Stored) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from streamsampler.engines.processes.shared_memory import Region
 from streamsampler.protocol.messages import Answer, Continue, Message, Report, Ticket, Times, by_position
+from streamsampler.serialization import Contents, Place
 
 __all__ = [
     "FORKED_COPY",
@@ -27,10 +28,12 @@ __all__ = [
     "flattened",
     "frame",
     "pack",
+    "pack_answer",
     "restored",
     "send",
     "unframe",
     "unpack",
+    "unpack_answer",
 ]
 
 INLINE_LIMIT = 1536
@@ -44,9 +47,8 @@ FORKED_COPY = b"a forked copy of the worker"
 _ALIGNMENT = 64
 _MOST_AT_ONCE = 1 << 16
 _LENGTH = struct.Struct("<i")
-_COUNT = struct.Struct("<q")
+_SIZE = struct.Struct("<q")
 _LOCATION = struct.Struct("<qq")
-_HERE = -1  # instead of an offset
 _ANY = (1 << 31) - 1
 _ZEROS = memoryview(bytes(_ALIGNMENT))
 
@@ -164,27 +166,24 @@ class MessageReader:
         self._data = self._data[position:]
 
 
-def pack(head: bytes, parts: Sequence[Any]) -> list[memoryview]:
-    """Lay out a pickle and its out-of-band buffers: a table, the pickle, each buffer on a cache line.
+def pack(head: bytes, buffers: Sequence[Any]) -> list[memoryview]:
+    """Lay out a pickle and its out-of-band buffers: a table, the pickle, each buffer on a cache line."""
+    everything = [memoryview(head), *map(_bytes_of, buffers)]
+    table = b"".join(map(_SIZE.pack, (len(everything), *(part.nbytes for part in everything))))
+    return _aligned([memoryview(table), *everything])[1]
 
-    Args:
-        head: The pickle.
-        parts: Buffers; or, for those that lie in the reader's arena already, their regions.
-    """
-    everything = [memoryview(head), *(part if isinstance(part, Region) else _bytes_of(part) for part in parts)]
-    table = bytearray(_COUNT.pack(len(everything)))
-    position = _COUNT.size + _LOCATION.size * len(everything)
-    laid_out = [memoryview(b"")]
-    for part in everything:
-        if isinstance(part, Region):
-            table += _LOCATION.pack(*part)
-            continue
-        padding = -position % _ALIGNMENT
-        table += _LOCATION.pack(_HERE, part.nbytes)
+
+def _aligned(parts: Sequence[memoryview]) -> tuple[list[int], list[memoryview]]:
+    """Return where parts lie if each begins on a cache line, and these parts with what lies between them."""
+    places: list[int] = []
+    laid_out: list[memoryview] = []
+    end = 0
+    for part in parts:
+        padding = -end % _ALIGNMENT
+        places.append(end + padding)
         laid_out += [_ZEROS[:padding], part]
-        position += padding + part.nbytes
-    laid_out[0] = memoryview(table)
-    return laid_out
+        end += padding + part.nbytes
+    return places, laid_out
 
 
 def _bytes_of(buffer: Any) -> memoryview:
@@ -192,28 +191,54 @@ def _bytes_of(buffer: Any) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def unpack(
-    packed: memoryview, view: Callable[[Region], memoryview] | None = None
-) -> tuple[memoryview, list[memoryview], list[Region]]:
-    """Return the pickle and the buffers of what `pack` laid out, as views, and the regions of those that lie elsewhere.
+def unpack(packed: memoryview) -> tuple[memoryview, list[memoryview]]:
+    """Return the pickle and the buffers of what `pack` laid out in one piece, as views."""
+    (count,) = _SIZE.unpack_from(packed)
+    position = _SIZE.size * (1 + count)
+    parts = []
+    for (size,) in _SIZE.iter_unpack(packed[_SIZE.size : position]):
+        position += -position % _ALIGNMENT
+        parts.append(packed[position : position + size])
+        position += size
+    return parts[0], parts[1:]
+
+
+def pack_answer(
+    records: bytes, answer: Answer | None, contents: Contents | None, parts: Sequence[Any]
+) -> list[memoryview]:
+    """Lay out an answer and the arrays of its contents.
+
+    The head, a pickle, says where each array lies, so that no table is read besides. It holds the rollouts' pickle as
+    bytes: the answer can be read even where the rollouts cannot.
 
     Args:
-        packed: What `pack` laid out, in one piece.
+        records: Log records.
+        answer: The answer, if there is one.
+        contents: What it carries besides arrays.
+        parts: The memory of the arrays; or, for those that lie in the reader's arena already, their regions.
+    """
+    places, laid_out = _aligned([part for part in parts if not isinstance(part, Region)])
+    found = iter(places)
+    where = [tuple(part) if isinstance(part, Region) else next(found) for part in parts]
+    head = pickle.dumps((records, answer and flattened(answer), contents, where), protocol=5)
+    padding = -(_SIZE.size + len(head)) % _ALIGNMENT
+    return [memoryview(b"".join((_SIZE.pack(len(head) + padding), head, bytes(padding)))), *laid_out]
+
+
+def unpack_answer(
+    packed: memoryview, view: Callable[[Region], memoryview]
+) -> tuple[bytes, Answer | None, Contents | None, list[Place], list[Region]]:
+    """Return what `pack_answer` laid out; for arrays, memory and where in it they begin, and regions that they lie in.
+
+    Args:
+        packed: What it laid out, in one piece.
         view: Looks into the arena.
     """
-    (count,) = _COUNT.unpack_from(packed)
-    position = _COUNT.size + _LOCATION.size * count
-    parts, regions = [], []
-    for offset, size in _LOCATION.iter_unpack(packed[_COUNT.size : position]):
-        if offset == _HERE:
-            position += -position % _ALIGNMENT
-            parts.append(packed[position : position + size])
-            position += size
-        else:
-            assert view is not None
-            regions.append(Region(offset, size))
-            parts.append(view(regions[-1]))
-    return parts[0], parts[1:], regions
+    records, answer, contents, where = pickle.loads(packed[_SIZE.size :])
+    start = _SIZE.size + _SIZE.unpack_from(packed)[0]
+    regions = [Region(*place) for place in where if place.__class__ is tuple]
+    places = [(view(Region(*place)), 0) if place.__class__ is tuple else (packed, start + place) for place in where]
+    return records, answer and restored(answer), contents, places, regions
 
 
 def frame(
@@ -225,10 +250,9 @@ def frame(
     return b"r" + _LOCATION.pack(*write(packed))
 
 
-def unframe(message: bytes, view: Callable[[Region], memoryview]) -> tuple[memoryview, list[memoryview], list[Region]]:
-    """Return the pickle and the buffers that a message carries, and the regions that they lie in."""
+def unframe(message: bytes, view: Callable[[Region], memoryview]) -> tuple[memoryview, list[Region]]:
+    """Return what a message carries, and the region that it lies in, if it lies in one."""
     if message[:1] == b"i":
-        return unpack(memoryview(message)[1:], view)
+        return memoryview(message)[1:], []
     region = Region(*_LOCATION.unpack_from(message, 1))
-    head, buffers, regions = unpack(view(region), view)
-    return head, buffers, [region, *regions]
+    return view(region), [region]
