@@ -7,9 +7,10 @@ so that an engine copies them once.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +91,14 @@ def loads(payload: Payload) -> Any:
 class _ArraysApart:
     """A pickler that keeps arrays of plain numbers out of the pickle: in a list, unless that is None."""
 
-    def __init__(self, file: io.BytesIO, arrays: list[np.ndarray[Any, Any]] | None) -> None:
+    def __init__(self, file: io.BytesIO, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> None:
         super().__init__(file, _PROTOCOL)  # type: ignore[call-arg]
-        self._arrays = arrays
+        self._arrays, self._names = arrays, names
 
-    def persistent_id(self, obj: Any) -> int | None:
-        """Return the number that stands for an array; None for what is pickled."""
+    def persistent_id(self, obj: Any) -> int | str | None:
+        """Return the number that stands for an array, or the name of a class that has one; None for what is pickled."""
+        if obj.__class__ is type:
+            return obj.__name__ if self._names.get(obj.__name__) is obj else None
         if obj.__class__ is not np.ndarray or self._arrays is None:
             return None
         if obj.dtype.kind not in _PLAIN_KINDS or not obj.dtype.isnative or not obj.flags.c_contiguous:
@@ -120,17 +123,23 @@ _FEW_BYTES = 4096  # infos of many small arrays are copied into the pickle: the 
 Contents = tuple[bytes, bytes | None, list[tuple[str, tuple[int, ...]]]]
 """What a report carries besides arrays: the pickled rollouts, the pickled spaces, each array's dtype and shape."""
 
-Place = tuple[memoryview, int]
+Place = tuple[Any, int]
 """Where an array lies: memory, and the offset within it."""
 
+_NO_NAMES: Mapping[str, type] = {}
+_dtype = functools.cache(np.dtype)
 
-def dumps_report(rollouts: Any, spaces: Any) -> tuple[Contents, list[memoryview]]:
+
+def dumps_report(
+    rollouts: Any, spaces: Any, names: Mapping[str, type] = _NO_NAMES
+) -> tuple[Contents, list[memoryview]]:
     """Pickle what a worker recorded; `loads_report` is the other way.
 
     Args:
         rollouts: The rollouts.
         spaces: Its spaces, or None: pickled by themselves, because they are mostly those that were sent before,
             which the reader sees without unpickling them: that takes longer than the rest of a report.
+        names: Classes that the reader finds by these names.
 
     Returns:
         The pickles, with dtypes and shapes of the rollouts' arrays, and the memory of these arrays.
@@ -139,38 +148,39 @@ def dumps_report(rollouts: Any, spaces: Any) -> tuple[Contents, list[memoryview]
         SerializationError: If it cannot be pickled; the pickler's exception is the cause.
     """
     arrays: list[np.ndarray[Any, Any]] = []
-    pickled = _dumps_plainly(rollouts, arrays)
-    pickled_spaces = None if spaces is None else _dumps_plainly(spaces, None)
+    pickled = _dumps_plainly(rollouts, arrays, names)
+    pickled_spaces = None if spaces is None else _dumps_plainly(spaces, None, _NO_NAMES)
     forms = [(array.dtype.str, array.shape) for array in arrays]
     return (pickled, pickled_spaces, forms), [pickle.PickleBuffer(array).raw() for array in arrays]  # type: ignore[arg-type]
 
 
-def loads_report(contents: Contents, places: Sequence[Place]) -> Any:
+def loads_report(contents: Contents, places: Sequence[Place], names: Mapping[str, type] = _NO_NAMES) -> Any:
     """Unpickle rollouts whose arrays lie in these places, and stay there."""
     pickled, _, forms = contents
-    arrays = [np.ndarray(shape, dtype, *place) for (dtype, shape), place in zip(forms, places, strict=True)]
+    arrays = [np.ndarray(shape, _dtype(dtype), *place) for (dtype, shape), place in zip(forms, places, strict=True)]
     unpickler = pickle.Unpickler(io.BytesIO(pickled))
-    unpickler.persistent_load = arrays.__getitem__  # type: ignore[method-assign]
+    found: dict[Any, Any] = {**names, **dict(enumerate(arrays))}
+    unpickler.persistent_load = found.__getitem__  # type: ignore[method-assign]
     return unpickler.load()
 
 
-def _dumps_plainly(obj: Any, arrays: list[np.ndarray[Any, Any]] | None) -> bytes:
+def _dumps_plainly(obj: Any, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> bytes:
     """Pickle what comes from a worker, with its arrays in a list, or in the pickle where there is none."""
     try:
         try:
-            return _dumped(_Pickler, obj, arrays)
+            return _dumped(_Pickler, obj, arrays, names)
         except (pickle.PicklingError, AttributeError, TypeError):
             # A class from the user's main script came here by value; no module has it, so it goes back by value, too.
             if arrays is not None:
                 arrays.clear()
-            return _dumped(_ByValue, obj, arrays)
+            return _dumped(_ByValue, obj, arrays, names)
     except Exception as error:
         raise _not_picklable(obj, "what the rollout recorded", error) from error
 
 
-def _dumped(pickler: Any, obj: Any, arrays: list[np.ndarray[Any, Any]] | None) -> bytes:
+def _dumped(pickler: Any, obj: Any, *options: Any) -> bytes:
     file = io.BytesIO()
-    pickler(file, arrays).dump(obj)
+    pickler(file, *options).dump(obj)
     return file.getvalue()
 
 

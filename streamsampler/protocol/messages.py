@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
+    "BY_NAME",
     "NEVER_AGAIN",
     "Answer",
     "CheckOrder",
@@ -29,6 +30,10 @@ __all__ = [
 T = TypeVar("T")
 
 
+BY_NAME: dict[str, type] = {}
+"""Classes that reports carry by name alone: to find one in its module takes longer than to make an instance."""
+
+
 def by_position(cls: type[T]) -> type[T]:
     """Let a dataclass be pickled as a call with its values in order.
 
@@ -43,6 +48,7 @@ def by_position(cls: type[T]) -> type[T]:
         return cls, found if len(names) > 1 else (found,)
 
     cls.__reduce__ = reduce  # type: ignore[method-assign]
+    BY_NAME[cls.__name__] = cls
     return cls
 
 

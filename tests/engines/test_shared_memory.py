@@ -17,7 +17,6 @@ from streamsampler.engines.processes.wire import (
     pack,
     pack_answer,
     send,
-    unframe,
     unpack,
     unpack_answer,
 )
@@ -58,6 +57,11 @@ def test_a_region_is_given_back_once():
         regions.give_back(region)
 
 
+def bytes_at(reader, region):
+    memory, start = reader.look(region)
+    return memoryview(memory)[start : start + region.size]
+
+
 @given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=20))
 def test_what_is_packed_comes_out_again(sizes):
     head = b"head" * 3
@@ -72,16 +76,16 @@ def test_more_buffers_than_one_system_call_takes(arena):
     writer, reader = arena
     buffers = [memoryview(bytes([number % 256]) * 3) for number in range(2000)]
     region = writer.write(buffers)
-    assert bytes(reader.view(region)) == b"".join(buffers)
+    assert bytes(bytes_at(reader, region)) == b"".join(buffers)
     assert bytes(reader.read(region)) == b"".join(buffers)
 
 
 def test_a_view_of_an_outgrown_mapping_stays_valid(arena):
     writer, reader = arena
     first = writer.write([memoryview(b"first")])
-    view = reader.view(first)
+    view = bytes_at(reader, first)
     large = writer.write([memoryview(bytes(10_000_000))])
-    assert reader.view(large).nbytes == 10_000_000
+    assert bytes_at(reader, large).nbytes == 10_000_000
     assert bytes(view) == b"first"
 
 
@@ -90,7 +94,7 @@ def test_arrays_of_a_report_outlive_their_reader(arena):
     writer, reader = arena
     data = np.arange(10_000.0)
     contents, buffers = dumps_report(data, None)
-    array = loads_report(contents, [(reader.view(writer.write(buffers)), 0)])
+    array = loads_report(contents, [reader.look(writer.write(buffers))])
     mapping = weakref.ref(reader._map)
     reader.close()
     assert not mapping().closed, "or reading the array is a segmentation fault"
@@ -111,12 +115,11 @@ def test_a_full_memory_is_an_error_and_takes_nothing(tmp_path):
 def test_small_messages_carry_their_payload_and_large_ones_say_where_it_is(arena, size):
     writer, reader = arena
     payload = np.arange(size, dtype=np.uint8)
-    message = frame(pack(b"h", [payload]), writer.write)
+    message = frame(pack_answer(b"h", None, None, [payload.data]), writer.write)
     assert len(message) < 4096 - 4, "written in one piece"
-    packed, regions = unframe(message, reader.view)
-    head, (buffer,) = unpack(packed)
-    assert bytes(head) == b"h"
-    assert np.array_equal(np.frombuffer(buffer, np.uint8), payload)
+    records, _, _, ((memory, start),), regions = unpack_answer(message, reader.look)
+    assert records == b"h"
+    assert np.array_equal(np.frombuffer(memory, np.uint8, size, start), payload)
     assert (regions == []) == (size < INLINE_LIMIT)
 
 
@@ -127,9 +130,8 @@ def test_an_answer_comes_out_with_all_its_arrays(arena, inline_limit):
     report = Report(Ticket(3, range(10, 40, 3), 2), n_timesteps=5, seconds=Times(1.5, step=0.1), lost_timesteps=2)
     contents, buffers = dumps_report(arrays, None)
     message = frame(pack_answer(b"log", report, contents, buffers), writer.write, inline_limit)
-    packed, regions = unframe(message, reader.view)
-    records, answer, again, places, others = unpack_answer(packed, reader.view)
-    assert (records, answer, again, others) == (b"log", report, contents, [])
+    records, answer, again, places, regions = unpack_answer(message, reader.look)
+    assert (records, answer, again) == (b"log", report, contents)
     assert isinstance(answer, Report)
     assert isinstance(answer.seconds, Times)
     assert bool(regions) == (inline_limit < 0)
@@ -144,9 +146,9 @@ def test_what_was_recorded_in_the_arena_is_sent_without_a_copy(arena):
     message = frame(pack_answer(b"", None, None, [sent, memoryview(b"next to it")]), writer.write)
     assert len(message) < 200
     writer.hand_over(sent)
-    _, _, _, ((rows, start), (other, place)), regions = unpack_answer(unframe(message, reader.view)[0], reader.view)
+    _, _, _, ((rows, start), (other, place)), regions = unpack_answer(message, reader.look)
     assert regions == [sent]
-    assert (start, bytes(other[place:])) == (0, b"next to it")
+    assert (start, other[place:]) == (sent.offset, b"next to it")
     array[0, 0] = 77  # it is the very memory
     assert np.frombuffer(rows, np.int64)[:2].tolist() == [77, 1]
     # The rest of the array is free already, the sent part when it is given back and not before.
@@ -181,7 +183,7 @@ def test_lent_arrays_outlive_the_mappings_that_the_arena_outgrows(arena):
     for number, array in enumerate(arrays):
         array[:] = number + 1
     regions = [writer.lent_region(array.data) for array in arrays[1:]]
-    assert [set(np.frombuffer(reader.view(region), np.uint8)[::4096]) for region in regions] == [{2}, {3}]
+    assert [set(np.frombuffer(bytes_at(reader, region), np.uint8)[::4096]) for region in regions] == [{2}, {3}]
 
 
 def test_messages_through_a_pipe():

@@ -11,6 +11,7 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links
+from streamsampler.engines.processes.wire import MessageReader
 from streamsampler.testing import Fault, Faults
 from tests.faults.conftest import slow
 from tests.faults.test_ends import gone_within
@@ -49,7 +50,7 @@ def raise_once(monkeypatch, owner, name, error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize(("owner", "place"), [(links.MessageReader, "read"), (processes, "send"), (links, "unframe")])  # type: ignore[attr-defined]
+@pytest.mark.parametrize(("owner", "place"), [(MessageReader, "read"), (processes, "send"), (links, "unpack_answer")])
 @pytest.mark.parametrize("call", ["obtain", "stream"])
 def test_a_break_inside_a_call(sampler, monkeypatch, error, owner, place, call):
     raise_once(monkeypatch, owner, place, error)

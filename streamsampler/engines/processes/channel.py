@@ -21,7 +21,7 @@ from streamsampler.engines.processes.wire import (
     send,
     unpack,
 )
-from streamsampler.protocol.messages import Answer, Exit, Message, Start
+from streamsampler.protocol.messages import BY_NAME, Answer, Exit, Message, Start
 from streamsampler.serialization import Contents, dumps_report
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit
@@ -121,7 +121,8 @@ class ProcessChannel:
         if contents is None or isinstance(contents, BaseException):  # a failure has it pickled, and as text
             contents = None
         else:
-            contents, buffers = dumps_report(*contents)
+            rollouts, spaces = contents
+            contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
             parts = [self._arena.lent_region(buffer) or buffer for buffer in buffers]
         if self._before_answer is not None:
             self._before_answer()

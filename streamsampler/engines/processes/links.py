@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import selectors
 import signal
@@ -23,9 +22,9 @@ from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WorkerChild
 from streamsampler.engines.processes.shared import SharedFiles
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
-from streamsampler.engines.processes.wire import FORKED_COPY, GarbageError, MessageReader, unframe, unpack_answer
+from streamsampler.engines.processes.wire import FORKED_COPY, GarbageError, MessageReader, unpack_answer
 from streamsampler.engines.processes.worker_main import main
-from streamsampler.protocol.messages import Answer
+from streamsampler.protocol.messages import BY_NAME, Answer
 from streamsampler.serialization import Contents, Place, loads_report
 
 __all__ = ["CAME_BACK", "Link", "await_ends", "start_link", "terminate"]
@@ -115,9 +114,7 @@ class Link:
         if message == FORKED_COPY:
             raise GarbageError(CAME_BACK)
         try:
-            packed, regions = unframe(message, self.arena.view)
-            records, answer, contents, places, others = unpack_answer(packed, self.arena.view)
-            return records, answer, contents, places, regions + others
+            return unpack_answer(message, self.arena.look)
         except (OSError, MemoryError):  # this process lacks something
             raise
         except Exception as error:
@@ -130,7 +127,7 @@ class Link:
         if answer.ticket is None or answer.ticket.version < oldest:
             return answer, None
         try:
-            return answer, (loads_report(contents, places), known_spaces.new(self, contents[1]))
+            return answer, (loads_report(contents, places, BY_NAME), known_spaces.new(self, contents[1]))
         except Exception as error:
             return unreadable(answer, error), None
 

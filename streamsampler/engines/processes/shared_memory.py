@@ -19,6 +19,7 @@ import numpy as np
 
 from streamsampler.data.memory import Pool, lend
 from streamsampler.data.trees import Array
+from streamsampler.serialization import Place
 
 __all__ = ["ArenaReader", "ArenaWriter", "Region", "Regions", "anonymous_file", "read_only"]
 
@@ -227,8 +228,8 @@ class ArenaReader:
         self._map: mmap.mmap | None = None
         self._pool = Pool()
 
-    def view(self, region: Region) -> memoryview:
-        """Return the bytes of `region` where they are: valid until the region is given back.
+    def look(self, region: Region) -> Place:
+        """Return where the bytes of `region` are, memory and the offset in it: valid until the region is given back.
 
         Raises:
             ValueError: There is no such region.
@@ -237,13 +238,13 @@ class ArenaReader:
             raise ValueError(f"{region} lies outside of the arena")
         end = region.offset + region.size
         if not end:
-            return memoryview(b"")
+            return b"", 0
         if self._map is None or len(self._map) < end:
             # An outgrown mapping lives on while arrays look into it.
             self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
             if len(self._map) < end:
                 raise ValueError(f"{region} lies outside of the arena")
-        return memoryview(self._map)[region.offset : end]
+        return self._map, region.offset
 
     def close(self) -> None:
         """Unmap the memory, now or when the last array that looks into it is gone."""

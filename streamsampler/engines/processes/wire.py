@@ -31,7 +31,6 @@ __all__ = [
     "pack_answer",
     "restored",
     "send",
-    "unframe",
     "unpack",
     "unpack_answer",
 ]
@@ -226,18 +225,30 @@ def pack_answer(
 
 
 def unpack_answer(
-    packed: memoryview, view: Callable[[Region], memoryview]
+    message: bytes, look: Callable[[Region], Place]
 ) -> tuple[bytes, Answer | None, Contents | None, list[Place], list[Region]]:
-    """Return what `pack_answer` laid out; for arrays, memory and where in it they begin, and regions that they lie in.
+    """Return what `pack_answer` laid out, the places of its arrays, and the regions that all of it lies in.
 
     Args:
-        packed: What it laid out, in one piece.
-        view: Looks into the arena.
+        message: The frame that carries it.
+        look: Says where in memory a region of the arena begins.
     """
-    records, answer, contents, where = pickle.loads(packed[_SIZE.size :])
-    start = _SIZE.size + _SIZE.unpack_from(packed)[0]
-    regions = [Region(*place) for place in where if place.__class__ is tuple]
-    places = [(view(Region(*place)), 0) if place.__class__ is tuple else (packed, start + place) for place in where]
+    regions: list[Region] = []
+    memory: Any = message
+    begin = 1
+    if message[:1] != b"i":
+        regions.append(Region(*_LOCATION.unpack_from(message, 1)))
+        memory, begin = look(regions[0])
+    start = begin + _SIZE.size
+    end = start + _SIZE.unpack_from(memory, begin)[0]
+    records, answer, contents, where = pickle.loads(memoryview(memory)[start:end])
+    places: list[Place] = []
+    for place in where:
+        if place.__class__ is int:
+            places.append((memory, end + place))
+        else:
+            regions.append(Region(*place))
+            places.append(look(regions[-1]))
     return records, answer and restored(answer), contents, places, regions
 
 
@@ -248,11 +259,3 @@ def frame(
     if sum(view.nbytes for view in packed) <= inline_limit:
         return b"i" + b"".join(packed)
     return b"r" + _LOCATION.pack(*write(packed))
-
-
-def unframe(message: bytes, view: Callable[[Region], memoryview]) -> tuple[memoryview, list[Region]]:
-    """Return what a message carries, and the region that it lies in, if it lies in one."""
-    if message[:1] == b"i":
-        return memoryview(message)[1:], []
-    region = Region(*_LOCATION.unpack_from(message, 1))
-    return view(region), [region]
