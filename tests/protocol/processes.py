@@ -14,6 +14,7 @@ from streamsampler.workers.loop import WorkerLoop
 
 N_WORKERS = 2
 NOTHING_LARGE = np.empty(0, np.float32)
+NO_INFOS = SimpleNamespace(columns={})
 
 
 def length_of(version, index):
@@ -70,6 +71,9 @@ class ModelWorker(Worker):
             lengths=np.array(lengths),
             n_trajectories=len(lengths),
             anomalies=(),
+            env_infos=NO_INFOS,
+            agent_infos=NO_INFOS,
+            episode_infos=NO_INFOS,
             n_timesteps=sum(lengths),
             made_under=self.parameters[1],
         )
