@@ -143,8 +143,9 @@ class Gathering:
         remaining = max(0, needed - self._handed_out)
         slowness = self._slowness(worker)
         if in_lanes and 0 < remaining <= self._n_workers * self._unit:
-            size = self._last_share(worker, needed, remaining, now)
-            if size <= 0:
+            # Shares are estimates: if all workers were refused, nobody would ever ask again.
+            size = max(self._last_share(worker, needed, remaining, now), 0 if ahead else 1)
+            if not size:
                 return None
         else:
             size = ticket_size(self.throughput, remaining, self._n_workers, slowness, self._unit)

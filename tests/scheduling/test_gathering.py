@@ -232,6 +232,24 @@ def test_lanes_get_tickets_for_all_rows_and_then_equal_shares_at_once():
     assert take(gathering, 0, ahead=True) == range(51, 53)
 
 
+def test_an_idle_worker_that_runs_lanes_is_never_refused_what_was_lost():
+    """Whatever was known of lengths when shares were reckoned: others may wait for what nobody runs."""
+    throughput = Throughput()
+    throughput.add([10] * 10, 1.0)
+    gathering = Gathering(AtLeast(100), n_workers=2, throughput=throughput, layout=Layout(8, 8), concurrent=False)
+    gathering.run_lanes(0)
+    first, second = take(gathering, 0), take(gathering, 1)
+    gathering.add(0, first, [9] * len(first), first)
+    throughput.add([9] * len(first), 0.1, 0)
+    throughput.add([10], 0.1, 1)
+    third = take(gathering, 0, now=1e6)
+    assert third == range(10, 11), "the second worker should be ready by now"
+    throughput.add([40] * 200, 20.0)  # trajectories that came late, of the version before
+    gathering.put_back(0, third, 1e6)
+    gathering.put_back(1, second, 1e6)
+    assert take(gathering, 0, now=1e6) is not None or take(gathering, 1, now=1e6) is not None
+
+
 def test_an_endless_plan_is_bounded_by_its_consumer():
     gathering = Gathering(Endless(), n_workers=2)
     taken = []
