@@ -1,0 +1,38 @@
+"""What a report costs the sampler's process does not depend on how many workers there are."""
+
+import sys
+
+import pytest
+
+from benchmarks.contenders.simulated import SimulatedEngine, measured
+
+
+def calls_for_a_report(n_workers: int, rows: int) -> float:
+    """Return how many Python functions are called: the same in each run, other than times."""
+    measure = measured(n_workers, 4, rows=rows)
+    n_calls = n_reports = 0
+    elsewhere = False
+
+    def count(frame, event, _):
+        nonlocal n_calls, n_reports, elsewhere
+        if event not in ("call", "return"):
+            return
+        if frame.f_code is SimulatedEngine._answer_next.__code__:
+            elsewhere = event == "call"
+            n_reports += elsewhere
+        elif event == "call" and not elsewhere:
+            n_calls += 1
+
+    sys.setprofile(count)
+    try:
+        measure(8 * n_workers)
+    finally:
+        sys.setprofile(None)
+    return n_calls / n_reports
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_report_costs_the_same_with_any_number_of_workers(rows):
+    few, many = calls_for_a_report(8, rows), calls_for_a_report(64, rows)
+    assert many < 1.3 * few, "a larger batch is copied early; nothing else may differ"
+    assert many < 230
