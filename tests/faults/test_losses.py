@@ -8,8 +8,10 @@ import threading
 from typing import Any
 
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.environments.updates import as_env_update
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
@@ -143,5 +145,34 @@ def test_deaths_of_workers_with_several_environments(tmp_path):
         seed=SEED,
     )
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, **options) as sampler:
+        assert calls(sampler, 2, 20) == reference
+    assert faults.fired() == 3
+
+
+class Vectorised:
+    """Makes three environments that are stepped together, in an autoreset mode."""
+
+    def __init__(self, update, mode):
+        self.update, self.mode = update, mode
+
+    def __call__(self):
+        return SyncVectorEnv([functools.partial(self.update, None)] * 3, autoreset_mode=AutoresetMode[self.mode])
+
+
+@pytest.mark.parametrize(("mode", "n_workers"), [("NEXT_STEP", 1), ("SAME_STEP", 2), ("DISABLED", 3), ("NEXT_STEP", 7)])
+def test_deaths_of_workers_with_a_native_vector_environment(tmp_path, mode, n_workers):
+    options: dict[str, Any] = {"seed": SEED, "worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
+    make = functools.partial(ScriptedEnv, (2, 7))
+    with LocalSampler(ScriptedAgent(), Vectorised(as_env_update(make), mode), **options) as local:
+        reference = calls(local, 2, 20)
+    faults = Faults(
+        tmp_path,
+        Fault("kill", trajectory=1, step=1),
+        Fault("kill", trajectory=8, step=1),
+        Fault("kill", "reset", trajectory=6, version=2),
+        seed=SEED,
+    )
+    env = Vectorised(faults.env(make), mode)
+    with MultiprocessingSampler(ScriptedAgent(), env, n_workers=n_workers, **options) as sampler:
         assert calls(sampler, 2, 20) == reference
     assert faults.fired() == 3
