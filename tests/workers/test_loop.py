@@ -139,3 +139,51 @@ def test_what_may_take_long_outside_trajectories_is_shown_before_it_begins(board
     loop = WorkerLoop(Sending([start(1, range(1), **UPDATES)]), Slow, context_of(board))
     assert all(loop.turn(wait=False) for _ in range(2))
     assert shown == [Phase.AGENT_CONSTRUCTION, Phase.RECORDING, Phase.SENDING]
+
+
+class Ahead(DefaultWorker):
+    """Looks ahead in each rollout, and says that seven timesteps of later tickets ran."""
+
+    seen: list
+
+    def rollout(self, ticket, seeds):
+        found = [self.look_ahead(number) for number in (1, 2, 3)]
+        self.seen.append([None if each is None else each[0].indices for each in found])
+        assert all(each is None or len(each[1]) == len(each[0].indices) for each in found)
+        outcome = super().rollout(ticket, seeds)
+        self.running_timesteps = 7
+        return outcome
+
+    def abandon(self):
+        abandoned = (2, self.running_timesteps)
+        self.running_timesteps = 0
+        return abandoned
+
+
+def test_a_worker_that_looks_ahead_takes_in_tickets_and_nothing_else(board):
+    Ahead.seen = []
+    more = [Continue((Ticket(1, range(2, 4)),)), Continue((Ticket(1, range(4, 5)),)), Stop(), Exit()]
+    channel = Channel([start(1, range(2), **UPDATES)])
+    loop = WorkerLoop(channel, Ahead, context_of(board))
+    assert loop.turn(wait=False)
+    running = iter([None])
+    receive = channel.receive
+
+    def receive_later(*, wait):
+        """Have them come while the first ticket runs."""
+        for nothing in running:
+            return nothing
+        channel.messages += more
+        more.clear()
+        return receive(wait=wait)
+
+    channel.receive = receive_later
+    assert loop.turn(wait=False)
+    assert Ahead.seen == [[range(2, 4), range(4, 5), None]]
+    assert board.ran_timesteps(0) == channel.answers[0][0].n_timesteps + 7
+    assert loop.turn(wait=False), "the Stop that was kept"
+    reports = [answer for answer, _ in channel.answers]
+    assert [report.given_up for report in reports] == [False, True, True]
+    assert [(report.n_abandoned, report.abandoned_timesteps) for report in reports] == [(0, 0), (2, 7), (2, 0)]
+    assert board.ran_timesteps(0) == sum(report.ran_timesteps for report in reports)
+    assert not loop.turn(wait=False)
