@@ -1,5 +1,7 @@
 """A proof that is stopped leaves nothing running."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ def never(run):
     print(run.process.pid, *processes(run.folder), flush=True)
     run.await_events("something else", 1)
 
+ends.AT_ONCE = 1
 ends.ENDS = {str(number): ends.End("kill", never, 0.0, 0, 2, 0) for number in range(5)}
 ends.prove("short")
 """
@@ -24,11 +27,18 @@ ends.prove("short")
 
 @pytest.mark.slow
 def test_a_proof_of_ends_that_is_terminated_ends_the_programs_that_it_started():
+    pids: list[int] = []
     with subprocess.Popen([sys.executable, "-c", PROOF], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proof:
-        assert proof.stdout is not None
-        pids = [int(word) for word in proof.stdout.readline().split()]
-        proof.terminate()
-        later = [int(word) for line in proof.communicate()[0].splitlines() for word in line.split()]
-        assert proof.returncode == 128 + signal.SIGTERM
-    assert len(pids) > 1
-    assert gone_within([*pids, *later], 2)
+        try:
+            assert proof.stdout is not None
+            pids += map(int, proof.stdout.readline().split())
+            proof.terminate()
+            pids += map(int, proof.communicate(timeout=30)[0].split())
+            assert proof.returncode == 128 + signal.SIGTERM
+            assert len(pids) > 1
+            assert gone_within(pids, 2)
+        finally:
+            proof.kill()
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
