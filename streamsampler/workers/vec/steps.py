@@ -253,12 +253,19 @@ class AlignedCopies:
             return object_array([snapshot(value) for value in rows])
         while number >= len(self._arrays):
             self._arrays.append(_aligned(rows))
+        if _references(self._arrays, number) > _FREE:
+            self._arrays[number] = _aligned(rows)
         array = self._arrays[number]
-        # Held by the list, by the name, and by the call itself.
-        if sys.getrefcount(array) > 3:
-            self._arrays[number] = array = _aligned(rows)
         array[...] = rows
         return array
+
+
+def _references(arrays: list[Array], number: int) -> int:
+    return sys.getrefcount(arrays[number])
+
+
+_FREE = _references([np.empty(0)], 0)
+"""The references to an array that nobody but a list holds: how many there are is the interpreter's affair."""
 
 
 def _aligned(like: Array) -> Array:

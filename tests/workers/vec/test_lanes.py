@@ -486,3 +486,33 @@ def test_an_agent_is_probed_once_and_not_with_each_of_its_parameters(caplog):
         worker.update_agent((scale,))
         assert not worker.runs_lanes
     assert caplog.text.count("runs trajectories in blocks") == 1
+
+
+def test_an_agent_may_keep_its_observations():
+    class Keeping(Network):
+        kept: list[Any] = []  # noqa: RUF012 - each test's own
+
+        def get_actions(self, observations, *, draws):
+            self.kept.append((observations, observations.copy()))
+            assert observations.ctypes.data % 64 == 0
+            return np.zeros((N_ENVS, 2)), {}
+
+    worker = worker_of(Keeping())
+    Keeping.kept.clear()
+    worker.rollout(Ticket(1, range(9)), seeds_of(range(9)))
+    assert len(Keeping.kept) > 5
+    assert all((kept == copy).all() for kept, copy in Keeping.kept)
+
+
+def test_an_agent_that_keeps_nothing_finds_its_observations_in_the_same_place():
+    class Looking(Network):
+        places: set[int] = set()  # noqa: RUF012 - each test's own
+
+        def get_actions(self, observations, *, draws):
+            self.places.add(observations.ctypes.data)
+            return np.zeros((N_ENVS, 2)), {}
+
+    worker = worker_of(Looking())
+    Looking.places.clear()
+    worker.rollout(Ticket(1, range(9)), seeds_of(range(9)))
+    assert len(Looking.places) == 1
