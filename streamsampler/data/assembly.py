@@ -123,8 +123,9 @@ def assemble(
     def infos(name: str) -> Any:
         n_joined, columns = joined.get(name, (0, InfoColumns(0, {})))
         check_names(columns.columns, name)
-        if n_joined < len(parts):
-            others = [(getattr(it.rollouts, name), it.rows(name)) for it in parts[n_joined:]]
+        read = attrgetter(name)
+        others = [(read(it.rollouts), it.rows(name)) for it in parts[n_joined:]]
+        if columns.columns or any(part.columns for part, _ in others):
             pieces = [(columns, 0, columns.length), *((part, span.start, span.stop) for part, span in others)]
             columns = merge(pieces, name)
         return trees.owned(cast(Tree, infos_of(columns)))
@@ -277,7 +278,9 @@ class EarlyRows:
         delivery: Delivery = segment.delivery
         rollouts, n = delivery.rollouts, delivery.rollouts.n_trajectories
         others = 26 * n + 16 * rollouts.n_timesteps  # ends, actions and rewards, about
-        others += sum(it.values.nbytes for name in _INFOS for it in getattr(rollouts, name).columns.values())
+        for infos in (rollouts.env_infos, rollouts.agent_infos, rollouts.episode_infos):
+            for column in infos.columns.values():
+                others += column.values.nbytes
         self._bytes += (delivery.n_bytes + others) * (segment.stop - segment.start) // n
         if self._possible and self._group_bytes is None:
             self._group_bytes = _group_bytes(rollouts)
