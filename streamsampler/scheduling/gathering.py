@@ -148,7 +148,8 @@ class Gathering:
             if not size:
                 return None
         else:
-            size = ticket_size(self.throughput, remaining, self._n_workers, slowness, self._unit)
+            rows = self._unit if in_lanes else 0
+            size = ticket_size(self.throughput, remaining, self._n_workers, slowness, self._unit, rows)
         # Even if none remain, a returned ticket must run: without it the prefix has a gap.
         if remaining and slowness > 1 and self._is_better_idle(worker, size, remaining, now):
             indices = self._pass_over(worker)

@@ -164,6 +164,8 @@ def balanced(call, index):
         (CHEETAH, 8, fixed, Exactly(20), {1: 0.98, 2: 0.945, 8: 0.72}),
         (WALKER, 8, varied, AtLeast(4_000), {1: 0.88, 2: 0.75, 8: 0.43}),
         (CHEETAH, 8, varied, AtLeast(100_000), {1: 0.97, 2: 0.95, 8: 0.84}),
+        # Tickets that fill their time with one trajectory for each row, or less.
+        (Costs(3e-3, 2e-4), 32, falling, AtLeast(100_000), {1: 0.93, 2: 0.92, 8: 0.84}),
     ],
 )
 def test_lanes_lose_little(costs, n_rows, length, plan, at_least):
