@@ -191,7 +191,7 @@ class QueueEngine(Engine):
         loaded: Any = None
         if contents is not None and answer.ticket is not None and answer.ticket.version >= self._oldest_version:
             try:
-                loaded = loads_report(contents, arrays), self._spaces.new(link, contents[1])
+                loaded = loads_report(contents, [(array, 0) for array in arrays]), self._spaces.new(link, contents[1])
             except Exception as error:
                 answer, loaded = unreadable(answer, error), None
         return [*events, Answered(link.number, answer, loaded)]
