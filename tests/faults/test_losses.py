@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.environments.updates import as_env_update
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
+from streamsampler.testing.scripted import N_ACTIONS
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
 
@@ -146,6 +147,35 @@ def test_deaths_of_workers_with_several_environments(tmp_path):
     )
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, **options) as sampler:
         assert calls(sampler, 2, 20) == reference
+    assert faults.fired() == 3
+
+
+class Rows(ScriptedAgent):
+    """Draws for each row from its trajectory's own stream."""
+
+    row_independent = True
+
+    def get_actions(self, observations: Any, *, draws: Any) -> Any:
+        assert len(observations) == draws.n_rows
+        actions = (draws.random() * N_ACTIONS).astype(int) + self.get_param_values()["offset"]
+        return actions % N_ACTIONS, {"drawn": draws.normal(2)}
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
+def test_deaths_of_workers_that_run_lanes(tmp_path, n_workers):
+    """Rows that run trajectories of later tickets are lost as well: all of them are run again as they were."""
+    options: dict[str, Any] = {"seed": SEED, "worker_class": VecWorker, "worker_args": {"n_envs": 3}}
+    with LocalSampler(Rows(), ScriptedEnv, **options) as local:
+        reference = calls(local, 2, 40)
+    faults = Faults(
+        tmp_path,
+        Fault("kill", trajectory=4, step=2),
+        Fault("kill", trajectory=26, step=1),
+        Fault("kill", "reset", trajectory=31, version=2),
+        seed=SEED,
+    )
+    with MultiprocessingSampler(Rows(), faults.env(ScriptedEnv), n_workers=n_workers, **options) as sampler:
+        assert calls(sampler, 2, 40) == reference
     assert faults.fired() == 3
 
 

@@ -67,6 +67,19 @@ class Adder(Drawer):
         return (observations.sum(axis=1) * 10 + np.random.random() + self.parameter).astype(np.int64) % 3, {}
 
 
+class Apart(Drawer):
+    """Decides for several observations at a time, for each by itself."""
+
+    row_independent = True
+
+    def get_actions(self, observations: Any, *, draws: Any) -> tuple[Any, dict[str, Any]]:
+        """Draw actions."""
+        if self.one_in and (np.floor(observations[:, 0] * 1000) % (20 * self.one_in) == 0).any():
+            raise ValueError("out of ideas")
+        drawn = draws.random() + draws.normal(2)[:, 1] ** 2
+        return (observations[:, 1] * 10 + drawn * 100 + self.parameter).astype(np.int64) % 3, {"drawn": drawn}
+
+
 @dataclass
 class Program:
     """What is made, and what is done with it.
@@ -109,7 +122,7 @@ class Author:
         return partial(Brittle, dice.randint(1, 30), one_in, wrong, self.width, pause)
 
     def agent(self) -> Any:
-        kind = Adder if self.vec and self.dice.random() < 0.6 else Drawer
+        kind = self.dice.choice([Adder, Apart, Apart, Drawer]) if self.vec else Drawer
         return kind(self.dice.randint(0, 9), self.dice.choice([0, 0, 0, 60]))
 
     def for_each(self, make: Any) -> Any:

@@ -101,6 +101,16 @@ class Sampling(Linear):
         return (logits + self.rng.logistic(size=len(logits)) > 0).astype(np.int64), {"logit": logits}
 
 
+class Rowwise(Linear):
+    """Draws for each row from its trajectory's own stream: rows do not depend on each other."""
+
+    row_independent = True
+
+    def get_actions(self, observations: Any, *, draws: Any) -> tuple[Any, dict[str, Any]]:
+        logits = (observations * self.weights).sum(axis=1)
+        return (logits + draws.normal(1)[:, 0] > 0).astype(np.int64), {"logit": logits, "drawn": draws.random()}
+
+
 class NestedBatches:
     """Looks at nested batches, spoils them, and says how many rows it saw."""
 
