@@ -65,7 +65,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
 
 def simulated_reports(n_workers: int, n_reports: int) -> Measure:
     """Return what measures a parent whose workers are simulated; what it counts as timesteps are reports."""
-    cost_of = simulated.measured(n_workers, _TICKETS)
+    cost_of = simulated.ParentCost(n_workers, _TICKETS).measure
 
     def measure(request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - as many reports as it was made for
         begin = time.perf_counter()

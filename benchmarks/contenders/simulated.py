@@ -20,7 +20,6 @@ import os
 import pstats
 import statistics
 from collections import deque
-from collections.abc import Callable
 from time import process_time
 from typing import Any
 
@@ -228,10 +227,8 @@ class SimulatedSampler(Sampler[Any, Any]):
         self._session.clock = lambda: self.simulated.now
 
 
-def measured(
-    n_workers: int, tickets: float, profiler: cProfile.Profile | None = None, rows: int = 1
-) -> Callable[[int], float]:
-    """Return a function that returns the CPU seconds of the parent for a report, over so many reports or more.
+class ParentCost:
+    """Measure the CPU seconds of the parent for a report.
 
     Args:
         n_workers: How many workers there are.
@@ -239,25 +236,34 @@ def measured(
         profiler: Profiles the parent.
         rows: How many trajectories a worker runs side by side, in lanes.
     """
-    options: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": rows}} if rows > 1 else {}
-    sampler = SimulatedSampler(RandomAgent(), "CartPole-v1", n_workers=n_workers, seed=1, check=None, **options)
-    sampler.use_virtual_clock()
-    engine = sampler.simulated
-    n = int(tickets * n_workers * 0.1 / STEP_SECONDS) * rows
 
-    def measure(n_reports: int) -> float:
-        engine.profiler, engine.elsewhere = profiler, 0.0
+    def __init__(self, n_workers: int, tickets: float, profiler: cProfile.Profile | None = None, rows: int = 1) -> None:
+        options: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": rows}} if rows > 1 else {}
+        self._sampler = SimulatedSampler(
+            RandomAgent(), "CartPole-v1", n_workers=n_workers, seed=1, check=None, **options
+        )
+        self._sampler.use_virtual_clock()
+        self._sampler.simulated.profiler = self._profiler = profiler
+        self._n_samples = int(tickets * n_workers * 0.1 / STEP_SECONDS) * rows
+        self.measure(1)
+
+    def measure(self, n_reports: int) -> float:
+        """Return the seconds for each of so many reports, or more."""
+        sampler, profiler = self._sampler, self._profiler
+        engine = sampler.simulated
+        engine.elsewhere = 0.0
         first, began = sampler.stats.reports, process_time()
         if profiler is not None:
             profiler.enable()
         while sampler.stats.reports - first < n_reports:
-            sampler.obtain_samples(n)
+            sampler.obtain_samples(self._n_samples)
         if profiler is not None:
             profiler.disable()
         return (process_time() - began - engine.elsewhere) / (sampler.stats.reports - first)
 
-    measure(1)
-    return measure
+    def close(self) -> None:
+        """Close the sampler, which has a dozen descriptors for each worker."""
+        self._sampler.close()
 
 
 def main() -> None:
@@ -272,11 +278,11 @@ def main() -> None:
     arguments = parser.parse_args()
     numbers = [int(number) for number in arguments.workers.split(",")]
     profiler = cProfile.Profile() if arguments.profile else None
-    measures = {number: measured(number, arguments.tickets, profiler, arguments.rows) for number in numbers}
+    measured = {number: ParentCost(number, arguments.tickets, profiler, arguments.rows) for number in numbers}
     costs: dict[int, list[float]] = {number: [] for number in numbers}
     for _ in range(arguments.rounds):
-        for number, measure in measures.items():
-            costs[number].append(1e6 * measure(arguments.reports))
+        for number, cost in measured.items():
+            costs[number].append(1e6 * cost.measure(arguments.reports))
     print(json.dumps({number: round(statistics.median(each), 1) for number, each in costs.items()}))
     if profiler is not None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)

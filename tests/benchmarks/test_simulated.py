@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from benchmarks.contenders.simulated import SimulatedEngine, measured
+from benchmarks.contenders.simulated import ParentCost, SimulatedEngine
 
 
 def calls_for_a_report(n_workers: int, rows: int) -> float:
     """Return how many Python functions are called: the same in each run, other than times."""
-    measure = measured(n_workers, 4, rows=rows)
+    cost = ParentCost(n_workers, 4, rows=rows)
     n_calls = n_reports = 0
     elsewhere = False
 
@@ -25,9 +25,10 @@ def calls_for_a_report(n_workers: int, rows: int) -> float:
 
     sys.setprofile(count)
     try:
-        measure(8 * n_workers)
+        cost.measure(8 * n_workers)
     finally:
         sys.setprofile(None)
+        cost.close()
     return n_calls / n_reports
 
 

@@ -49,7 +49,7 @@ def test_the_same_batches_in_processes(make_sampler: Maker) -> None:
 
 def test_a_batch_begins_like_a_shorter_one_and_like_one_in_arrival_order() -> None:
     """In lanes no trajectory depends on how many others there are, nor on which ones run beside it."""
-    make = partial(LocalSampler, Rowwise(), "CartPole-v1", n_workers=2, **LANES)
+    make: Any = partial(LocalSampler, Rowwise(), "CartPole-v1", n_workers=2, **LANES)
     with make() as sampler:
         whole = sampler.obtain_trajectories(20)
     for n in (1, 2, 3, 4, 11):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextvars import copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import VectorWrapper
@@ -15,6 +15,11 @@ from streamsampler.errors import UsageError
 from streamsampler.workers.explain import name_of_env
 
 __all__ = ["heeding_seeds"]
+
+if TYPE_CHECKING:
+    _Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    _Wrapper = VectorWrapper  # which older versions of Gymnasium do not let anybody subscribe
 
 
 def heeding_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
@@ -54,7 +59,7 @@ def heeding_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
     )
 
 
-class _MadeFromSeeds(VectorWrapper[Any, Any, Any, Any, Any]):
+class _MadeFromSeeds(_Wrapper):
     """Makes its environment anew at each reset with a seed."""
 
     def __init__(self, env: AnyVectorEnv, update: NewEnvUpdate) -> None:
