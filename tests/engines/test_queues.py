@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -16,6 +17,7 @@ from streamsampler.engines import queue_link
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import open_files
+from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
 
 LARGE = (20_000,)  # an observation is larger than what a pipe holds
@@ -93,8 +95,9 @@ class Forks(ScriptedEnv):
     def step(self, action):
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL))
-            if os.fork() == 0:
+            if (copy := os.fork()) == 0:
                 signal.pause()
+            self.path.write_text(str(copy))
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
@@ -105,6 +108,21 @@ def test_a_copy_of_a_dead_worker_does_not_hide_its_death(tmp_path, method):
     with make(functools.partial(Forks, tmp_path / "forked"), start_method=method) as sampler:
         assert calls(sampler) == undisturbed()
         assert sampler.stats.restarts == 1
+    assert gone_within([int((tmp_path / "forked").read_text())], 2)
+
+
+class LogsAtTheEnd(ScriptedEnv):
+    def close(self):
+        for number in range(100):
+            logging.getLogger("at the end").warning("%d %s", number, 9_000 * "x")
+
+
+def test_what_is_sent_last_arrives(caplog):
+    """More than a pipe holds: the worker ends when the rest of it is written, too."""
+    make(LogsAtTheEnd).close()
+    with make(LogsAtTheEnd) as sampler:
+        sampler.obtain_trajectories(1)
+    assert sum(record.name == "at the end" for record in caplog.records) == 100
 
 
 def test_close_while_a_worker_is_being_started(monkeypatch):
