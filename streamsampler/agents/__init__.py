@@ -12,7 +12,6 @@ the optional methods; these are the two most used:
 ```python
 import numpy as np
 from numpy.typing import NDArray
-from streamsampler.agents.draws import Draws
 
 
 class GaussianAgent:
@@ -36,8 +35,19 @@ that say `row_independent = True`: each row of a batch is computed from that row
 comes from the keyword `draws`, which has a stream of numbers for each row's trajectory:
 
 ```python
-class BatchedGaussianAgent(GaussianAgent):
+import numpy as np
+from numpy.typing import NDArray
+from streamsampler.agents.draws import Draws
+
+
+class BatchedGaussianAgent:
     row_independent = True
+
+    def __init__(self, weights: NDArray[np.float64]) -> None:
+        self.weights = weights
+
+    def get_action(self, observation: NDArray[np.float32]) -> tuple[NDArray[np.float64], dict[str, object]]:
+        return observation @ self.weights, {}
 
     def get_actions(
         self, observations: NDArray[np.float32], *, draws: Draws
