@@ -14,7 +14,7 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.samplers.base import Sampler
-from tests.scripted.agents import always_zero
+from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import Steps
 
 # Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with
@@ -33,7 +33,9 @@ TRANSPORTS = [pytest.param(name, marks=pytest.mark.slow) for name in INLINE_LIMI
 # Workers of several environments, which are handed whole blocks: the core of C1 each time, all else in the slow tier.
 SIDE_BY_SIDE = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
 VEC = {"vec": "local", "vec forkserver": "forkserver"}
-SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in VEC]
+# The same in lanes, with agents that say that their rows are independent.
+LANES = {"lanes": "local", "lanes forkserver": "forkserver"}
+SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in (*VEC, *LANES)]
 # What is the same in whatever process it happens: with the others in the slow tier.
 LOCAL = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", *VEC))]
 ENGINES = ["local", *PROCESSES, *TRANSPORTS, *SLOW_VEC]
@@ -101,12 +103,15 @@ class Maker:
     @property
     def side_by_side(self) -> bool:
         """Whether a worker runs several trajectories at a time."""
-        return self.engine in VEC
+        return self.engine in VEC or self.engine in LANES
 
     def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Any:
-        if self.side_by_side:
+        if self.engine in VEC:
             options = {**SIDE_BY_SIDE, **options}
-        engine = VEC.get(self.engine, self.engine)
+        if self.engine in LANES:
+            options = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}, **options}
+            agents = [Independent(agent) for agent in agents] if isinstance(agents, list) else Independent(agents)
+        engine = (VEC | LANES).get(self.engine, self.engine)
         if engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
         if engine in QUEUES:

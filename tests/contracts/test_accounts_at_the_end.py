@@ -183,7 +183,7 @@ def test_after_a_stream_that_failed(make_sampler: Maker, env: Any, steps: Record
 
 
 def test_after_a_close_during_a_call(make_sampler: Maker, steps: Records) -> None:
-    if make_sampler.engine in ("local", "vec"):
+    if make_sampler.engine in ("local", "vec", "lanes"):
         pytest.skip("its workers run in the thread of the call")
     endless = counted(partial(Steps, 10**9, pause=0.0002), steps.folder)
     short = counted(AnyLength, steps.folder)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.agents.base import as_agent
+
 
 def always_zero(observation: Any) -> int:
     return 0
@@ -15,6 +17,22 @@ def always_zero(observation: Any) -> int:
 
 def above_half(observation: Any) -> int:
     return int(observation[0] > 0.5)
+
+
+class Independent:
+    """Says of another agent that its rows are independent, unless that one draws from the global generators."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = as_agent(agent)
+        self.row_independent = not isinstance(agent, Drawing)
+
+    def __getattr__(self, name: str) -> Any:
+        if "agent" not in self.__dict__:  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.agent, name)
+
+    def get_action(self, observation: Any) -> Any:
+        return self.agent.get_action(observation)
 
 
 class Linear:
