@@ -125,7 +125,7 @@ def assemble(
         check_names(columns.columns, name)
         read = attrgetter(name)
         others = [(read(it.rollouts), it.rows(name)) for it in parts[n_joined:]]
-        if columns.columns or any(part.columns for part, _ in others):
+        if others and (columns.columns or any(part.columns for part, _ in others)):
             pieces = [(columns, 0, columns.length), *((part, span.start, span.stop) for part, span in others)]
             columns = merge(pieces, name)
         return trees.owned(cast(Tree, infos_of(columns)))
