@@ -71,6 +71,20 @@ def test_copied_early_is_what_joining_gives(parts, group, expected, space):
             assert ours.flags.writeable
 
 
+def test_infos_that_were_all_copied_early_are_not_copied_again():
+    """A batch would be in memory twice."""
+    segments = [segment(rollouts_of(SMALL, [1, 1], 2 * n), 0, 2) for n in range(2)]
+    early = EarlyRows(allocate)
+    assert early.take(segments, (4, 4))
+    fields = early.fields()
+    batch = assemble(
+        segments, observation_space=SMALL, action_space=S.Discrete(2), seeds_of=list, agent_version=1, seed=1,
+        joined=fields,
+    )  # fmt: skip
+    ((_, column),) = fields["episode_infos"][1].columns.items()
+    assert np.shares_memory(batch.episode_infos["number"], column.values)
+
+
 @pytest.mark.parametrize("space", [LARGE, SMALL])
 def test_a_part_of_a_delivery_is_copied_in_part(space):
     rollouts = rollouts_of(space, [2, 3, 4])
