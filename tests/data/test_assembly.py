@@ -78,8 +78,8 @@ def test_infos_that_were_all_copied_early_are_not_copied_again():
     assert early.take(segments, (4, 4))
     fields = early.fields()
     batch = assemble(
-        segments, observation_space=SMALL, action_space=S.Discrete(2), seeds_of=list, agent_version=1, seed=1,
-        joined=fields,
+        segments, observation_space=SMALL, action_space=S.Discrete(2), seeds_of=lambda indices: indices.tolist(),
+        agent_version=1, seed=1, joined=fields,
     )  # fmt: skip
     ((_, column),) = fields["episode_infos"][1].columns.items()
     assert np.shares_memory(batch.episode_infos["number"], column.values)
