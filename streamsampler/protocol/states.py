@@ -58,14 +58,10 @@ CAPACITY = 2
 """Unanswered tickets that a worker may have: one in hand, and the next before the worker finishes that one."""
 
 
-class _Fast(Enum):
-    """An enum whose members are quickly found in a dict: the hash of others is a function in Python."""
-
-    __hash__ = object.__hash__
-
-
-class WorkerState(_Fast):
+class WorkerState(Enum):
     """The states of a worker's end."""
+
+    __hash__ = object.__hash__  # quicker in a dict: that of enums is a function in Python
 
     NEW = "new"
     STREAMING = "streaming"
@@ -73,8 +69,10 @@ class WorkerState(_Fast):
     EXITED = "exited"
 
 
-class SamplerState(_Fast):
+class SamplerState(Enum):
     """What the sampler knows of a worker."""
+
+    __hash__ = object.__hash__
 
     ABSENT = "absent"  # not started, or dead
     READY = "ready"  # no unanswered ticket; the next one travels in a Start
@@ -85,8 +83,10 @@ class SamplerState(_Fast):
     CONDEMNED = "condemned"  # is being killed
 
 
-class Happened(_Fast):
+class Happened(Enum):
     """Events that are no messages."""
+
+    __hash__ = object.__hash__
 
     NO_TICKET_LEFT = "the worker is about to answer its last ticket"
     LAUNCHED = "the worker was started"

@@ -15,7 +15,8 @@ import warnings
 import streamsampler
 
 MODULES = [
-    *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "agents", "agents.base", "agents.updates"),
+    *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "agents", "agents.base", "agents.draws"),
+    *("agents.independence", "agents.updates"),
     *("environments", "environments.updates", "data", "data.statistics", "data.opaque", "data.recorder", "storage"),
     *("storage.npz", "adapters", "adapters.torch", "adapters.mlp", "adapters.heads", "adapters.sb3", "workers"),
     *("workers.base", "workers.board", "workers.factory", "workers.generators", "workers.loop", "workers.vec"),
