@@ -158,10 +158,19 @@ def loads_report(contents: Contents, places: Sequence[Place], names: Mapping[str
     """Unpickle rollouts whose arrays lie in these places, and stay there."""
     pickled, _, forms = contents
     arrays = [np.ndarray(shape, _dtype(dtype), *place) for (dtype, shape), place in zip(forms, places, strict=True)]
-    unpickler = pickle.Unpickler(io.BytesIO(pickled))
-    found: dict[Any, Any] = {**names, **dict(enumerate(arrays))}
-    unpickler.persistent_load = found.__getitem__  # type: ignore[method-assign]
-    return unpickler.load()
+    return _Unpickler(io.BytesIO(pickled), {**names, **dict(enumerate(arrays))}).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what was kept out of a pickle. A function of the instance would do on Python 3.11 and 3.12 only."""
+
+    def __init__(self, file: io.BytesIO, found: dict[Any, Any]) -> None:
+        super().__init__(file)
+        self._found = found
+
+    def persistent_load(self, key: Any) -> Any:
+        """Return the array of a number, or the class of a name."""
+        return self._found[key]
 
 
 def _dumps_plainly(obj: Any, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> bytes:
