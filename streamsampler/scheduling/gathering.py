@@ -143,7 +143,7 @@ class Gathering:
         remaining = max(0, needed - self._handed_out)
         slowness = self._slowness(worker)
         if in_lanes and 0 < remaining <= self._n_workers * self._unit:
-            # Shares are estimates: if all workers were refused, nobody would ever ask again.
+            # Shares are estimates: if every worker were refused, no report would come, and no worker be asked again.
             size = max(self._last_share(worker, needed, remaining, now), 0 if ahead else 1)
             if not size:
                 return None

@@ -1,4 +1,4 @@
-"""See whether a native vector environment heeds the seeds of its resets, and make it from seeds where it does not."""
+"""Check that a native vector environment uses the seeds of its resets; otherwise make it from a seed each time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def heeding_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
     """Return a vector environment whose beginning is a function of the seeds that it is reset with.
 
     It is reset twice and compared: some environments, such as EnvPool's, draw from the seed that they are made with,
-    and ignore any other. Such a one is made anew at each reset, by its factory, which has to take a seed.
+    and ignore any other. Such an environment is replaced at each reset by one that its factory makes from a seed.
 
     Args:
         env: The environment.
@@ -60,7 +60,7 @@ def heeding_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
 
 
 class _MadeFromSeeds(_Wrapper):
-    """Makes its environment anew at each reset with a seed."""
+    """Makes a new environment at each reset that has a seed."""
 
     def __init__(self, env: AnyVectorEnv, update: NewEnvUpdate) -> None:
         super().__init__(env)
