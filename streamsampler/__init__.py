@@ -11,6 +11,8 @@ with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
 Names that users need are imported from here. The guides are docstrings, for `help()` and `python -m pydoc`:
 
 - `streamsampler.samplers`: calls, seeds, evaluation; exceptions, workers that die or hang, log records
+- `streamsampler.evaluation`: how good an agent is, and whether that is sure
+- `streamsampler.samplers.ray`: workers in a Ray cluster
 - `streamsampler.data`: batches; `streamsampler.storage`: files, and folders for more than fits into memory
 - `streamsampler.agents`, `streamsampler.environments`: what samplers take
 - `streamsampler.adapters`: policies of PyTorch and Stable-Baselines3
@@ -64,12 +66,16 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerHungError,
     )
+    from streamsampler.evaluation.compare import compare
+    from streamsampler.evaluation.evaluate import evaluate
     from streamsampler.samplers.base import Sampler
     from streamsampler.samplers.local import LocalSampler
     from streamsampler.samplers.per_worker import PerWorker
     from streamsampler.samplers.processes import MultiprocessingSampler
+    from streamsampler.samplers.ray import RaySampler
     from streamsampler.samplers.sharded import sample_to_folder
     from streamsampler.storage.folder import TrajectoryFolder, load
+    from streamsampler.timing import timed
     from streamsampler.workers.base import Worker
     from streamsampler.workers.default import DefaultWorker
     from streamsampler.workers.factory import WorkerFactory
@@ -94,6 +100,7 @@ __all__ = [
     "PerWorker",
     "ProtocolError",
     "RandomAgent",
+    "RaySampler",
     "ResourceLimitError",
     "RolloutError",
     "Sampler",
@@ -114,34 +121,18 @@ __all__ = [
     "WorkerFactory",
     "WorkerHungError",
     "__version__",
+    "compare",
     "errors",
+    "evaluate",
     "load",
     "run_worker",
     "sample_to_folder",
+    "timed",
 ]
 
-# The module of each name. Names are imported when they are used (PEP 562): a worker process needs less than half of the
-# package, and its start is mostly imports.
+# The module of each name but those of errors. Names are imported when they are used (PEP 562): a worker process needs
+# less than half of the package, and its start is mostly imports.
 _HOMES = {
-    "ActionError": "errors",
-    "ClosedError": "errors",
-    "ConcurrentCallError": "errors",
-    "DamagedShardError": "errors",
-    "DataError": "errors",
-    "NotReproducibleError": "errors",
-    "ObservationError": "errors",
-    "ProtocolError": "errors",
-    "ResourceLimitError": "errors",
-    "RolloutError": "errors",
-    "SamplerError": "errors",
-    "SerializationError": "errors",
-    "StorageError": "errors",
-    "UnknownAgentError": "errors",
-    "UnknownEnvironmentError": "errors",
-    "UsageError": "errors",
-    "WorkerDiedError": "errors",
-    "WorkerError": "errors",
-    "WorkerHungError": "errors",
     "Agent": "agents.base",
     "RandomAgent": "agents.random",
     "EnvUpdate": "environments.updates",
@@ -154,24 +145,27 @@ _HOMES = {
     "PerWorker": "samplers.per_worker",
     "LocalSampler": "samplers.local",
     "MultiprocessingSampler": "samplers.processes",
+    "RaySampler": "samplers.ray",
     "Sampler": "samplers.base",
     "sample_to_folder": "samplers.sharded",
+    "compare": "evaluation.compare",
+    "evaluate": "evaluation.evaluate",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
     "run_worker": "workers.loop",
     "Worker": "workers.base",
     "DefaultWorker": "workers.default",
     "VecWorker": "workers.vec.worker",
+    "timed": "timing",
 }
 
 
 def __getattr__(name: str) -> "Any":
     if name == "errors":  # for `except streamsampler.errors.…`
         return import_module(f"{__name__}.errors")
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, "errors")
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
     return value
 

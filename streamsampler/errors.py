@@ -29,7 +29,7 @@ import math
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 __all__ = [
     "ActionError",
@@ -285,17 +285,15 @@ CheckMode: TypeAlias = Literal["warn", "error"] | None
 """What is done about data that may be wrong: a warning, an error, or nothing."""
 
 
-def check_mode(value: Any) -> CheckMode:
-    """Return `value` as the argument `check` of a sampler.
+def check_mode(value: Any, name: str = "check") -> CheckMode:
+    """Return `value` as the argument `check` of a sampler, or as another one like it.
 
     Raises:
         UsageError: It is none of "warn", "error" and None.
     """
-    if value is None:
-        return None
-    if isinstance(value, str) and value in ("warn", "error"):
-        return "warn" if value == "warn" else "error"
-    raise UsageError(f'check must be "warn", "error" or None, got {value!r}')
+    if value is None or (isinstance(value, str) and value in ("warn", "error")):
+        return cast(CheckMode, value)
+    raise UsageError(f'{name} must be "warn", "error" or None, got {value!r}')
 
 
 def positive(name: str, value: Any, least: int = 1) -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "TrajectorySeeds",
     "check_seed",
     "derived_seed",
+    "derived_seeds",
     "fresh_seed",
 ]
 
@@ -208,3 +209,19 @@ def derived_seed(trajectory_seed: int, stream: Stream) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return (z ^ (z >> 31)) >> (64 - SEED_BITS)
+
+
+def derived_seeds(trajectory_seeds: Sequence[int], stream: Stream) -> list[int]:
+    """Derive the seeds of the same generator of many trajectories; see `derived_seed`.
+
+    Args:
+        trajectory_seeds: The trajectory seeds.
+        stream: Whose seeds to derive.
+    """
+    if len(trajectory_seeds) < _VECTOR_LENGTH:
+        return [derived_seed(seed, stream) for seed in trajectory_seeds]
+    z = np.array(trajectory_seeds, dtype=np.uint64) + np.uint64(_GOLDEN_GAMMA * stream & _MASK_64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    derived: list[int] = ((z ^ (z >> np.uint64(31))) >> np.uint64(64 - SEED_BITS)).tolist()
+    return derived

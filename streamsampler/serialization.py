@@ -10,6 +10,9 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import pickletools
+import sys
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +22,7 @@ import numpy as np
 
 from streamsampler.errors import SerializationError
 
-__all__ = ["Contents", "Payload", "Place", "dumps", "dumps_report", "loads", "loads_report"]
+__all__ = ["Contents", "Payload", "Place", "dumps", "dumps_report", "loads", "loads_report", "refers_to"]
 
 _PROTOCOL = 5
 # How deep to look for the attribute that could not be pickled.
@@ -86,6 +89,28 @@ def loads(payload: Payload) -> Any:
         A new object.
     """
     return pickle.loads(payload.data, buffers=[bytearray(buffer) for buffer in payload.buffers])
+
+
+def refers_to(payload: Payload, package: str) -> bool:
+    """Whether a pickled object needs a package, as far as that can be seen: it, or a module of its own, refers to it.
+
+    Args:
+        payload: The pickled object. Of its modules, those that are imported here are looked into.
+        package: The package's name.
+    """
+    if package.encode() in payload.data:
+        return True
+    names = {text.partition(":")[0] for _, text, _ in pickletools.genops(payload.data) if isinstance(text, str)}
+    modules = [module for name in names if isinstance(module := sys.modules.get(name), types.ModuleType)]
+    return any(_is_of(value, package) for module in modules for value in list(vars(module).values()))
+
+
+def _is_of(value: Any, package: str) -> bool:
+    if isinstance(value, types.ModuleType | types.FunctionType):
+        names = [value.__name__ if isinstance(value, types.ModuleType) else value.__module__]
+    else:
+        names = [base.__module__ for base in (value if isinstance(value, type) else type(value)).__mro__]
+    return any(str(name).partition(".")[0] == package for name in names)
 
 
 class _ArraysApart:

@@ -1,7 +1,7 @@
 """What holds for all tests."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -36,3 +36,13 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 
 
 pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One cluster of Ray for all tests, in this process: to start one takes 12 seconds."""
+    from streamsampler.engines.ray_cluster import Demand, attach
+
+    lease = attach("local", Demand(8))
+    yield
+    lease.release()

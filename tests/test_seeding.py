@@ -16,6 +16,7 @@ from streamsampler.seeding import (
     TrajectorySeeds,
     check_seed,
     derived_seed,
+    derived_seeds,
     fresh_seed,
 )
 
@@ -158,6 +159,12 @@ def undo_xorshift(x, shift):
 class TestDerivedSeeds:
     def test_values_are_fixed_for_ever(self):
         assert [derived_seed(12345, stream) for stream in Stream] == PINNED_DERIVED
+
+    @pytest.mark.parametrize("n", [0, 1, 19, 20, 333])
+    def test_many_at_once_are_the_same(self, n):
+        seeds = [(1 << 31) - 1 - 6_453_211 * number for number in range(n)]
+        for stream in Stream:
+            assert derived_seeds(seeds, stream) == [derived_seed(seed, stream) for seed in seeds]
 
     def test_streams_differ_from_each_other_and_from_the_trajectory_seed(self):
         for trajectory_seed in TrajectorySeeds(0, 0).of(range(1000)):

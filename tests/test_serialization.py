@@ -16,7 +16,7 @@ import pytest
 from streamsampler import serialization
 from streamsampler.data.trees import equal
 from streamsampler.errors import SerializationError
-from streamsampler.serialization import Payload, dumps, dumps_report, loads, loads_report
+from streamsampler.serialization import Payload, dumps, dumps_report, loads, loads_report, refers_to
 
 
 def whole(buffers):
@@ -217,3 +217,37 @@ class TestDumpsReport:
         answer = subprocess.run(command, input=payload.data, capture_output=True, check=True, env=environ)
         info = pickle.loads(answer.stdout)
         assert (info.number, info.extra) == (41, 1)
+
+
+# ---------------------------------------------------------------------- what a pickled object needs
+
+
+def a_module(monkeypatch, name, **contents):
+    module = types.ModuleType(name)
+    vars(module).update(contents)
+    for value in contents.values():
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == __name__:
+            value.__module__, value.__qualname__ = name, value.__name__
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+def test_an_object_needs_what_it_or_its_module_refers_to(monkeypatch):
+    class Net:
+        pass
+
+    class Agent:
+        pass
+
+    class Derived(Net):
+        pass
+
+    heavy = a_module(monkeypatch, "heavy", Net=Net)
+    a_module(monkeypatch, "plain", Agent=Agent)
+    assert refers_to(dumps(Net(), "it"), "heavy")
+    assert not refers_to(dumps(Agent(), "it"), "heavy")
+    for contents in ({"heavy": heavy}, {"Derived": Derived}, {"shared": Net()}):
+        a_module(monkeypatch, "plain", Agent=Agent, **contents)
+        assert refers_to(dumps(Agent(), "it"), "heavy"), contents
+        assert refers_to(dumps("plain:Agent", "it"), "heavy"), "the entry point of an EnvSpec"
+    assert not refers_to(dumps("some words, and no module", "it"), "heavy")

@@ -1,4 +1,4 @@
-"""This library: `MultiprocessingSampler`, one call after the other.
+"""This library: `MultiprocessingSampler` or `RaySampler`, one call after the other.
 
 Settings:
     batch: Timesteps asked for in each call (default: the workload's).
@@ -9,6 +9,7 @@ Settings:
     block_size: If given, so many trajectories in each of their blocks (default: as many as environments).
     slowed: By what factor the workload takes longer than what it stands for (default 1); tickets then do, too.
     stream: Whether trajectories are taken from `stream()`, one by one, instead of calls.
+    engine: "ray", on a cluster of its own if there is none, or one of those of `MultiprocessingSampler`.
     start_method: See `MultiprocessingSampler`.
     watched: Whether workers are watched for hangs and for memory.
 """
@@ -24,13 +25,15 @@ from benchmarks.contenders.batched_bare import vector_env_function
 from benchmarks.harness.contender import Measure, serve
 from benchmarks.problems.workloads import Workload, checksum, marks
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
+from streamsampler.engines.base import Engine
+from streamsampler.samplers.base import Sampler
 from streamsampler.scheduling import ticket_size
 
 
 class Collector:
     """Call the sampler, and record what the calls cost."""
 
-    def __init__(self, workload: Workload, sampler: MultiprocessingSampler, settings: dict[str, Any]) -> None:
+    def __init__(self, workload: Workload, sampler: Sampler, settings: dict[str, Any]) -> None:
         self.workload, self.sampler = workload, sampler
         self.batch = settings.get("batch", workload.batch)
         self.trajectories = settings.get("trajectories")
@@ -96,17 +99,32 @@ def worker_options(settings: dict[str, Any]) -> dict[str, Any]:
     return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs, "block_size": settings.get("block_size")}}
 
 
+def make_sampler(agents: Any, envs: Any, engine: str | None, **options: Any) -> Sampler:
+    """Return a sampler of an engine."""
+    if engine == "ray":
+        from streamsampler import RaySampler
+
+        options = {name: value for name, value in options.items() if name != "start_method"}
+        return RaySampler(agents, envs, **options)
+    if engine is not None:  # earlier versions, which are measured as well, have one engine
+        options["engine"] = engine
+    return MultiprocessingSampler(agents, envs, **options)
+
+
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the workers."""
     for name in ("TICKET_SECONDS", "SHORTEST_TICKET_SECONDS"):
         setattr(ticket_size, name, settings.get("slowed", 1) * getattr(ticket_size, name))
+    if hasattr(Engine, "shortest_ticket_seconds"):  # earlier versions, which are measured as well, have it not
+        Engine.shortest_ticket_seconds = ticket_size.SHORTEST_TICKET_SECONDS
     make_env: Any = workload.make_env
     if settings.get("native"):
         make_env = vector_env_function(workload, settings["native"])
-    with MultiprocessingSampler(
+    with make_sampler(
         workload.make_agent(),
         make_env,
+        settings.get("engine"),
         n_workers=n_processes,
         seed=1,
         order=settings.get("order", "index"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["bar_chart", "line_chart", "share_chart", "throughput_chart"]
+__all__ = ["bar_chart", "line_chart", "lines_chart", "share_chart", "throughput_chart"]
 
 _OURS, _LIMIT, _PEER = "#1f6f50", "#9a9a9a", "#c08a3e"
 _NEUTRAL = "#6e7b8a"  # of the same contrast, 4.3, on a white page and on a dark one
@@ -123,6 +123,35 @@ def share_chart(label: str, panels: dict[str, dict[str, float]], path: Path) -> 
             axis.invert_yaxis()
             for text, own in zip(axis.get_yticklabels(), ours, strict=True):
                 text.set_fontweight("bold" if own else "normal")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120, transparent=True)
+        pyplot.close(figure)
+
+
+def lines_chart(label: str, x: Sequence[float], panels: dict[str, dict[str, Sequence[float]]], path: Path) -> None:
+    """Draw lines over a common logarithmic x axis, without a background: a panel for each quantity.
+
+    Args:
+        label: Of the x axis.
+        x: Its values.
+        panels: By quantity, which is the label of the y axis, and by line, the values.
+        path: The file to write.
+    """
+    pyplot = _pyplot()
+    if pyplot is None:
+        return
+    names = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color")
+    with pyplot.rc_context({**dict.fromkeys(names, _NEUTRAL), "font.size": 10}):
+        figure, axes = pyplot.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.4), layout="constrained")
+        for axis, (quantity, lines) in zip(axes, panels.items(), strict=True):
+            for (name, values), colour, marker in zip(lines.items(), (_BLUE, _PEER, _OURS), "os^", strict=False):
+                axis.plot(x, values, marker=marker, color=colour, label=name)
+            axis.set(xlabel=label, ylabel=quantity, xscale="log")
+            axis.set_ylim(bottom=0)
+            axis.set_xticks(x, [f"{value:,}" for value in x])
+            axis.minorticks_off()
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(frameon=False, labelcolor=_NEUTRAL)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120, transparent=True)
         pyplot.close(figure)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.harness.running import Contender
 
-__all__ = ["BARE", "LEAST", "LIMITS", "OURS", "PEERS", "THROUGHPUT", "chosen", "ours"]
+__all__ = ["BARE", "LEAST", "LIMITS", "OURS", "PEERS", "QUEUES", "THROUGHPUT", "chosen", "ours"]
 
 BARE = Contender("bare", "bare")
 LEAST = Contender("least", "least")
@@ -19,6 +19,7 @@ def ours(name: str = "ours", **settings: object) -> Contender:
 
 
 OURS = ours()
+QUEUES = ours("ours_queues", engine="queues")
 
 # AsyncVectorEnv and the pool need nothing but what this library needs.
 PEERS = (

@@ -126,7 +126,8 @@ def throughput(question: Question) -> None:
 def judged(goal: Goal, results: dict[str, Any]) -> dict[str, Any]:
     """Compare a goal with the measurements; `value` is None where a contender is missing."""
     contenders = {name: dict(result) for name, result in results[goal.workload].items()}
-    reached = compared(contenders, goal.of).get(goal.contender, {}).get(goal.key)
+    found = compared(contenders, goal.of) if any(contenders.get(goal.of, {}).get("rounds", [])) else {}
+    reached = found.get(goal.contender, {}).get(goal.key)
     median = reached["median"] if reached else None
     met = None if median is None else (median <= goal.value if goal.most else median >= goal.value)
     text = f"{goal.contender} on {goal.workload}, {_WHAT[goal.key]} to {goal.of}"

@@ -30,18 +30,21 @@ ORDER = (
     "streams",
     "large_observations",
     "stragglers",
+    "slow_worker",
     "on_policy",
     "parameters",
     "many_workers",
     "order",
     "parent_cost",
+    "scale",
     "scaling",
+    "ray",
     "goals",
 )
 
 # Those that compare something else than the others do on a workload, and those of them that get tables of their own.
-_TABLES = ("lanes", "native", "streams")
-_APART = ("order", "goals", *_TABLES)
+_TABLES = ("lanes", "native", "streams", "ray")
+_APART = ("order", "goals", "slow_worker", *_TABLES)
 
 # Explanations of limits, for results that have them.
 _LIMITS = {

@@ -6,9 +6,11 @@ same amount of work however many processes share the cores, which a spin on the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -194,6 +196,32 @@ class Sleeper(gymnasium.Env):
         return np.full(4, float(self._t)), 1.0, False, self._t == self._length, {}
 
 
+class Slowed(gymnasium.Env):
+    """Sleep in each step; so many times longer in the process whose id is in the file `path`."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name and kind
+
+    def __init__(self, path: str, seconds: float, length: int = 10, slowness: float = 10.0) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._path, self._seconds, self._length, self._slowness = Path(path), seconds, length, slowness
+        self._t, self._factor = 0, 1.0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Begin, and look whether this is the slow process."""
+        super().reset(seed=seed)
+        self._t, self._factor = 0, 1.0
+        with contextlib.suppress(OSError):
+            self._factor = self._slowness if self._path.read_text() == str(os.getpid()) else 1.0
+        return np.zeros(4), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Sleep."""
+        time.sleep(self._factor * self._seconds)
+        self._t += 1
+        return np.full(4, float(self._t)), 1.0, False, self._t == self._length, {}
+
+
 def _is_the_slow_one() -> bool:
     """Return whether this process is the contender's slow one: the first that calls this."""
     path = scratch() / "slow"
@@ -261,6 +289,16 @@ def make_straggler() -> Sleeper:
 def make_sleeper() -> Sleeper:
     """20 ms in each step, 20 timesteps."""
     return Sleeper(20e-3, length=20)
+
+
+def make_ten_ms_sleeper() -> Sleeper:
+    """10 ms in each step, 20 timesteps."""
+    return Sleeper(10e-3, length=20)
+
+
+def make_ten_ms_walker() -> Walker:
+    """Trajectories of 10 ms: 125 timesteps."""
+    return Walker(125, 125)
 
 
 def make_short_sleeper() -> Sleeper:

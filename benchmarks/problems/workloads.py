@@ -65,6 +65,10 @@ def _sleeper_ideal(n_processes: int) -> float:
     return n_processes / 20e-3
 
 
+def _ten_ms_ideal(n_processes: int) -> float:
+    return n_processes / 10e-3
+
+
 def _paid_ideal(kind: str, n_envs: int) -> Callable[[int], float]:
     """Return what processes with so many environments each reach, if none of them is ever idle."""
     costs = environments.COSTS[kind]
@@ -164,6 +168,22 @@ _ALL = (
         25_600,
         n_processes=128,
         ideal=_sleeper_ideal,
+    ),
+    Workload(
+        "steps_10ms",
+        "sleeps of 10 ms, 20 timesteps",
+        environments.make_ten_ms_sleeper,
+        agents.make_sleepers_agent,
+        800,
+        n_processes=4,
+        ideal=_ten_ms_ideal,
+    ),
+    Workload(
+        "walks_10ms",
+        "80 µs of work, 125 timesteps: trajectories of 10 ms",
+        environments.make_ten_ms_walker,
+        agents.Parametrised,
+        25_000,
     ),
     Workload(
         "big_parameters",

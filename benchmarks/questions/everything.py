@@ -23,11 +23,14 @@ QUESTIONS = (
     "native",
     "streams",
     "stragglers",
+    "slow_worker",
     "order",
     "parameters",
     "parent_cost",
     "scaling",
+    "scale",
     "many_workers",
+    "ray",
 )
 
 

@@ -8,7 +8,7 @@ slower: `_whole` is that loop with such batches. `_ten` has batches with ten tra
 workers, and `_blocks` runs them in blocks, as agents need whose rows depend on one another.
 """
 
-from benchmarks.harness.lineup import THROUGHPUT, ours
+from benchmarks.harness.lineup import QUEUES, THROUGHPUT, ours
 from benchmarks.harness.question import Goal, Question, throughput
 from benchmarks.harness.running import Contender
 
@@ -32,12 +32,13 @@ QUESTION = Question(
     "torch_mlp",
     "A torch MLP 2x64: CartPole-v1 and HalfCheetah-v5",
     ["mlp_cartpole", "mlp_cartpole_500", "mlp_cheetah"],
-    THROUGHPUT,
+    [*THROUGHPUT, QUEUES],
     [
         goal
         for workload in ("mlp_cartpole", "mlp_cartpole_500")
         for goal in (
             Goal(workload, "ours", 0.92),
+            Goal(workload, "ours_queues", 0.95, of="ours"),
             Goal(workload, "ours_vec_32", 4.0),
             Goal(workload, "ours_vec_32", 0.92, of="batched_bare_32"),
         )

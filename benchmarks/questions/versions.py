@@ -28,7 +28,7 @@ from benchmarks.harness.running import Contender
 from benchmarks.questions.lanes import N_ENVS
 
 WORKLOADS = ("cheap_20", "cheap_500", "short", "mlp_cartpole", "mlp_cheetah", "pixels", "on_policy")
-SLEEPING = ("stragglers", "sleepers", "sleepers_128", "big_parameters", *N_ENVS)
+SLEEPING = ("stragglers", "sleepers", "sleepers_128", "big_parameters", "steps_10ms", "walks_10ms", *N_ENVS)
 CONTENDERS = {
     "ours": OURS,
     "stream": ours("stream", stream=True),

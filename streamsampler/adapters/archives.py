@@ -6,7 +6,6 @@ import json
 import zipfile
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any
 
 from streamsampler.errors import UsageError
 
@@ -60,16 +59,9 @@ def algorithm_of(path: str | PathLike[str]) -> str:
     policy = data.get("policy_class") if isinstance(data, dict) else None
     if not isinstance(policy, Mapping):
         raise UsageError(f"{path} is no model that Stable-Baselines3 saved: it has no policy_class")
-    return _by_module(policy) or _by_attribute(path, data)
-
-
-def _by_module(policy: Mapping[str, Any]) -> str | None:
     module = f"{policy.get('__module__')}."
-    return next((name for beginning, name in _BY_MODULE.items() if module.startswith(beginning)), None)
-
-
-def _by_attribute(path: str | PathLike[str], data: dict[str, Any]) -> str:
-    for attribute, name in _BY_ATTRIBUTE.items():
-        if attribute in data:
-            return name
+    names = [name for beginning, name in _BY_MODULE.items() if module.startswith(beginning)]
+    names += [name for attribute, name in _BY_ATTRIBUTE.items() if attribute in data]
+    if names:
+        return names[0]
     raise UsageError(f"{path} does not say which algorithm it was trained with: name it, as in SB3Agent.load(…, 'PPO')")

@@ -30,17 +30,12 @@ def _relu(x: NDArray[Any]) -> NDArray[Any]:
     return y
 
 
-def _tanh(x: NDArray[Any]) -> NDArray[Any]:
-    y: NDArray[Any] = np.tanh(x)
-    return y
-
-
 def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
     # By the hyperbolic tangent, which does not overflow.
     return 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
-_ACTIVATIONS: dict[str, Activation] = {"ReLU": _relu, "Tanh": _tanh, "Sigmoid": _sigmoid}
+_ACTIVATIONS: dict[str, Activation] = {"ReLU": _relu, "Tanh": np.tanh, "Sigmoid": _sigmoid}
 
 
 class MlpAgent:

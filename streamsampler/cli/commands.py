@@ -23,11 +23,7 @@ from streamsampler.version import __version__
 
 __all__ = ["cli", "info", "main", "sample"]
 
-_AMOUNTS = {
-    "num_samples": "--num-samples",
-    "num_trajectories": "--num-trajectories",
-    "trajectories_per_worker": "--trajectories-per-worker",
-}
+_AMOUNTS = ("num_samples", "num_trajectories", "trajectories_per_worker")
 _POSITIVE = arguments.Count(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
@@ -122,15 +118,25 @@ def cli() -> None:
     "of its numbers may depend on it.",
 )  # fmt: skip
 @grouped_option(
-    "How", "--engine", type=click.Choice(list(ENGINES)),
+    "How", "--engine", type=click.Choice([*ENGINES, "ray"]),
     help="How processes are connected: 'processes' by pipes and shared memory, on Linux and macOS; 'queues' by "
-    "queues of Python's own multiprocessing, on every system. The data are the same.",
+    "queues of Python's own multiprocessing, on every system. 'ray' for actors of a Ray cluster, which needs the extra "
+    "'ray'. The data are the same.",
+)  # fmt: skip
+@grouped_option(
+    "How", "--ray-address", metavar="HOST:PORT", show_default="a cluster that is started for this run",
+    help="With --engine ray: the address of the Ray cluster, of which this machine is a node; 'auto' finds one here.",
 )  # fmt: skip
 @grouped_option("How", "--start-method", type=click.Choice(START_METHODS), help="How processes are started.")
 @grouped_option(
     "When something fails", "--on-failure", type=click.Choice(["raise", "drop"]), default="raise", show_default=True,
     help="What an exception of the environment or the agent does: 'raise' ends the command. 'drop' leaves its "
     "trajectory out, and takes another one instead; where failures depend on the state, what is left is biased.",
+)  # fmt: skip
+@grouped_option(
+    "When something fails", "--fingerprint", callback=arguments.check_mode, default="warn", show_default=True,
+    metavar="warn|error|none", help="What is done where processes compute with other kernels than others, or than "
+    "those that wrote the folder that --resume continues: the same seed may give other trajectories there.",
 )  # fmt: skip
 @grouped_option(
     "When something fails", "--step-timeout", type=_SECONDS, metavar="SECONDS", show_default="no limit",
@@ -169,6 +175,11 @@ def cli() -> None:
     "Output", "--repair", is_flag=True, is_eager=True,
     help="Like --resume, and sample damaged and missing shards again, and those of another run. Reads all of each "
     "shard first.",
+)  # fmt: skip
+@grouped_option(
+    "Output", "--timers", is_flag=True,
+    help="Print where the workers' time went, too: resets, actions, timesteps, and what environments and agents time "
+    "with streamsampler.timed; in milliseconds for each timestep.",
 )  # fmt: skip
 @grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors.")
@@ -211,12 +222,12 @@ def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
 def _amount(options: dict[str, Any]) -> tuple[str, int]:
     """Take the three options of amount out of all options, and return the one that is given."""
     given = {kind: number for kind in _AMOUNTS if (number := options.pop(kind)) is not None}
-    *most, last = _AMOUNTS.values()
+    *most, last = map(arguments.option_of, _AMOUNTS)
     if not given:
         raise click.UsageError(f"How much? Give one of {', '.join(most)} and {last}.")
     if len(given) > 1:
         raise click.UsageError(
-            f"{' and '.join(_AMOUNTS[kind] for kind in given)} exclude each other: give exactly one of "
+            f"{' and '.join(map(arguments.option_of, given))} exclude each other: give exactly one of "
             f"{', '.join(most)} and {last}."
         )
     return given.popitem()

@@ -93,16 +93,13 @@ def traceback_of(error: BaseException | None) -> str:
 
 def without_own_frames(text: str) -> str:
     """Return a text without what tracebacks and stacks in it have of this package."""
-    return "\n".join(_without_own_frames(text.split("\n")))
-
-
-def _without_own_frames(lines: list[str]) -> Iterator[str]:
-    own = False
-    for line in lines:
+    kept, own = [], False
+    for line in text.split("\n"):
         frame = _FRAME.match(line)
         if frame is not None:
             own = frame["file"].startswith(_OWN_FRAMES)
         elif not line.startswith("    "):  # a frame's lines of code are indented more than its heading
             own = False
         if not own:
-            yield line
+            kept.append(line)
+    return "\n".join(kept)

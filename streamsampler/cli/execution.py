@@ -15,7 +15,7 @@ from streamsampler.cli.errors import translated
 from streamsampler.cli.grouping import TYPED
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.notices import notices_shown
-from streamsampler.cli.request import Amount, Outcome, Request
+from streamsampler.cli.request import Amount, Request
 from streamsampler.cli.run import run
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.samplers.progress_output import output_on
@@ -50,14 +50,10 @@ def execute(
         kept = "nothing was kept" if request.shard_size is None else f"nothing was added to {request.out}"
         print_error(f"Interrupted: {kept}.")
         ctx.exit(interrupts.exit_code)
-    _report(request, outcome, as_json=as_json, line=not (quiet or bar.shows_end))
-    ctx.exit(interrupts.exit_code)
-
-
-def _report(request: Request, outcome: Outcome, *, as_json: bool, line: bool) -> None:
-    if line:
+    if not (quiet or bar.shows_end):
         print_error(summary.as_line(request, outcome))
     text = summary.as_text(request, outcome)
     if as_json:
         text = json.dumps(summary.as_json(request, outcome), allow_nan=False)
     print_result(text, kept=outcome.written)
+    ctx.exit(interrupts.exit_code)

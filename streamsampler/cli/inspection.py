@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from streamsampler.cli.tally import Tally
 from streamsampler.data.words import count
 from streamsampler.errors import DamagedShardError, StorageError
 from streamsampler.storage import npz as storage
+from streamsampler.storage.json_facts import damage_raised
 from streamsampler.storage.manifest import Manifest, Shard, read_manifest, shard_name
 from streamsampler.storage.shard_files import ShardFiles
 from streamsampler.storage.space_codec import decode_space
@@ -28,7 +28,7 @@ __all__ = ["inspect"]
 _ARRAYS = ("lengths", "indices", "rewards", "terminated", "truncated", "agent_versions")
 _SHOWN_SEEDS = 3
 _SHOWN_DAMAGE = 10
-_OWN_ROWS = ("environment", "agent", "library")
+_OWN_ROWS = ("environment", "agent", "library", "fingerprints")
 
 
 def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
@@ -110,15 +110,13 @@ class _Contents:
     def facts(self) -> dict[str, Any]:
         """Return the contents for programs; what is unknown is None."""
         manifest, header = self.manifest, self.header
-        of_folder: dict[str, Any] = {}
-        if manifest is not None:
-            of_folder = {
-                "complete": manifest.complete,
-                "wanted": dict(manifest.wanted),
-                "shard_size": manifest.shard_size,
-                "shards": self.n_shards,
-                "damaged": [{"shard": name, "error": reason} for name, reason in self.damaged.items()],
-            }
+        of_folder = {} if manifest is None else {
+            "complete": manifest.complete,
+            "wanted": dict(manifest.wanted),
+            "shard_size": manifest.shard_size,
+            "shards": self.n_shards,
+            "damaged": [{"shard": name, "error": reason} for name, reason in self.damaged.items()],
+        }  # fmt: skip
         return {
             "path": str(self.path),
             "kind": "file" if manifest is None else "folder",
@@ -133,6 +131,7 @@ class _Contents:
             "indices": self.indices or None,
             "agent_versions": self.agent_versions or None,
             "provenance": _finite(header["provenance"]),
+            "fingerprints": self._fingerprints(),
             "package_version": header["package_version"],
             "format_version": header["format_version"],
             "bytes": self.n_bytes,
@@ -145,6 +144,7 @@ class _Contents:
     def text(self) -> str:
         """Return the contents as text."""
         facts, provenance = self.facts(), self.header["provenance"]
+        seeds = facts["first_seeds"]
         options = {name: value for name, value in provenance.items() if name not in _OWN_ROWS}
         return table({
             facts["kind"]: f"{self.path} ({self.n_bytes:,} bytes)",
@@ -159,15 +159,19 @@ class _Contents:
             "observations": facts["observation_space"] or "",
             "actions": facts["action_space"] or "",
             "seed": "none" if facts["seed"] is None else str(facts["seed"]),
-            "reset by": self._seeds(facts["first_seeds"]),
+            "reset by": ", ".join([*map(str, seeds), *(["…"] if self.tally.trajectories > len(seeds) else [])]),
             "agent version": _range(self.agent_versions, "{}", "{} to {}"),
             "options": ", ".join(f"{name}={value!r:.60}" for name, value in options.items()),
+            "fingerprint": " and ".join(facts["fingerprints"]),
             "written by": f"streamsampler {facts['package_version']}, format {facts['format_version']}",
             **self._damage_rows(),
         })  # fmt: skip
 
-    def _seeds(self, first: list[int]) -> str:
-        return ", ".join([*map(str, first), *(["…"] if self.tally.trajectories > len(first) else [])])
+    def _fingerprints(self) -> list[str]:
+        if self.manifest is not None:
+            return sorted(self.manifest.fingerprints)
+        found = self.header["provenance"].get("fingerprints")  # whatever the user put there
+        return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
     def _folder_rows(self) -> dict[str, str]:
         if self.manifest is None:
@@ -189,7 +193,7 @@ def _of_file(path: Path, *, quick: bool) -> _Contents:
         storage.load(path)
     arrays, header = storage.read(path, *_ARRAYS)
     contents = _Contents(path, header, n_bytes=path.stat().st_size)
-    with _damage_raised(path, StorageError):
+    with damage_raised(path):
         _check_header(header)
         contents.add(arrays)
         contents.text()
@@ -214,17 +218,14 @@ def _of_folder(path: Path, *, quick: bool) -> _Contents:
 
 
 def _add_shard(contents: _Contents, path: Path, arrays: Mapping[str, Any]) -> None:
-    with _damage_raised(path, DamagedShardError):
+    with damage_raised(path, error=DamagedShardError):
         contents.add(arrays)
         contents.n_bytes += path.stat().st_size
         if "spaces" not in contents.header:
-            header, contents.header = contents.header, storage.read(path)[1]
-            try:
-                _check_header(contents.header)
-                contents.text()
-            except Exception:
-                contents.header = header
-                raise
+            header = storage.read(path)[1]
+            _check_header(header)
+            replace(contents, header=header).text()  # raises if that is damaged
+            contents.header = header
 
 
 def _check_header(header: dict[str, Any]) -> None:
@@ -232,17 +233,6 @@ def _check_header(header: dict[str, Any]) -> None:
     fit = isinstance(seeds, list) and set(map(type, seeds)) <= {int} and type(header["seed"]) in (int, type(None))
     if not (fit and isinstance(header["provenance"], dict) and isinstance(header["package_version"], str)):
         raise ValueError("its seeds, its provenance or its version are something else")
-
-
-@contextlib.contextmanager
-def _damage_raised(path: Path, error: type[StorageError]) -> Iterator[None]:
-    """Raise `error` for any exception that the contents of a file cause."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except Exception as reason:  # a changed file can be wrong in every way
-        raise error(f"{path} is damaged: {type(reason).__name__}: {reason}") from None
 
 
 def _range(values: list[int], one: str, several: str) -> str:

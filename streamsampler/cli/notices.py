@@ -9,7 +9,6 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from streamsampler.cli.errors import without_own_frames
 from streamsampler.cli.streams import print_error
@@ -57,11 +56,6 @@ def _text(record: logging.LogRecord) -> str:
     return f"{record.name}: {_PLAIN.format(record)}"
 
 
-def _bare(message: Any) -> str:
-    """Return a warning without the word that Gymnasium puts before it."""
-    return str(message).replace("WARN: ", "", 1)
-
-
 @contextlib.contextmanager
 def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
     """Show what the library logs and, unless the user's modules set up logging themselves, what all others do.
@@ -82,7 +76,8 @@ def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
-            warnings.showwarning = lambda message, *_: _write(bar, f"Warning: {_bare(message)}")
+            # Gymnasium puts a word of its own before each.
+            warnings.showwarning = lambda text, *_: _write(bar, f"Warning: {str(text).replace('WARN: ', '', 1)}")
             yield
     finally:
         for logger in loggers:

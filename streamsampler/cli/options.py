@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
+from streamsampler.errors import CheckMode
 from streamsampler.scheduling.restarts import Quota
 
-__all__ = ["Count", "env_kwargs", "number_or_none", "parse_value", "quota", "size"]
+__all__ = ["Count", "check_mode", "env_kwargs", "number_or_none", "option_of", "parse_value", "quota", "size"]
 
 _COUNT = re.compile(
     r"(?P<number>[+-]?([0-9][0-9_,]*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?", re.IGNORECASE
@@ -21,6 +22,11 @@ _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])?(i?B)?", re.IGNORECASE)
 _JSON_WORDS = {"true": True, "false": False, "null": None}
+
+
+def option_of(name: str) -> str:
+    """Return the option whose value goes by a name in Python."""
+    return f"--{name.replace('_', '-')}"
 
 
 class Count(click.IntRange):
@@ -83,6 +89,22 @@ def number_or_none(_ctx: click.Context, _param: click.Parameter, text: str) -> i
     if not _DIGITS.fullmatch(text.strip()):
         raise click.BadParameter(f"{text!r} is neither an integer of at least 0 nor 'none'")
     return int(text)
+
+
+def check_mode(_ctx: click.Context, _param: click.Parameter, text: str) -> CheckMode:
+    """Return "warn", "error", or None for 'none': an option's callback.
+
+    Raises:
+        click.BadParameter: It is none of them.
+    """
+    match text.strip().lower():
+        case "none":
+            return None
+        case "warn":
+            return "warn"
+        case "error":
+            return "error"
+    raise click.BadParameter(f"{text!r} is neither 'warn' nor 'error' nor 'none'")
 
 
 def quota(context: click.Context, param: click.Parameter, text: str) -> Quota:

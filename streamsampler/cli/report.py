@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
+from streamsampler.data.statistics import Stats
+from streamsampler.data.timers import timers_text
 from streamsampler.data.words import count, duration
 from streamsampler.version import __version__
 
 __all__ = ["as_json", "as_line", "as_text", "spread_text", "table"]
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
+_UNITS = ("trajectories", "timesteps")
 _REPLACEMENTS = ("restarts", "hangs", "replaced")
 _SHOWN_ERRORS = 5
 
@@ -30,15 +33,8 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
         "timesteps_per_second": _rate(outcome),
         "workers": outcome.n_workers,
         "seed": outcome.seed,
-        **{
-            name: {
-                "trajectories": getattr(stats, f"{name}_trajectories"),
-                "timesteps": getattr(stats, f"{name}_timesteps"),
-            }
-            for name in _LEFT_OVER
-        },
+        **{name: {unit: getattr(stats, f"{name}_{unit}") for unit in _UNITS} for name in (*_LEFT_OVER, "checked")},
         "lost": {"timesteps": stats.lost_timesteps},
-        "checked": {"trajectories": stats.checked_trajectories, "timesteps": stats.checked_timesteps},
         **{name: getattr(stats, name) for name in _REPLACEMENTS},
         "anomalies": stats.anomalies,
         "dropped": {
@@ -50,12 +46,18 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
         },
         "out": None if outcome.written is None else str(outcome.written),
         **_sharding(request, outcome),
+        **({"timers": _milliseconds(stats)} if request.timers else {}),
         "version": __version__,
     }
 
 
 def as_text(request: Request, outcome: Outcome) -> str:
-    """Return a summary for people."""
+    """Return a summary for people, with the tree of timers where it was asked for."""
+    timers = f"\n\n{timers_text(outcome.stats.timers())}" if request.timers else ""
+    return _summary(request, outcome) + timers
+
+
+def _summary(request: Request, outcome: Outcome) -> str:
     facts = as_json(request, outcome)
     arguments = ", ".join(f"{key}={value!r}" for key, value in request.env_kwargs.items())
     return table({
@@ -150,6 +152,10 @@ def spread_text(spread: dict[str, float | None], n_values: int) -> str:
     elif error == 0:
         text += " ± 0 standard error"
     return f"{text}, from {number(spread['minimum'])} to {number(spread['maximum'])}"
+
+
+def _milliseconds(stats: Stats) -> dict[str, float]:
+    return {name: value for name, value in stats.means().items() if name.startswith("ms/")}
 
 
 def _left_over(name: str, amount: dict[str, int]) -> str:

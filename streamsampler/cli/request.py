@@ -8,22 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from streamsampler.cli.models import is_model_file
+from streamsampler.cli.options import option_of
 from streamsampler.cli.output import storable
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.registry import EngineName
-from streamsampler.errors import UsageError
+from streamsampler.engines.registry import RAY, EngineName, refuse_lacking
+from streamsampler.errors import CheckMode, SamplerError, UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.local import LocalSampler
 from streamsampler.samplers.processes import MultiprocessingSampler
+from streamsampler.samplers.ray import RaySampler
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.scheduling.result import Order
-from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.vec.worker import VecWorker
 
@@ -31,6 +32,10 @@ __all__ = ["Amount", "Outcome", "Request"]
 
 _IN_ALL = 10
 """The quota of losses in a run, as a multiple of the quota within a minute."""
+
+_OF_ALL_SAMPLERS = ("max_episode_length", "order", "on_failure", "worker_threads")
+_NEED_PROCESSES = ("engine", "start_method", "step_timeout", "max_worker_memory", "ray_address")
+"""Options that are called as the samplers' arguments."""
 
 
 def _digest(path: Path) -> str:
@@ -93,17 +98,20 @@ class Request:
     start_method: StartMethod | None
     out: Path | None
     on_failure: OnFailure = "raise"
-    engine: EngineName | None = None
+    engine: EngineName | Literal["ray"] | None = None
+    ray_address: str | None = None
     step_timeout: float | None = None
     max_restarts: Quota = "auto"
     max_worker_memory: int | None = None
     worker_threads: int | None = 1
+    fingerprint: CheckMode = "warn"
     close_timeout: float = 5.0
     shard_size: int | None = None
     resume: bool = False
     repair: bool = False
     vec: int | None = None
     vec_normalize: str | None = None
+    timers: bool = False
     command: tuple[str, ...] = ()
 
     @property
@@ -121,14 +129,12 @@ class Request:
         return {
             "environment": self.env_id,
             "env_kwargs": storable(self.env_kwargs),
-            "agent": self.agent,
-            "max_episode_length": self.max_episode_length,
-            "order": self.order,
-            "on_failure": self.on_failure,
-            "worker_threads": self.worker_threads,
-            "vec": self.vec,
+            **self._options("agent", *_OF_ALL_SAMPLERS, "vec"),
             **self._agent_files,
         }
+
+    def _options(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
     @cached_property
     def _agent_files(self) -> dict[str, str]:
@@ -139,11 +145,7 @@ class Request:
     @property
     def n_workers(self) -> int:
         """How many workers there are, in processes or in this one."""
-        return 1 if self._in_this_process else self.workers or usable_cores()
-
-    @property
-    def _in_this_process(self) -> bool:
-        return self.workers == 0
+        return 1 if self.workers == 0 else self.workers or usable_cores()
 
     def sampler(self, agent: Any, env: Any, seed: int) -> Sampler:
         """Return a sampler as it was asked for.
@@ -157,40 +159,28 @@ class Request:
             SamplerError: As the sampler says.
             UsageError: An option needs worker processes, and there are to be none.
         """
-        options: dict[str, Any] = {
-            "seed": seed,
-            "max_episode_length": self.max_episode_length,
-            "worker_class": DefaultWorker if self.vec is None else VecWorker,
-            "worker_args": None if self.vec is None else {"n_envs": self.vec},
-            "order": self.order,
-            "on_failure": self.on_failure,
-            "worker_threads": self.worker_threads,
-        }
-        if self._in_this_process:
+        options = {"seed": seed, **self._options(*_OF_ALL_SAMPLERS, "fingerprint")}
+        if self.vec is not None:
+            options |= {"worker_class": VecWorker, "worker_args": {"n_envs": self.vec}}
+        if self.workers == 0:
             self._check_no_process_options()
             return LocalSampler(agent, env, **options)
-        return MultiprocessingSampler(
-            agent,
-            env,
-            **options,
-            n_workers=self.n_workers,
-            engine=self.engine,
-            start_method=self.start_method,
-            step_timeout=self.step_timeout,
-            max_restarts=self.max_restarts,
-            max_lifetime_restarts=_in_all(self.max_restarts),
-            max_worker_memory=self.max_worker_memory,
-            close_timeout=self.close_timeout,
-        )
+        quota = self.max_restarts
+        options["max_lifetime_restarts"] = _IN_ALL * quota if isinstance(quota, int) else quota
+        options |= {"n_workers": self.n_workers, **self._options(*_NEED_PROCESSES, "max_restarts", "close_timeout")}
+        if options["engine"] == "ray":
+            refuse_lacking("ray", RAY, options)
+            del options["engine"], options["start_method"]
+            try:
+                return RaySampler(agent, env, **options)
+            except ImportError as error:
+                raise SamplerError(f"--engine ray: {error}") from None
+        if options.pop("ray_address") is not None:
+            raise UsageError("--ray-address needs --engine ray")
+        return MultiprocessingSampler(agent, env, **options)
 
     def _check_no_process_options(self) -> None:
-        given = {
-            "--engine": self.engine,
-            "--start-method": self.start_method,
-            "--step-timeout": self.step_timeout,
-            "--max-worker-memory": self.max_worker_memory,
-        }
-        useless = [option for option, value in given.items() if value is not None]
+        useless = [option_of(name) for name, value in self._options(*_NEED_PROCESSES).items() if value is not None]
         if useless:
             verb = "needs" if len(useless) == 1 else "need"
             raise UsageError(
@@ -225,19 +215,6 @@ class Outcome:
     earlier_timesteps: int = 0
 
     @classmethod
-    def of(cls, sampler: Sampler, kept: Tally, seconds: float, *, interrupted: bool, written: Path | None) -> Outcome:
+    def of(cls, sampler: Sampler, **others: Any) -> Outcome:
         """Return the outcome of a sampler's call."""
-        return cls(
-            kept=kept,
-            interrupted=interrupted,
-            seconds=seconds,
-            n_workers=sampler.n_workers,
-            seed=sampler.seed,
-            stats=sampler.stats,
-            written=written,
-        )
-
-
-def _in_all(quota: Quota) -> Quota:
-    """Return the lifetime quota that goes with a quota."""
-    return _IN_ALL * quota if isinstance(quota, int) else quota
+        return cls(n_workers=sampler.n_workers, seed=sampler.seed, stats=sampler.stats, **others)

@@ -152,12 +152,13 @@ def _to_file(request: Request, sampler: Sampler, follower: _Follower, bar: Outpu
         written = None if batch is None else request.out
         if batch is not None and written is not None:
             wanted = {request.amount.unit: request.amount.total(sampler.n_workers)}
-            described = {"library": f"streamsampler {__version__}", **request.described()}
-            batch.save(written, provenance={**described, "wanted": wanted, "interrupted": interrupted})
+            described = {"library": f"streamsampler {__version__}", **request.described(), "wanted": wanted}
+            prints = sorted(batch.fingerprints)
+            batch.save(written, provenance={**described, "interrupted": interrupted, "fingerprints": prints})
     except (SamplerError, OSError) as error:
         error.add_note(f"The seed was {sampler.seed}; --seed {sampler.seed} samples the same again.")
         raise
-    return Outcome.of(sampler, kept, seconds, interrupted=interrupted, written=written)
+    return Outcome.of(sampler, kept=kept, seconds=seconds, interrupted=interrupted, written=written)
 
 
 def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Output) -> Outcome:
@@ -196,8 +197,10 @@ def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Out
             error.add_note(f"What is complete is in {request.out}. To go on: {request.command_to_resume}")
         raise
     earlier = kept.timesteps if follower.earlier_timesteps is None else follower.earlier_timesteps
-    outcome = Outcome.of(sampler, kept, seconds, interrupted=interrupted, written=request.out)
-    return replace(outcome, shards=n_shards, earlier_timesteps=earlier)
+    return Outcome.of(
+        sampler, kept=kept, seconds=seconds, interrupted=interrupted, written=request.out, shards=n_shards,
+        earlier_timesteps=earlier,
+    )  # fmt: skip
 
 
 def _close(sampler: Sampler, outcome: Outcome) -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial, singledispatch
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.data.spaces import AnySpace, rows_inside, short, space_leaves
+from streamsampler.data.spaces import AnySpace, row_spec, rows_inside, short, space_leaves
 from streamsampler.data.trees import Array, Tree
 from streamsampler.protocol.messages import by_position
 
@@ -119,72 +121,53 @@ def _by_trajectory(doubts: list[_Doubt], lengths: NDArray[np.int64]) -> tuple[An
         timesteps = lengths[rows] if doubt.is_last else rows - (ends - lengths)[positions]
         for position, timestep, row in zip(positions.tolist(), timesteps.tolist(), rows.tolist(), strict=True):
             found.setdefault((position, timestep, doubt.is_reward), (doubt.describe, row))
-    counts: dict[int, int] = {}
-    first: dict[int, tuple[int, str]] = {}
-    for position, timestep, is_reward in sorted(found):
-        counts[position] = counts.get(position, 0) + 1
-        if position not in first:
-            describe, row = found[position, timestep, is_reward]
-            first[position] = timestep, describe(row)
-    return tuple(Anomaly(position, counts[position], *first[position]) for position in counts)
+    anomalies = []
+    for position, of_one in groupby(sorted(found), key=itemgetter(0)):
+        first, *others = of_one
+        describe, row = found[first]
+        anomalies.append(Anomaly(position, 1 + len(others), first[1], describe(row)))
+    return tuple(anomalies)
 
 
 # --- Whether all rows of a leaf are surely right, quickly
 
 
-@singledispatch
-def _clean_of(_space: AnySpace) -> Clean | None:
+def _clean_of(space: AnySpace) -> Clean | None:
     """Return a function that returns whether all rows are surely right; None if nothing can be wrong."""
-    return None
-
-
-@_clean_of.register(gym_spaces.Discrete)
-@_clean_of.register(gym_spaces.MultiDiscrete)
-@_clean_of.register(gym_spaces.MultiBinary)
-def _(space: AnySpace) -> Clean | None:
-    return lambda rows: bool(rows_inside(space, rows).all())
-
-
-@_clean_of.register
-def _(space: gym_spaces.Box) -> Clean | None:
+    if row_spec(space)[1].hasobject:
+        return None
+    if not isinstance(space, gym_spaces.Box):
+        return lambda rows: bool(rows_inside(space, rows).all())
     low, high = space.low.ravel(), space.high.ravel()
     if not low.size:
         return None
     lowest, highest = low.min(), high.max()
     if (low == lowest).all() and (high == highest).all():
         return _within_one_interval(lowest, highest)
-    return _Within(low, high)
+    return _within(low, high)
 
 
 def _within_one_interval(low: Any, high: Any) -> Clean | None:
     kind = low.dtype.kind
     # The least of numbers of which one is NaN is NaN, which is not within anything.
-    if kind == "f":
-        if low == -np.inf and high == np.inf:
-            return lambda rows: not np.isnan(rows.min())
-        return lambda rows: bool(low <= rows.min() and rows.max() <= high)
-    if kind not in "iu":
-        return None
-    limits = np.iinfo(low.dtype)
-    if low == limits.min and high == limits.max:
+    if kind == "f" and low == -np.inf and high == np.inf:
+        return lambda rows: not np.isnan(rows.min())
+    if kind not in "fiu" or (kind != "f" and (low, high) == (np.iinfo(low.dtype).min, np.iinfo(low.dtype).max)):
         return None
     return lambda rows: bool(low <= rows.min() and rows.max() <= high)
 
 
-class _Within:
-    """Compares rows with bounds that differ from number to number.
+def _within(low: Array, high: Array) -> Clean:
+    """Return a function that compares rows with bounds that differ from number to number.
 
     NumPy compares short rows with one row a row at a time; so the bounds are laid out for many rows at once.
     """
+    n_rows = max(1, _CHUNK // low.size)
+    lows, highs = np.tile(low, n_rows), np.tile(high, n_rows)
 
-    def __init__(self, low: Array, high: Array) -> None:
-        n_rows = max(1, _CHUNK // low.size)
-        self._low, self._high = np.tile(low, n_rows), np.tile(high, n_rows)
+    def clean(rows: Array) -> bool:
+        flat = rows.reshape(-1)
+        parts = (flat[start : start + len(lows)] for start in range(0, len(flat), len(lows)))
+        return all((part >= lows[: len(part)]).all() and (part <= highs[: len(part)]).all() for part in parts)
 
-    def __call__(self, rows: Array) -> bool:
-        flat, n = rows.reshape(-1), len(self._low)
-        for start in range(0, len(flat), n):
-            part = flat[start : start + n]
-            if not ((part >= self._low[: len(part)]).all() and (part <= self._high[: len(part)]).all()):
-                return False
-        return True
+    return clean

@@ -49,6 +49,7 @@ class Delivery:
         release: Gives that memory back.
         n_bytes: How many bytes the observations have.
         spaces: The observation and the action space of the worker's environment.
+        fingerprint: The bits of the worker's fingerprint; empty where they are not known.
     """
 
     worker: int
@@ -56,6 +57,7 @@ class Delivery:
     release: Callable[[], None]
     n_bytes: int = 0
     spaces: Any = None
+    fingerprint: str = ""
 
     def ends_with(self, segment: Segment) -> bool:
         """Whether `segment` is the last one of this delivery."""
@@ -141,16 +143,15 @@ def assemble(
         rewards=numbers("rewards", np.float64),
         terminated=numbers("terminated", np.bool_),
         truncated=numbers("truncated", np.bool_),
-        env_infos=infos("env_infos"),
-        agent_infos=infos("agent_infos"),
-        episode_infos=infos("episode_infos"),
         lengths=numbers("lengths", np.int64),
+        **{name: infos(name) for name in _INFOS},
         indices=indices,
         seeds=tuple(seeds_of(indices)),
         agent_versions=np.full(len(indices), agent_version, dtype=np.int64),
         seed=seed,
         stats=stats,
         worker_numbers=np.repeat(np.array([segment.delivery.worker for segment in segments], dtype=np.int64), sizes),
+        fingerprints=frozenset(segment.delivery.fingerprint for segment in segments) - {""},
     )
 
 
@@ -279,8 +280,7 @@ class EarlyRows:
         rollouts, n = delivery.rollouts, delivery.rollouts.n_trajectories
         others = 26 * n + 16 * rollouts.n_timesteps  # ends, actions and rewards, about
         for infos in (rollouts.env_infos, rollouts.agent_infos, rollouts.episode_infos):
-            for column in infos.columns.values():
-                others += column.values.nbytes
+            others += sum(column.values.nbytes for column in infos.columns.values())
         self._bytes += (delivery.n_bytes + others) * (segment.stop - segment.start) // n
         if self._possible and self._group_bytes is None:
             self._group_bytes = _group_bytes(rollouts)

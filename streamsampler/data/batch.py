@@ -51,9 +51,9 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     """N whole trajectories, T timesteps in all, one after the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
-    bit, so that a NaN equals the same NaN; `stats` and `worker_numbers` are no data. `batch[i]` is the batch of the
-    i-th trajectory alone, a slice, an array of integers or a boolean mask selects several; what a position or a slice
-    without a step selects shares memory with the batch.
+    bit, so that a NaN equals the same NaN; `stats`, `worker_numbers` and `fingerprints` are no data. `batch[i]` is the
+    batch of the i-th trajectory alone, a slice, an array of integers or a boolean mask selects several; what a position
+    or a slice without a step selects shares memory with the batch.
 
     For type checkers a batch is generic in what its observations and its actions are, arrays by default:
     `TrajectoryBatch[dict[str, NDArray[Any]]]` has a dict of observations, and an array of actions.
@@ -78,6 +78,8 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         stats: Accounts of the call, or None.
         worker_numbers: (N,) int64: which worker ran each trajectory, which depends on timing; -1 where that is not
             known, as in what was read from a file: it is not saved.
+        fingerprints: How the workers computed, such as "numpy=0c3f19d2e4aa": one where all agree, none where it is not
+            known. The same seed gives the same trajectories only where they agree. Not saved with a batch, either.
 
     Raises:
         DataError: Fields that do not fit each other or their spaces; names the field and says both numbers.
@@ -101,12 +103,14 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     seed: int | None
     stats: Stats | Any = field(default=None, compare=False)
     worker_numbers: NDArray[np.int64] = field(default=cast("Any", None), compare=False)
+    fingerprints: frozenset[str] = field(default=frozenset(), compare=False)
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "worker_numbers", batch_fields.worker_numbers_of(self.worker_numbers, self.lengths))
+        if cast("Any", self.worker_numbers) is None:
+            object.__setattr__(self, "worker_numbers", np.full(np.shape(self.lengths), -1, dtype=np.int64))
         batch_fields.check_batch(self)
 
     # --- Sizes and accounts
@@ -164,7 +168,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             following[ends] = last
             return following
 
-        last_leaves = iter([leaf for _, leaf in trees.leaves(self.last_observations)])
+        last_leaves = (leaf for _, leaf in trees.leaves(self.last_observations))
         return trees.map_tree(lambda leaf: follow(leaf, next(last_leaves)), self.observations)
 
     @property
@@ -320,6 +324,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             agent_versions=self.agent_versions[rows],
             seed=self.seed,
             worker_numbers=self.worker_numbers[rows],
+            fingerprints=self.fingerprints,
         )
 
     @staticmethod
@@ -341,9 +346,10 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         first = parts[0]
         batch_fields.check_same_spaces(parts)
         joined = {name: trees.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        sizes = {"env_infos": "n_timesteps", "agent_infos": "n_timesteps", "episode_infos": "n_trajectories"}
         infos = {
-            name: concatenate_infos([(getattr(part, name), part._infos_length(name)) for part in parts], name)
-            for name in _INFOS
+            name: concatenate_infos([(getattr(part, name), getattr(part, size)) for part in parts], name)
+            for name, size in sizes.items()
         }
         seeds = {part.seed for part in parts}
         return dataclasses.replace(
@@ -353,10 +359,8 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             seeds=tuple(seed for part in parts for seed in part.seeds),
             seed=seeds.pop() if len(seeds) == 1 else None,
             stats=None,
+            fingerprints=frozenset().union(*(part.fingerprints for part in parts)),
         )
-
-    def _infos_length(self, name: str) -> int:
-        return self.n_trajectories if name == "episode_infos" else self.n_timesteps
 
     # --- Files
 
@@ -376,22 +380,13 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
 
 def _unchecked(**fields: Any) -> TrajectoryBatch[Any, Any]:
     """Make a batch of fields that fit each other."""
-    batch = object.__new__(TrajectoryBatch)
-    vars(batch).update(fields, stats=None)
+    vars(batch := object.__new__(TrajectoryBatch)).update(fields, stats=None)
     return batch
 
 
 _ARRAYS = (
-    "observations",
-    "last_observations",
-    "actions",
-    "rewards",
-    "terminated",
-    "truncated",
-    "lengths",
-    "indices",
-    "agent_versions",
-    "worker_numbers",
+    *("observations", "last_observations", "actions", "rewards", "terminated", "truncated"),
+    *("lengths", "indices", "agent_versions", "worker_numbers"),
 )
 _INFOS = ("env_infos", "agent_infos", "episode_infos")
 _PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types", "env_infos", "agent_infos")

@@ -14,7 +14,7 @@ from streamsampler.data.spaces import validate
 from streamsampler.data.trees import Array, Tree
 from streamsampler.errors import DataError
 
-__all__ = ["check_batch", "check_same_spaces", "padded_infos", "padded_tree", "tensors_of", "worker_numbers_of"]
+__all__ = ["check_batch", "check_same_spaces", "padded_infos", "padded_tree", "tensors_of"]
 
 
 def check_batch(batch: Any) -> None:
@@ -82,11 +82,6 @@ def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: type[np.g
         raise DataError(f"{name} has the shape {array.shape}, and should have {shape}")
     if array.dtype != dtype:
         raise DataError(f"{name} has the dtype {array.dtype}, and should have {np.dtype(dtype)}")
-
-
-def worker_numbers_of(given: Any, lengths: Any) -> Any:
-    """Return the field `worker_numbers`: what was given, or -1 for each trajectory where nothing is known."""
-    return np.full(np.shape(lengths), -1, dtype=np.int64) if given is None else given
 
 
 # --- Side by side

@@ -113,13 +113,11 @@ class Leaf:
 
 
 def _fits(row: Array, dtype: np.dtype[Any]) -> bool:
-    if row.dtype.kind == "f" == dtype.kind:
+    if row.dtype.kind == "f" == dtype.kind or row.size == 0 or np.can_cast(row.dtype, dtype, "safe"):
         return True
-    if row.size == 0 or np.can_cast(row.dtype, dtype, "safe"):
+    if row.dtype.kind not in "biu":
+        return np.can_cast(row.dtype, dtype, "same_kind")
+    if dtype.kind not in "biu":
         return True
-    if row.dtype.kind in "biu":
-        if dtype.kind in "biu":
-            lowest, highest = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-            return lowest <= int(row.min()) and int(row.max()) <= highest
-        return True
-    return np.can_cast(row.dtype, dtype, "same_kind")
+    lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return lowest <= int(row.min()) and int(row.max()) <= highest

@@ -9,9 +9,8 @@ from __future__ import annotations
 import operator
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -78,24 +77,18 @@ def make_recorder(
         error: The class of errors for values that do not fit.
         allocate: Makes an uninitialised array of a shape and dtype, for the rows of large leaves.
     """
-    return _recorder_of(space, path, error, allocate)
-
-
-@singledispatch
-def _recorder_of(_space: AnySpace, path: str, error: type[DataError], _allocate: Allocate) -> Recorder:
-    return _object_recorder(path, error, None)
-
-
-@_recorder_of.register
-def _(_space: gym_spaces.Text, path: str, error: type[DataError], _allocate: Allocate) -> Recorder:
-    return _object_recorder(path, error, str)
-
-
-@_recorder_of.register(gym_spaces.Box)
-@_recorder_of.register(gym_spaces.MultiDiscrete)
-@_recorder_of.register(gym_spaces.MultiBinary)
-def _(space: AnySpace, path: str, error: type[DataError], allocate: Allocate) -> Recorder:
+    match space:
+        case gym_spaces.Dict():
+            return _dict_recorder(space, path, error, allocate)
+        case gym_spaces.Tuple():
+            return _tuple_recorder(space, path, error, allocate)
+        case gym_spaces.Text():
+            return _object_recorder(path, error, str)
     leaf = Leaf(space, path, error)
+    if leaf.dtype.hasobject:
+        return _object_recorder(path, error, None)
+    if isinstance(space, gym_spaces.Discrete):
+        return _discrete_recorder(leaf)
     return _small_recorder(leaf) if leaf.row_bytes <= _SMALL_BYTES else _LargeRows(leaf, allocate).recorder()
 
 
@@ -104,13 +97,8 @@ def _small_recorder(leaf: Leaf) -> Recorder:
 
     Floats of another dtype are kept as they are, and cast when the rows are looked at: all at once costs a tenth.
     """
-    shape, dtype, convert, takes_floats_of, ndarray = (
-        leaf.shape,
-        leaf.dtype,
-        leaf.convert,
-        leaf.takes_floats_of,
-        np.ndarray,
-    )
+    shape, dtype, convert = leaf.shape, leaf.dtype, leaf.convert
+    takes_floats_of, ndarray = leaf.takes_floats_of, np.ndarray
     rows: list[bytes] = []
     others = _OtherDtypes()
     append, note = rows.append, others.note
@@ -271,9 +259,7 @@ class _LargeRows:
             self._buffer = None  # it may be on its way to the sampler
 
 
-@_recorder_of.register
-def _(space: gym_spaces.Discrete, path: str, error: type[DataError], _allocate: Allocate) -> Recorder:
-    leaf = Leaf(space, path, error)
+def _discrete_recorder(leaf: Leaf) -> Recorder:
     dtype, convert = leaf.dtype, leaf.convert
     code = "Q" if dtype.kind == "u" else "q"
     rows: list[int] = []
@@ -305,9 +291,8 @@ def _(space: gym_spaces.Discrete, path: str, error: type[DataError], _allocate: 
     return Recorder(lambda value: append(convert(value).item()), truncate, view, rows.__len__)
 
 
-@_recorder_of.register
-def _(space: gym_spaces.Dict, path: str, error: type[DataError], allocate: Allocate) -> Recorder:
-    children = {key: _recorder_of(child, f"{path}[{key!r}]", error, allocate) for key, child in space.spaces.items()}
+def _dict_recorder(space: gym_spaces.Dict, path: str, error: type[DataError], allocate: Allocate) -> Recorder:
+    children = {key: make_recorder(child, f"{path}[{key!r}]", error, allocate) for key, child in space.spaces.items()}
     records = [(key, child.record) for key, child in children.items()]
     n_keys = len(records)
 
@@ -319,18 +304,13 @@ def _(space: gym_spaces.Dict, path: str, error: type[DataError], allocate: Alloc
                 raise misfit(value, space, path, error)
             record_child(value[key])
 
-    return Recorder(
-        record,
-        lambda length: _truncate_all(children.values(), length),
-        lambda start, stop: {key: child.view(start, stop) for key, child in children.items()},
-        lambda: max((child.count() for child in children.values()), default=0),
-        renew=lambda: _renew_all(children.values()),
+    return _nested_recorder(
+        children.values(), record, lambda start, stop: {key: child.view(start, stop) for key, child in children.items()}
     )
 
 
-@_recorder_of.register(gym_spaces.Tuple)
-def _(space: AnyTuple, path: str, error: type[DataError], allocate: Allocate) -> Recorder:
-    children = [_recorder_of(child, f"{path}[{i}]", error, allocate) for i, child in enumerate(space.spaces)]
+def _tuple_recorder(space: AnyTuple, path: str, error: type[DataError], allocate: Allocate) -> Recorder:
+    children = [make_recorder(child, f"{path}[{i}]", error, allocate) for i, child in enumerate(space.spaces)]
     records = [child.record for child in children]
     n_children = len(records)
 
@@ -341,13 +321,21 @@ def _(space: AnyTuple, path: str, error: type[DataError], allocate: Allocate) ->
         for record_child, part in zip(records, parts, strict=True):
             record_child(part)
 
-    return Recorder(
-        record,
-        lambda length: _truncate_all(children, length),
-        lambda start, stop: tuple(child.view(start, stop) for child in children),
-        lambda: max((child.count() for child in children), default=0),
-        renew=lambda: _renew_all(children),
-    )
+    return _nested_recorder(children, record, lambda start, stop: tuple(child.view(start, stop) for child in children))
+
+
+def _nested_recorder(
+    children: Collection[Recorder], record: Callable[[Any], None], view: Callable[[int, int], Tree]
+) -> Recorder:
+    def truncate(length: int) -> None:
+        for child in children:
+            child.truncate(length)
+
+    def renew() -> None:
+        for child in children:
+            child.renew()
+
+    return Recorder(record, truncate, view, lambda: max((it.count() for it in children), default=0), renew=renew)
 
 
 def _object_recorder(path: str, error: type[DataError], kind: type | None) -> Recorder:
@@ -368,16 +356,6 @@ def _as_tuple(value: Any) -> tuple[Any, ...] | None:
     # An array stands for the tuple of its rows: environments of several discrete parts hand out such.
     is_sequence = isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim > 0)
     return tuple(value) if is_sequence else None
-
-
-def _truncate_all(recorders: Iterable[Recorder], length: int) -> None:
-    for recorder in recorders:
-        recorder.truncate(length)
-
-
-def _renew_all(recorders: Iterable[Recorder]) -> None:
-    for recorder in recorders:
-        recorder.renew()
 
 
 def empty(space: AnySpace) -> Tree:

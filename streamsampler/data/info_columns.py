@@ -184,7 +184,10 @@ def _merge_column(pieces: list[tuple[InfoColumn, slice, int]], length: int) -> I
         return InfoColumn(
             steps, object_array([value for column, rows, _ in pieces for value in _objects(column, rows)])
         )
-    return InfoColumn(steps, np.concatenate([_typed(column, rows, *kind) for column, rows, _ in pieces], dtype=kind[0]))
+    parts = [
+        _stack(column.values[rows].tolist(), *kind) if column.raw else column.values[rows] for column, rows, _ in pieces
+    ]
+    return InfoColumn(steps, np.concatenate(parts, dtype=kind[0]))
 
 
 def _steps(column: InfoColumn, rows: slice) -> NDArray[np.int64]:
@@ -213,9 +216,7 @@ def are_uniform(parts: Iterable[InfoColumns]) -> bool:
 
 
 def _common_kind(pieces: Iterable[tuple[InfoColumn, slice, int]]) -> Kind:
-    kinds: set[Kind] = set()
-    for column, rows, _ in pieces:
-        kinds |= _kinds(column, rows)
+    kinds = {kind for column, rows, _ in pieces for kind in _kinds(column, rows)}
     if len(kinds) == 1 or None in kinds:
         return None if None in kinds else kinds.pop()
     known = [kind for kind in kinds if kind is not None]
@@ -238,10 +239,6 @@ def _loses_integers(column: InfoColumn, rows: slice, dtype: np.dtype[Any]) -> bo
         kind is not None and may_change(kind[0], dtype) and bool(changed(_stack(alike, *kind), dtype).any())
         for kind, alike in of_one_kind.items()
     )
-
-
-def _typed(column: InfoColumn, rows: slice, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    return _stack(column.values[rows].tolist(), dtype, shape) if column.raw else column.values[rows]
 
 
 def _objects(column: InfoColumn, rows: slice) -> list[Any]:
@@ -316,10 +313,7 @@ def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | 
 
 
 def _owners_of(columns: Iterable[InfoColumn], owners: Owners) -> set[int]:
-    found: set[int] = set()
-    for column in columns:
-        found.update(owners(_steps(column, slice(0, len(column.values)))).tolist())
-    return found
+    return {owner for it in columns for owner in owners(_steps(it, slice(0, len(it.values)))).tolist()}
 
 
 def name_of(path: str, keys: KeyPath) -> str:

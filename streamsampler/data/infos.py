@@ -9,7 +9,7 @@ the same form; one that was empty leaves no trace.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, TypeAlias
 
@@ -265,29 +265,29 @@ def columns_of(infos: Infos, length: int, path: str) -> InfoColumns:
     Raises:
         DataError: An array of another length, or a mask that is no mask; names the key and says both shapes.
     """
-    found: list[tuple[KeyPath, Array, Array | None]] = []
-    _visit(infos, length, path, (), lambda *column: found.append(column))
     columns = {
         key: InfoColumn(None, array) if mask is None else InfoColumn(np.flatnonzero(mask).astype(np.int64), array[mask])
-        for key, array, mask in found
+        for key, array, mask in list(_checked(infos, length, path))  # masks, too, before one is used
     }
     return InfoColumns(length, columns)
 
 
 def validate_infos(infos: Infos, length: int, path: str) -> None:
     """Check the shapes and masks of a dict of arrays; see `columns_of`."""
-    _visit(infos, length, path, (), lambda _key, _array, _mask: None)
+    for _ in _checked(infos, length, path):
+        pass
 
 
-def _visit(
-    infos: Infos, length: int, path: str, prefix: KeyPath, visit: Callable[[KeyPath, Array, Array | None], None]
-) -> None:
+def _checked(
+    infos: Infos, length: int, path: str, prefix: KeyPath = ()
+) -> Iterator[tuple[KeyPath, Array, Array | None]]:
+    """Yield each key's array and its mask, if it has one."""
     if not isinstance(infos, dict):
         raise DataError(f"{name_of(path, prefix)} should be a dict of arrays, and is a {type(infos).__name__}")
     for key, value in infos.items():
         where = (*prefix, key)
         if isinstance(value, dict):
-            _visit(value, length, path, where, visit)
+            yield from _checked(value, length, path, where)
         elif is_mask(key, infos):
             if value.dtype != np.bool_ or value.shape != (length,):
                 raise DataError(
@@ -302,7 +302,7 @@ def _visit(
             )
         else:
             mask = infos.get(f"_{key}")
-            visit(where, value, mask if isinstance(mask, np.ndarray) else None)
+            yield where, value, mask if isinstance(mask, np.ndarray) else None
 
 
 def is_mask(key: str, infos: Mapping[str, Any]) -> bool:
@@ -322,17 +322,13 @@ def take_infos(infos: Infos, index: slice | Array) -> Infos:
             if inner := take_infos(value, index):
                 taken[key] = inner
         elif not is_mask(key, infos):
-            mask = infos.get(f"_{key}")
-            _take_one(taken, key, value[index], mask[index] if isinstance(mask, np.ndarray) else None)
+            rows, mask = value[index], infos.get(f"_{key}")
+            present = mask[index] if isinstance(mask, np.ndarray) else None
+            if n_present := len(rows) if present is None else np.count_nonzero(present):
+                taken[key] = rows
+                if n_present < len(rows):
+                    taken[f"_{key}"] = present
     return taken
-
-
-def _take_one(taken: Infos, key: str, rows: Array, mask: Array | None) -> None:
-    n_present = len(rows) if mask is None else np.count_nonzero(mask)
-    if n_present:
-        taken[key] = rows
-        if n_present < len(rows):
-            taken[f"_{key}"] = mask
 
 
 def concatenate_infos(parts: Sequence[tuple[Infos, int]], path: str) -> Infos:

@@ -177,13 +177,14 @@ class RolloutRecorder:
         self._begun = False
 
     def _check_counts(self) -> None:
-        counts = self._observations.count(), self._actions.count(), len(self._rewards)
-        if counts[2] > self.n_timesteps and _agree(counts, self._observations.view(0, 0), self._actions.view(0, 0)):
+        n_rewards, recorders = len(self._rewards), (self._observations, self._actions)
+        with_leaves = [it for it in recorders if any(trees.leaves(it.view(0, 0)))]  # others record nothing
+        if n_rewards > self.n_timesteps and all(it.count() == n_rewards for it in with_leaves):
             return
+        counts = [it.count() - self.n_timesteps for it in recorders]
         raise DataError(
-            "a trajectory cannot end with {} observations, {} actions and {} rewards".format(
-                *(count - self.n_timesteps for count in counts)
-            )
+            f"a trajectory cannot end with {counts[0]} observations, {counts[1]} actions and "
+            f"{n_rewards - self.n_timesteps} rewards"
         )
 
     def abandon(self) -> None:
@@ -274,14 +275,6 @@ def refuse_actions_outside(space: AnySpace, actions: Tree, lengths: Sequence[int
     if isinstance(space, gym_spaces.Box):
         advice = "; clip it in the agent, or wrap the environment with gymnasium.wrappers.ClipAction"
     raise ActionError(f"{message}, at timestep {timestep} of its trajectory{advice}", position=position)
-
-
-def _agree(counts: tuple[int, int, int], observations: Tree, actions: Tree) -> bool:
-    """Return whether as many observations and actions as rewards were recorded, in spaces that have leaves."""
-    n_observations, n_actions, n_rewards = counts
-    return (n_observations == n_rewards or not any(trees.leaves(observations))) and (
-        n_actions == n_rewards or not any(trees.leaves(actions))
-    )
 
 
 def packed_floats(values: list[float]) -> bytearray:

@@ -7,7 +7,6 @@ tuples of what they hold, and every other space (Text, Sequence, Graph, ...) as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import singledispatch
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,22 +22,16 @@ __all__ = ["AnySpace", "check_actions", "misfit", "row_spec", "rows_inside", "sh
 AnySpace: TypeAlias = Space[Any]
 AnyTuple: TypeAlias = "gym_spaces.Tuple[Any]"
 
+_ARRAY_SPACES = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary)
 
-@singledispatch
-def row_spec(_space: AnySpace) -> tuple[tuple[int, ...], np.dtype[Any]]:
+
+def row_spec(space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of one stored value of a leaf space."""
+    if isinstance(space, _ARRAY_SPACES):
+        return tuple(space.shape or ()), np.dtype(space.dtype)
     return (), np.dtype(object)
 
 
-@row_spec.register(gym_spaces.Box)
-@row_spec.register(gym_spaces.Discrete)
-@row_spec.register(gym_spaces.MultiDiscrete)
-@row_spec.register(gym_spaces.MultiBinary)
-def _(space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    return tuple(space.shape), np.dtype(space.dtype)
-
-
-@singledispatch
 def space_leaves(
     space: AnySpace, tree: Any, path: str, error: type[DataError] = DataError
 ) -> Iterator[tuple[str, AnySpace, Array]]:
@@ -47,29 +40,20 @@ def space_leaves(
     Raises:
         DataError: The structure nests otherwise than the space; or the error given.
     """
-    if not isinstance(tree, np.ndarray):
+    if isinstance(space, gym_spaces.Dict):
+        if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
+            raise misfit(tree, space, path, error)
+        for key, child in space.spaces.items():
+            yield from space_leaves(child, tree[key], f"{path}[{key!r}]", error)
+    elif isinstance(space, gym_spaces.Tuple):
+        if not isinstance(tree, tuple) or len(tree) != len(space.spaces):
+            raise misfit(tree, space, path, error)
+        for position, child in enumerate(space.spaces):
+            yield from space_leaves(child, tree[position], f"{path}[{position}]", error)
+    elif isinstance(tree, np.ndarray):
+        yield path, space, tree
+    else:
         raise error(f"{path} should be an array for {space}, and is {short(tree)}")
-    yield path, space, tree
-
-
-@space_leaves.register
-def _(
-    space: gym_spaces.Dict, tree: Any, path: str, error: type[DataError] = DataError
-) -> Iterator[tuple[str, AnySpace, Array]]:
-    if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
-        raise misfit(tree, space, path, error)
-    for key, child in space.spaces.items():
-        yield from space_leaves(child, tree[key], f"{path}[{key!r}]", error)
-
-
-@space_leaves.register(gym_spaces.Tuple)
-def _(
-    space: AnyTuple, tree: Any, path: str, error: type[DataError] = DataError
-) -> Iterator[tuple[str, AnySpace, Array]]:
-    if not isinstance(tree, tuple) or len(tree) != len(space.spaces):
-        raise misfit(tree, space, path, error)
-    for position, child in enumerate(space.spaces):
-        yield from space_leaves(child, tree[position], f"{path}[{position}]", error)
 
 
 def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
@@ -86,20 +70,19 @@ def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
             raise DataError(f"{name} has the dtype {array.dtype}, and its space has {dtype}")
 
 
-def check_actions(space: AnySpace, actions: Tree, path: str = "action") -> tuple[int, str] | None:
+def check_actions(space: AnySpace, actions: Tree) -> tuple[int, str] | None:
     """Look for rows outside their space.
 
     Args:
         space: The action space.
         actions: Its values, leaves of shape (T, ...), of the dtypes of the space.
-        path: What an action is called in the message.
 
     Returns:
         None, or the first such row and a message that names the leaf, the value and the space. NaN is outside every
         Box.
     """
     first: tuple[int, str] | None = None
-    for name, leaf, array in space_leaves(space, actions, path):
+    for name, leaf, array in space_leaves(space, actions, "action"):
         outside = np.flatnonzero(~rows_inside(leaf, array))
         row = int(outside[0]) if len(outside) else None
         if row is not None and (first is None or row < first[0]):
@@ -119,32 +102,19 @@ def rows_inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
     """
     if not rows.size:
         return np.ones(len(rows), dtype=np.bool_)
-    return np.asarray(_inside(space, rows).reshape(len(rows), -1).all(axis=1))
-
-
-@singledispatch
-def _inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
-    return np.fromiter((space.contains(row) for row in rows), dtype=np.bool_, count=len(rows))
-
-
-@_inside.register
-def _(space: gym_spaces.Box, rows: Array) -> NDArray[np.bool_]:
-    return np.asarray((rows >= space.low) & (rows <= space.high))
-
-
-@_inside.register
-def _(space: gym_spaces.Discrete, rows: Array) -> NDArray[np.bool_]:
-    return np.asarray((rows >= space.start) & (rows < space.start + space.n))
-
-
-@_inside.register
-def _(space: gym_spaces.MultiDiscrete, rows: Array) -> NDArray[np.bool_]:
-    return np.asarray((rows >= space.start) & (rows - space.start < space.nvec))
-
-
-@_inside.register
-def _(_space: gym_spaces.MultiBinary, rows: Array) -> NDArray[np.bool_]:
-    return np.asarray((rows == 0) | (rows == 1))
+    inside: Array
+    match space:
+        case gym_spaces.Box():
+            inside = (rows >= space.low) & (rows <= space.high)
+        case gym_spaces.Discrete():
+            inside = (rows >= space.start) & (rows < space.start + space.n)
+        case gym_spaces.MultiDiscrete():
+            inside = (rows >= space.start) & (rows - space.start < space.nvec)
+        case gym_spaces.MultiBinary():
+            inside = (rows == 0) | (rows == 1)
+        case _:
+            inside = np.fromiter((space.contains(row) for row in rows), dtype=np.bool_, count=len(rows))
+    return np.asarray(inside.reshape(len(rows), -1).all(axis=1))
 
 
 def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type[DataError]) -> DataError:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import reduce
+from typing import Any
 
+from streamsampler.data.info_stats import Aggregation, aggregate
+from streamsampler.data.timers import Timer
 from streamsampler.protocol.messages import Checked, Report, Times
 
 __all__ = ["REMEMBERED", "DroppedTrajectory", "FoundAnomaly", "Stats"]
+
+_NO_SUMS = {"workers", "worker_timesteps", "timed", "recent", "infos", "first_anomaly"}
+_WEIGHT = 0.1
 
 REMEMBERED = 1_000
 """How many dropped trajectories are listed."""
@@ -84,6 +92,12 @@ class Stats:
         reports: Answers of workers.
         seconds: Wall time inside obtaining calls.
         workers: Where each worker's time went.
+        worker_timesteps: How many timesteps each worker reported.
+        timed: What user code timed, by worker and phase; see `timers`.
+        recent: Exponentially weighted means over calls, each call with a weight of a tenth: of the milliseconds for
+            each timestep by timer, the timesteps per second and the values of infos, by their names in `flat`. Of
+            samplers only; streams are not in it.
+        infos: What `take_infos` made of the infos of the last batch, by name.
     """
 
     kept_trajectories: int = 0
@@ -108,11 +122,15 @@ class Stats:
     reports: int = 0
     seconds: float = 0.0
     workers: list[Times] = field(default_factory=list)
+    worker_timesteps: list[int] = field(default_factory=list)
+    timed: dict[int, Timer] = field(default_factory=dict)
+    recent: dict[str, float] = field(default_factory=dict)
+    infos: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, n_workers: int) -> Stats:
         """Return empty accounts for `n_workers` workers."""
-        return cls(workers=[Times()] * n_workers)
+        return cls(workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers)
 
     @property
     def times(self) -> Times:
@@ -123,6 +141,9 @@ class Stats:
         """Add what a report says of times and of abandoned rollouts; what became of the others is its reader's."""
         self.reports += 1
         self.workers[worker] = self.workers[worker].plus(report.seconds)
+        self.worker_timesteps[worker] += report.ran_timesteps
+        if report.timed:
+            self.timed.setdefault(worker, Timer()).add(report.timed)
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
         self.lost_timesteps += report.lost_timesteps
@@ -143,8 +164,75 @@ class Stats:
     def merge(self, call: Stats) -> None:
         """Add the accounts of a call."""
         for item in fields(self):
-            if item.name not in ("workers", "first_anomaly"):
+            if item.name not in _NO_SUMS:
                 setattr(self, item.name, getattr(self, item.name) + getattr(call, item.name))
         self.first_anomaly = self.first_anomaly or call.first_anomaly
         del self.dropped[:-REMEMBERED]
         self.workers = list(map(Times.plus, self.workers, call.workers))
+        self.worker_timesteps = list(map(operator.add, self.worker_timesteps, call.worker_timesteps))
+        for worker, timed in call.timed.items():
+            self.timed.setdefault(worker, Timer()).merge(timed)
+        self._remember(call.means())
+
+    def _remember(self, means: Mapping[str, float]) -> None:
+        for name, value in means.items():
+            before = self.recent.get(name, value)
+            self.recent[name] = before + _WEIGHT * (value - before)
+
+    def take_infos(self, batch: Any, how: Mapping[str, Aggregation]) -> dict[str, float]:
+        """Add values that environments report in infos: `sampler.stats.take_infos(batch, {"crashes": "sum"})`.
+
+        They are in `infos`, until the next time, and in `flat` as "infos/crashes" and "recent/infos/crashes".
+
+        Args:
+            batch: A `TrajectoryBatch`.
+            how: Names of infos of `env.step`, and what is made of their values: "mean" and "sum" of the timesteps in
+                which it was there, or "last" for its value in the last of them, in index order.
+
+        Returns:
+            A number for each name that was there.
+
+        Raises:
+            UsageError: Another word, or an info that is no number in each timestep.
+        """
+        found = aggregate(batch.env_infos, how)
+        self.infos |= found
+        self._remember({f"infos/{name}": value for name, value in found.items()})
+        return found
+
+    def timers(self, worker: int | None = None) -> Timer:
+        """Return where the time of a worker went, as a tree: its phases, and in them what user code timed.
+
+        Args:
+            worker: The worker number; None for all workers together.
+
+        Returns:
+            A new tree. Its children are those of `Times`: reset, agent, step, sending, idle and checking.
+        """
+        times = self.times if worker is None else self.workers[worker]
+        timesteps = sum(self.worker_timesteps) if worker is None else self.worker_timesteps[worker]
+        phases = {name: Timer(seconds) for name, seconds in times._asdict().items()}
+        tree = Timer(sum(times), 0, timesteps, phases)
+        for number in sorted(self.timed) if worker is None else [worker]:
+            tree.merge(self.timed.get(number, Timer()))
+        for _, timer in tree.walk():
+            timer.timesteps = tree.timesteps
+        return tree
+
+    def means(self) -> dict[str, float]:
+        """Return milliseconds for each timestep by timer, and timesteps per second, by their names in `flat`."""
+        if not any(self.worker_timesteps):
+            return {}
+        means = {f"ms/{'/'.join(path)}": timer.ms_per_timestep for path, timer in self.timers().walk() if path}
+        means["timesteps_per_second"] = self.kept_timesteps / self.seconds if self.seconds else 0.0
+        return means
+
+    def flat(self) -> dict[str, float]:
+        """Return all of it as numbers by name, as experiment trackers take them.
+
+        Names are those of the attributes; "ms/step/physics" and so on are milliseconds for each timestep, of all
+        workers together, by the path of the timer; "recent/…" is the exponentially weighted mean of each of these.
+        """
+        numbers = {item.name: getattr(self, item.name) for item in fields(self) if item.type in ("int", "float")}
+        infos = {f"infos/{name}": value for name, value in self.infos.items()}
+        return numbers | self.means() | infos | {f"recent/{name}": value for name, value in self.recent.items()}

@@ -1,4 +1,4 @@
-"""Engines: where workers live, in this process or in processes of their own.
+"""Engines: where workers live, in this process, in processes of their own, or in a Ray cluster.
 
 An engine carries messages between the sampler and its workers. All engines share one gathering loop, so they give the
 same batches. To write an engine see `streamsampler.engines.base`; `tests/contracts` in the repository runs against

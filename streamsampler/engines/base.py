@@ -29,9 +29,11 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from streamsampler.protocol.messages import Answer, Failure, Message, Phase
+from streamsampler.scheduling.ticket_size import SHORTEST_TICKET_SECONDS
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import Progress, StatusBoard
 
@@ -105,12 +107,17 @@ class Engine(ABC):
             process, `StatusBoard(memoryview(bytearray(board_bytes(n_workers))))`.
         concurrent: Whether workers run at the same time; otherwise they take turns.
         has_own_loggers: Whether loggers in workers are not those of the sampler's process.
+        shortest_ticket_seconds: Below this the last tickets of a call cost more than they are worth.
+        clock: Returns seconds, from any beginning: by them tickets are sized and deadlines kept. A simulation has its
+            own.
     """
 
     n_workers: int
     board: StatusBoard
     concurrent = True
     has_own_loggers = False
+    shortest_ticket_seconds = SHORTEST_TICKET_SECONDS
+    clock: Callable[[], float] = staticmethod(perf_counter)
 
     # ------------------------------------------------------------------ to be written
 
@@ -128,6 +135,11 @@ class Engine(ABC):
     @abstractmethod
     def restart(self, worker: int) -> None:
         """Start a new worker in the place of a dead one."""
+
+    def can_restart(self, worker: int) -> bool:
+        """Return whether a new worker can be started in the place of a dead one; `wait` returns when that changes."""
+        del worker
+        return True
 
     @abstractmethod
     def kill(self) -> None:

@@ -12,6 +12,8 @@ import errno
 import multiprocessing.process
 import multiprocessing.spawn
 import os
+import pickle
+import queue
 import signal
 import threading
 import weakref
@@ -21,18 +23,16 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked
+from streamsampler.engines.linked import Link, shown_stacks
 from streamsampler.engines.queue_worker import WorkerEnds, main
 from streamsampler.engines.worker_setup import ProcessSetup
+from streamsampler.protocol.messages import Message
 from streamsampler.protocol.states import CAPACITY
 
-__all__ = ["END_SECONDS", "QueueLink"]
+__all__ = ["QueueLink"]
 
-END_SECONDS = 5.0
-"""How long a killed process may take to be gone; one that hangs in the kernel is not waited for any longer."""
-
-_GRACE_SECONDS = 1.0  # from the end of a worker's queue to the worker's end
 _STACKS_SECONDS = 1.0
-_OURS = ("streamsampler/workers/loop.py", "streamsampler/engines/", "/multiprocessing/", '"<string>"')
 
 _MOST_COMMANDS = CAPACITY + 3  # tickets, two Stop and an Exit; see `protocol.states`
 _MOST_ANSWERS = CAPACITY + 2  # to tickets, a failure to close the environment, and the last log records
@@ -41,7 +41,7 @@ _links: weakref.WeakSet[QueueLink] = weakref.WeakSet()
 _start_lock = threading.Lock()
 
 
-class QueueLink:
+class QueueLink(Link):
     """The sampler's ends of what it shares with one worker: a pair of bounded queues, and its process.
 
     A thread reads the worker's answers: a worker that stops in the middle of one keeps only its own thread waiting.
@@ -53,22 +53,14 @@ class QueueLink:
         number: The worker number.
         setup: What all workers are given.
         board: The status board's memory.
-        descriptors: How many descriptors the worker may have; None for as many as this process may.
 
     Attributes:
-        number: The worker number.
         process: The process.
-        spaces: The spaces that the worker sent last, pickled.
-        ended: Whether the worker is dead, or counts as dead: it is sent nothing, and nothing of it is taken in.
     """
 
-    def __init__(
-        self, context: BaseContext, number: int, setup: ProcessSetup, board: Any, descriptors: int | None
-    ) -> None:
-        self.number = number
-        self.spaces = b""
-        self.ended = False
-        self._closed = False
+    def __init__(self, context: BaseContext, number: int, setup: ProcessSetup, board: Any) -> None:
+        super().__init__(number)
+        self._gone = self._closed = False
         self._reader: threading.Thread | None = None
         self._commands, self._answers = context.Queue(_MOST_COMMANDS), context.Queue(_MOST_ANSWERS)
         self._commands.cancel_join_thread()  # what no worker reads must not keep this process from its end
@@ -78,11 +70,11 @@ class QueueLink:
         stacks, self._stacks = context.Pipe()
         theirs = WorkerEnds(self._commands, self._answers, alive, stacks)
         make: Callable[..., BaseProcess] = context.Process  # type: ignore[attr-defined]
-        arguments = number, theirs, setup, board, descriptors
+        arguments = number, theirs, setup, board
         self.process = make(target=main, args=arguments, name=f"streamsampler worker {number}")
         _links.add(self)  # now: a forked worker closes these ends
         try:
-            with _start_lock, _interrupts_blocked(), _main_module_left_out():
+            with _start_lock, interrupts_blocked(), _main_module_left_out():
                 self.process.start()
                 multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
         except BaseException:
@@ -118,20 +110,38 @@ class QueueLink:
             post(self, error)
         post(self, None)
 
-    def send(self, message: bytes) -> None:
-        """Send a message. The protocol bounds the messages under way, so the queue always has room."""
-        self._commands.put_nowait(message)
+    def send(self, message: Message) -> None:
+        """Send a message."""
+        try:
+            self._commands.put_nowait(pickle.dumps(message, protocol=5))
+        except queue.Full:  # the messages under way leave room: it has died, or its queue is broken
+            self.kill()
 
     def stacks(self) -> str:
-        """Return the worker's Python stacks; the reason why there are none, in parentheses."""
+        """Return the worker's Python stacks."""
         with contextlib.suppress(EOFError, OSError):
             self._stacks.send_bytes(b"?")
             if self._stacks.poll(_STACKS_SECONDS):
-                lines = self._stacks.recv_bytes().decode(errors="replace").splitlines()
-                return "\n".join(line for line in lines if not any(frame in line for frame in _OURS))
+                return shown_stacks(self._stacks.recv_bytes().decode(errors="replace"), ["/multiprocessing/"])
         return "(it did not answer: it is stopped, or native code holds the interpreter's lock)"
 
     # ------------------------------------------------------------------ the end
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self.process.pid or 0
+
+    def ends_within(self, timeout: float) -> bool:
+        """Return whether the worker ends within `timeout` seconds; what it leaves in its group is killed."""
+        if not self._gone:
+            self.process.join(max(0.0, timeout))
+            self._gone = self.process.exitcode is not None
+            # At once: no new process gets the group's number while there is any in it.
+            if self._gone and hasattr(os, "killpg"):
+                with contextlib.suppress(OSError):
+                    os.killpg(self.pid, signal.SIGKILL)
+        return self._gone
 
     def kill(self, *, gently: bool = False) -> None:
         """Kill the worker; gently, if the system knows the difference, by SIGTERM."""
@@ -141,35 +151,14 @@ class QueueLink:
             else:
                 self.process.kill()
 
-    def exitcode(self, timeout: float = _GRACE_SECONDS) -> int | None:
-        """Wait for the worker's end; kill it after `timeout` seconds. Return its exit code, None if it is not known."""
-        self.process.join(max(0.0, timeout))
-        if self.process.exitcode is None:
-            self.kill()
-            self.process.join(END_SECONDS)
-        self._kill_group()
-        return self.process.exitcode
-
-    def _kill_group(self) -> None:
-        """Kill what a worker that has ended leaves in its group; no new process gets its number while there is any."""
-        if self.process.exitcode is not None and self.process.pid is not None and hasattr(os, "killpg"):
-            with contextlib.suppress(OSError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
     def close(self, timeout: float) -> None:
-        """Kill the worker if it lives, and close all ends; may be repeated after an interrupt.
-
-        Args:
-            timeout: Seconds that the worker may take to be gone. If it hangs in the kernel, it is left, with its ends.
-        """
+        """Kill the worker if it lives, and close all ends. If it hangs in the kernel, it is left, with its ends."""
+        self.ended = True
         if self._closed:
             return
-        self.ended = True
         self.kill()
-        self.process.join(max(0.0, timeout))
-        if self.process.exitcode is None:
+        if not self.ends_within(timeout):
             return
-        self._kill_group()
         if self._reader is not None:
             self._reader.join(END_SECONDS)
         self._commands.close()
@@ -184,14 +173,11 @@ class QueueLink:
         for end in (self._commands._writer, self._answers._reader, self._alive, self._stacks):  # type: ignore[attr-defined]
             end.close()
 
-    def close_copies(self) -> None:
-        """Close the copies of the ends in a forked process: open there, they would hide the end of this one."""
-        self._close_ends()
-
 
 def _close_copies() -> None:
+    """Close the copies of the ends in a forked process: open there, they would hide the end of this one."""
     for link in list(_links):
-        link.close_copies()
+        link._close_ends()
 
 
 if hasattr(os, "register_at_fork"):
@@ -215,11 +201,3 @@ def _main_module_left_out() -> Iterator[None]:
         yield
     finally:
         multiprocessing.spawn.get_preparation_data = prepare
-
-
-def _interrupts_blocked() -> contextlib.AbstractContextManager[None]:
-    try:
-        from streamsampler.engines.launch.child import interrupts_blocked
-    except ImportError:  # Windows
-        return contextlib.nullcontext()
-    return interrupts_blocked()

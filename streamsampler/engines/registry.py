@@ -13,7 +13,7 @@ from streamsampler.errors import SamplerError, UsageError
 if TYPE_CHECKING:  # the command's help is to come at once
     from streamsampler.engines.base import Engine
 
-__all__ = ["ENGINES", "Capabilities", "EngineName", "check_engine"]
+__all__ = ["ENGINES", "RAY", "Capabilities", "EngineName", "check_engine", "refuse_lacking"]
 
 EngineName = Literal["processes", "queues"]
 
@@ -56,6 +56,32 @@ on Windows; notice that an environment has forked the worker itself; run in a da
 """
 
 
+RAY = Capabilities(("ray", "RayEngine"), lacks={"start_method": "Ray starts the processes"})
+"""The engine of Ray, which another sampler has: it needs the extra, and other arguments.
+
+What no argument needs, and it cannot do: all that `queues` cannot do; show the Python stacks of a worker that is
+stopped; end what an environment has started. Of a worker that died it knows what Ray says, which is no exit code. What
+its last timesteps were it knows only as far as it asked, for progress or for `step_timeout`, and up to the last answer.
+Environments do not run in the main thread, so they cannot set signal handlers, and what they print stays in Ray's logs.
+"""
+
+
+def refuse_lacking(name: str, able: Capabilities, options: Mapping[str, Any]) -> None:
+    """Refuse arguments that an engine lacks what they need for.
+
+    Args:
+        name: The engine's name.
+        able: What it can do.
+        options: The arguments; None where one is not asked for.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for option, reason in able.lacks.items():
+        if options.get(option) is not None:
+            raise UsageError(f'engine="{name}" takes no {option}: {reason}. Leave it out, or take another engine')
+
+
 def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:
     """Return a valid engine; None is the default one.
 
@@ -71,6 +97,8 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
     known: dict[str, EngineName] = {engine: engine for engine in ENGINES}
     if name is None:
         name = next(engine for engine, able in ENGINES.items() if has_processes() or able.start_methods)
+    if name == "ray":
+        raise UsageError('engine="ray" is another sampler: make a RaySampler')
     if name not in known:
         raise UsageError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
     able = ENGINES[known[name]]
@@ -81,7 +109,5 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
         )
     if not has_processes() and start_method not in able.start_methods:
         raise UsageError(f"this system cannot {start_method}: start_method must be {' or '.join(able.start_methods)}")
-    for option, reason in able.lacks.items():
-        if options.get(option) is not None:
-            raise UsageError(f'engine="{name}" takes no {option}: {reason}. Leave it out, or take another engine')
+    refuse_lacking(name, able, options)
     return known[name]

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Self
 
+from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
 from streamsampler.serialization import Payload, loads
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.threads import ThreadLimit, set_unset
@@ -27,6 +28,7 @@ class ProcessSetup:
         cwd: Its working directory.
         environ: Its environment variables, as they were when the sampler was made.
         title: Its process title; empty where there is none.
+        descriptors: How many descriptors a process may have; None for as many as the sampler's process may.
     """
 
     make_worker: Payload
@@ -36,6 +38,7 @@ class ProcessSetup:
     cwd: str
     environ: dict[str, str]
     title: str
+    descriptors: int | None
 
     @classmethod
     def of_this_process(cls, make_worker: Payload, seed: int, threads: int | None) -> Self:
@@ -46,7 +49,7 @@ class ProcessSetup:
 
             title = setproctitle.getproctitle()
         make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
-        return cls(make_worker, seed, threads, list(sys.path), os.getcwd(), dict(os.environ), title)
+        return cls(make_worker, seed, threads, list(sys.path), os.getcwd(), dict(os.environ), title, original_limit())
 
     def apply(self) -> ThreadLimit:
         """Make this process, a worker, like the sampler's; return what limits its threads."""
@@ -55,6 +58,7 @@ class ProcessSetup:
             import setproctitle
 
             setproctitle.setproctitle("worker:" + self.title)
+        lower_limit(self.descriptors)
         sys.path[:] = self.path
         os.environ.update(self.environ)
         set_unset(os.environ, self.threads)

@@ -12,26 +12,19 @@ from streamsampler.errors import UnknownEnvironmentError
 
 __all__ = ["find_spec"]
 
-_PACKAGES = {
-    "ALE/": ("ale_py", "ale-py"),
-    "BabyAI-": ("minigrid", "minigrid"),
-    "MiniGrid-": ("minigrid", "minigrid"),
-    "MiniWorld-": ("miniworld", "miniworld"),
-    "Meta-World/": ("metaworld", "metaworld"),
-    "browsergym/": ("browsergym.core", "browsergym-core"),
-    "bsuite/": ("shimmy", "shimmy[bsuite]"),
-    "dm_control/": ("shimmy", "shimmy[dm-control]"),
-    "highway-": ("highway_env", "highway-env"),
-    "merge-": ("highway_env", "highway-env"),
-    "Adroit": ("gymnasium_robotics", "gymnasium-robotics"),
-    "AntMaze": ("gymnasium_robotics", "gymnasium-robotics"),
-    "Fetch": ("gymnasium_robotics", "gymnasium-robotics"),
-    "FrankaKitchen": ("gymnasium_robotics", "gymnasium-robotics"),
-    "Hand": ("gymnasium_robotics", "gymnasium-robotics"),
-    "PointMaze": ("gymnasium_robotics", "gymnasium-robotics"),
-    "Panda": ("panda_gym", "panda-gym"),
-}
-"""How ids begin that well-known packages register: the module to import, and what to install."""
+_PACKAGES = (
+    ("ale_py", "ale-py", ("ALE/",)),
+    ("minigrid", "minigrid", ("BabyAI-", "MiniGrid-")),
+    ("miniworld", "miniworld", ("MiniWorld-",)),
+    ("metaworld", "metaworld", ("Meta-World/",)),
+    ("browsergym.core", "browsergym-core", ("browsergym/",)),
+    ("shimmy", "shimmy[bsuite]", ("bsuite/",)),
+    ("shimmy", "shimmy[dm-control]", ("dm_control/",)),
+    ("highway_env", "highway-env", ("highway-", "merge-")),
+    ("gymnasium_robotics", "gymnasium-robotics", ("Adroit", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")),
+    ("panda_gym", "panda-gym", ("Panda",)),
+)
+"""Well-known packages that register environments: the module to import, what to install, and how the ids begin."""
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -83,8 +76,8 @@ def _latest_version(name: str) -> EnvSpec | None:
 
 
 def _unknown(name: str) -> str:
-    for beginning, (module, package) in _PACKAGES.items():
-        if name.startswith(beginning):
+    for module, package, beginnings in _PACKAGES:
+        if name.startswith(beginnings):
             return (
                 f"unknown environment {name!r}. The package {module} registers such: ask for '{module}:{name}' "
                 f"(if it is not there, pip install '{package}')."

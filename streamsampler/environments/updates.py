@@ -21,7 +21,7 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.kinds import foreign_kind, foreign_kind_in
-from streamsampler.environments.worker_numbers import has_parameter, with_worker_number
+from streamsampler.environments.worker_numbers import lacks, with_worker_number
 from streamsampler.errors import SamplerError, UsageError
 
 __all__ = [
@@ -97,8 +97,7 @@ class NewEnvUpdate(EnvUpdate):
 
     def with_seed(self, seed: int) -> NewEnvUpdate | None:
         """Return the update that gives the factory a seed; None if it has no parameter for one, or has one already."""
-        bound = self.factory.keywords if isinstance(self.factory, functools.partial) else {}
-        if "seed" in self.env_kwargs or "seed" in bound or not has_parameter(self.factory, "seed"):
+        if not lacks(self.factory, self.env_kwargs, "seed"):
             return None
         return NewEnvUpdate(self.factory, {**self.env_kwargs, "seed": seed})
 
@@ -183,17 +182,14 @@ def _main_objects(spec: EnvSpec) -> dict[str, Any]:
 def _lent_to_main(objects: dict[str, Any]) -> Iterator[None]:
     """Give this process's ``__main__`` the user's classes while Gymnasium looks them up by name."""
     main = vars(sys.modules["__main__"])
-    absent = object()
-    before = {name: main.get(name, absent) for name in objects}
+    before = {name: main[name] for name in objects if name in main}
     main.update(objects)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is absent:
-                del main[name]
-            else:
-                main[name] = value
+        for name in objects:
+            del main[name]
+        main.update(before)
 
 
 class SetTaskUpdate(EnvUpdate):

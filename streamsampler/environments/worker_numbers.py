@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["for_worker", "has_parameter", "with_worker_number"]
+__all__ = ["for_worker", "lacks", "with_worker_number"]
 
 _NAME = "worker_number"
 _number: ContextVar[int] = ContextVar("streamsampler_worker_number", default=0)
@@ -39,15 +39,13 @@ def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]
     Returns:
         The keyword arguments. Outside workers the number is 0.
     """
-    given = {**arguments}
-    bound = factory.keywords if isinstance(factory, functools.partial) else {}
-    if _NAME not in given and _NAME not in bound and has_parameter(factory, _NAME):
-        given[_NAME] = _number.get()
-    return given
+    return {**arguments, _NAME: _number.get()} if lacks(factory, arguments, _NAME) else {**arguments}
 
 
-def has_parameter(factory: Callable[..., Any], name: str) -> bool:
-    """Return whether a callable has a parameter of a name that can be given as a keyword."""
+def lacks(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> bool:
+    """Return whether a callable has a parameter, by keyword, that neither `arguments` nor a partial function sets."""
+    if name in arguments or (isinstance(factory, functools.partial) and name in factory.keywords):
+        return False
     try:
         parameter = inspect.signature(factory).parameters.get(name)
     except (TypeError, ValueError):

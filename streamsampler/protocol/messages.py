@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
+from streamsampler.protocol.fingerprints import Fingerprint
+from streamsampler.timing import Measured
+
 __all__ = [
     "BY_NAME",
     "NEVER_AGAIN",
@@ -71,6 +74,8 @@ class Phase(StrEnum):
     SENDING = "sending the rollouts"
     CLOSE = "closing the environment"
     CHECK = "checking that trajectories depend on their seeds alone"
+    UNSEEN = "running its tickets"
+    """The sampler does not know what the worker did when it died."""
 
 
 class Ticket(NamedTuple):
@@ -238,6 +243,8 @@ class Report:
         lost_timesteps: Further timesteps, which were run in vain because something raised.
         checked: What the worker found in its environment since its last answer.
         runs_lanes: See `Worker.runs_lanes`.
+        fingerprint: How the worker's process computes; None where the worker has said so before.
+        timed: What user code timed since the worker's last report; see `timing.timed`.
     """
 
     ticket: Ticket
@@ -251,6 +258,8 @@ class Report:
     lost_timesteps: int = 0
     checked: Checked | None = None
     runs_lanes: bool = False
+    fingerprint: Fingerprint | None = None
+    timed: Measured = ()
 
     @property
     def ran_timesteps(self) -> int:

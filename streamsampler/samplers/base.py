@@ -17,17 +17,18 @@ from streamsampler.samplers.payloads import pickled_environments, put, put_agent
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.provenance import provenance_of
 from streamsampler.samplers.streaming import Stream
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.blocks import Layout
-from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker, GatherPlan
+from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Streamed
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
 from streamsampler.serialization import Payload
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
-from streamsampler.workers.resets import Options, ResetOptions, Resets, common_resets, given_resets
+from streamsampler.workers.resets import Options, ResetOptions, Resets, common_resets, given_resets, streamed_resets
 from streamsampler.workers.threads import check_threads
 
 __all__ = ["Sampler"]
@@ -80,6 +81,11 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             that no other worker begins. Wrappers that are known to carry something from one trajectory to the next,
             such as `NormalizeObservation`, are recognised without running anything. What raises in the check is no
             verdict. Its timesteps are `stats.checked_timesteps`.
+        fingerprint: What is done about workers that compute otherwise than others: NumPy and torch choose their kernels
+            by the processor, and other kernels give other last bits, and so other trajectories. Each worker computes a
+            small probe once, and tells its digest with its first report. "warn" logs a warning that names the workers
+            and machines that differ, and the environment variables that make them agree; "error" ends the call; None
+            says nothing. `batch.fingerprints` has the digests in any case.
         worker_threads: How many threads numerical libraries compute on in each worker; the last bits of a network's
             numbers may depend on it. Set are torch's number where it is loaded, those of OpenBLAS and MKL, and, for
             what is loaded later, environment variables such as OMP_NUM_THREADS where they are unset. Variables that
@@ -123,6 +129,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = Policy.restart_on,
         check: CheckMode = "warn",
+        fingerprint: CheckMode = "warn",
         worker_threads: int | None = 1,
     ) -> None:
         policy = self._policy = Policy(
@@ -133,23 +140,32 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             restart_on=(restart_on,) if isinstance(restart_on, type) else restart_on,
             **self._limits,
         )
+        if n_workers is None:
+            lengths = [len(items) for given in (agents, envs) if (items := items_by_worker(given)) is not None]
+            n_workers = lengths[0] if lengths else self._default_workers
         factory = self._given_factory or WorkerFactory(
-            n_workers=self._how_many(n_workers, agents, envs),
+            n_workers=n_workers,
             seed=seed,
             max_episode_length=max_episode_length,
             worker_class=worker_class,
             worker_args=worker_args,
         )
         drop_unless = policy.restarts_on if policy.on_failure == "drop" else None
-        self._setup = WorkerSetup(factory, check_threads(worker_threads), check_mode(check), drop_unless)
-        self._set_up(agents, envs, env_kwargs, order)
-
-    @classmethod
-    def _how_many(cls, n_workers: int | None, agents: Any, envs: Any) -> int | None:
-        if n_workers is None:
-            lengths = [len(items) for given in (agents, envs) if (items := items_by_worker(given)) is not None]
-            return lengths[0] if lengths else cls._default_workers
-        return n_workers
+        self._setup = WorkerSetup(
+            factory,
+            check_threads(worker_threads),
+            check_mode(check),
+            drop_unless,
+            fingerprint=check_mode(fingerprint, "fingerprint"),
+        )
+        if order not in ("index", "arrival"):
+            raise UsageError(f'order must be "index" or "arrival", got {order!r}')
+        self._order: Order = order
+        updates: Updates[Payload] = Updates(self._setup.n_workers)
+        put_agents(updates, agents, self._setup.n_workers)
+        as_env = partial(as_env_update, env_kwargs=env_kwargs)
+        put(updates, "env", pickled_environments(envs, self._setup.n_workers, "envs", "the environment", as_env))
+        self._begin_life(updates, version=0)
 
     @classmethod
     def from_worker_factory(
@@ -178,17 +194,6 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         sampler._given_factory = worker_factory
         sampler.__init__(agents, envs, **options)  # type: ignore[misc]
         return sampler
-
-    def _set_up(self, agents: Any, envs: Any, env_kwargs: Mapping[str, Any] | None, order: Order) -> None:
-        if order not in ("index", "arrival"):
-            raise UsageError(f'order must be "index" or "arrival", got {order!r}')
-        self._order: Order = order
-        n_workers = self._setup.n_workers
-        as_env = partial(as_env_update, env_kwargs=env_kwargs)
-        updates: Updates[Payload] = Updates(n_workers)
-        put_agents(updates, agents, n_workers)
-        put(updates, "env", pickled_environments(envs, n_workers, "envs", "the environment", as_env))
-        self._begin_life(updates, version=0)
 
     # ------------------------------------------------------------------ obtaining
 
@@ -292,19 +297,18 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         progress: ProgressArgument,
         resets: Resets | None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        self._check_usable()
-        self._check_options(resets)
-        updates = self._updates_of(agent_update, env_update)
+        updates = self._updates_of(agent_update, env_update, resets)
+        unit = "trajectories" if plan.timesteps is None else "timesteps"
         batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
                 self._exclusive(),
                 self._call(plan, updates, resets) as call,
-                display(progress, plan.timesteps or plan.limit or 0, _unit(plan)) as shown,
+                display(progress, plan.timesteps or plan.limit or 0, unit) as shown,
             ):
-                while not call.gathering.complete:
+                while not call.gathering.result.complete:
                     call.pump(shown.interval)
-                    shown.update(call.so_far, complete=call.gathering.complete)
+                    shown.update(call.so_far, complete=call.gathering.result.complete)
                 batch = call.complete()
         except KeyboardInterrupt:
             self._salvaged = batch or self._salvaged
@@ -317,9 +321,11 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         env_update: Any = None,
         *,
         first_trajectory: int = 0,
-        reset_options: Options | None = None,
+        n_trajectories: int | None = None,
+        seeds: Iterable[int] | None = None,
+        reset_options: ResetOptions | None = None,
     ) -> Stream[ObservationsT, ActionsT]:
-        """Return an endless iterator over trajectories 0, 1, 2, …, each a batch of one.
+        """Return an iterator over trajectories 0, 1, 2, …, each a batch of one; it has no end unless one is given.
 
         Workers run ahead of the consumer by a bounded number of trajectories. Leaving the loop stops them; so does
         another obtaining call, after which the iterator raises `SamplerError`.
@@ -328,20 +334,23 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             agent_update: See `obtain_samples`.
             env_update: See `obtain_samples`.
             first_trajectory: Begin with this one; what comes is the same as without, from there on.
-            reset_options: See `obtain_samples`.
+            n_trajectories: How many there are, from `first_trajectory` on; None for all that have a seed or options of
+                their own, otherwise without end.
+            seeds: See `obtain_trajectories`; those of trajectories 0, 1, 2, …, also where another one is the first.
+            reset_options: See `obtain_trajectories`; a list begins with trajectory 0, too.
 
         Raises:
             UsageError: `first_trajectory` is no integer of at least 0, or not 0 with workers that run blocks of
-                trajectories together. For the others see `obtain_samples`.
+                trajectories together; there are no such trajectories; or numbers do not agree. For the others see
+                `obtain_samples`.
         """
-        self._check_usable()
         first = positive("first_trajectory", first_trajectory, least=0)
         if first and self.layout.block > 1:
             raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
-        resets = common_resets(reset_options)
-        self._check_options(resets)
-        updates = self._updates_of(agent_update, env_update)
-        begin = partial(self._begin_stream, Endless(first), updates, resets)
+        n, resets = streamed_resets(first, n_trajectories, seeds, reset_options)
+        updates = self._updates_of(agent_update, env_update, resets)
+        fixed = resets is not None and resets.is_fixed
+        begin = partial(self._begin_stream, Streamed(first, n, fixed=fixed), updates, resets)
         return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
@@ -355,29 +364,22 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
 
         That are the environment's name and some arguments, the agent version where it is not the first, the number of
-        workers where they differ, and their class where it has a revision. Agents and code are not described. For
-        `batch.save(…, provenance=…)`.
+        workers where they differ, and their class where it has a revision; and, after a call, the fingerprints of the
+        workers (see `TrajectoryBatch`). Agents and code are not described. For `batch.save(…, provenance=…)`.
         """
         self._check_usable()
-        updates = self._session.updates
-        environments = list(dict.fromkeys(updates.about("env")))
-        version = self.agent_version + 1
-        worker_class = self._setup.factory.worker_class
-        return {
-            "environment": environments[0] if len(environments) == 1 else environments,
-            "max_episode_length": self._setup.factory.max_episode_length,
-            "order": self._order,
-            "on_failure": self._policy.on_failure,
-            "worker_threads": self._setup.threads,
-            **({"agent_version": version} if version > 1 else {}),
-            **({"n_workers": self.n_workers} if updates.differ else {}),
-            **({"worker": f"{worker_class.__name__}: {worker_class.revision}"} if worker_class.revision else {}),
-        }
+        updates, version = self._session.updates, self.agent_version + 1
+        return provenance_of(self._setup, self._policy, self._order, updates, version, self._fingerprints.bits)
 
     @property
     def layout(self) -> Layout:
         """How the workers run trajectories; see `Worker.layout`."""
         return self._setup.factory.layout
+
+    @property
+    def fingerprint(self) -> CheckMode:
+        """What is done about workers that compute otherwise than others."""
+        return self._setup.fingerprint
 
     @property
     def total_env_steps(self) -> int:
@@ -387,7 +389,3 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"agent version {self.agent_version}"
         return f"{type(self).__name__}({self.n_workers} workers, seed {self.seed}, {state})"
-
-
-def _unit(plan: GatherPlan) -> str:
-    return "trajectories" if plan.timesteps is None else "timesteps"

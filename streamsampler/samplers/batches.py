@@ -14,7 +14,7 @@ from streamsampler.errors import DataError
 from streamsampler.samplers.records import Spaces
 from streamsampler.samplers.session import Session
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Endless, expected_rows
+from streamsampler.scheduling.plans import Streamed, expected_rows
 from streamsampler.scheduling.result import Segment
 
 __all__ = ["BatchMaker"]
@@ -38,7 +38,7 @@ class BatchMaker:
         self._deliveries: dict[int, Delivery] = {}  # whose memory is not released, by identity
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
-        self._early = None if isinstance(gathering.plan, Endless) else EarlyRows(session.pool.allocate)
+        self._early = None if isinstance(gathering.plan, Streamed) else EarlyRows(session.pool.allocate)
 
     def add(self, delivery: Delivery) -> None:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""

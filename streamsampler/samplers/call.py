@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +16,6 @@ from streamsampler.errors import ClosedError, UsageError
 from streamsampler.protocol.messages import Failure, Report, Start
 from streamsampler.samplers.batches import BatchMaker
 from streamsampler.samplers.call_accounts import CallAccounts
-from streamsampler.samplers.checking import take_verdict
 from streamsampler.samplers.decisions import Decisions
 from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.session import Session
@@ -26,6 +27,9 @@ from streamsampler.scheduling.plans import GatherPlan
 from streamsampler.workers.logs import handle_records
 
 __all__ = ["Call"]
+
+_FEW = 4
+"""So many idle workers, and one more for each event, are asked in vain at most, each time that tickets are assigned."""
 
 
 class Call:
@@ -57,6 +61,9 @@ class Call:
             layout=session.layout,
             dropping=session.supervisor.policy.on_failure == "drop",
             concurrent=self._engine.concurrent,
+            shortest_ticket=self._engine.shortest_ticket_seconds,
+            # Not a method of the call: in a cycle, a batch's memory would wait for the garbage collector.
+            steps_of=session.shown_timesteps,
         )
         for worker in session.lanes():
             self.gathering.run_lanes(worker)
@@ -66,9 +73,11 @@ class Call:
         self.batches = BatchMaker(session, self.gathering, stats, self.version)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
         self._n_popped = 0
-        self._idle: set[int] = set()  # workers with room for a ticket that have none
-        self._ahead: set[int] = set()  # workers with room for the one after the one in hand
-        for record in session.records:
+        # Workers with room for a ticket that have none, and workers with room for the one after the one in hand. The
+        # first one is asked first: who answered last, and last of all who was refused.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._ahead: OrderedDict[int, None] = OrderedDict()
+        for record in reversed(session.records):
             self._note_room(record)
         if session.verdicts.exclusive:
             # Only worker 0 has work before the verdict: it is not left out for having been slow.
@@ -91,14 +100,30 @@ class Call:
             self._n_popped = self.gathering.result.n_popped
             self._decisions.decide()
             self._assign_tickets()
-        limit = self._supervisor.wait_limit(timeout)
-        elapsed = self._take_in(limit)
+        limit = self._supervisor.wait_limit(self._until_next_look(timeout))
+        elapsed, n_events = self._take_in(limit)
         self._decisions.decide()
         self._supervisor.kill_overdue(limit, elapsed)
-        self._assign_tickets()
+        self._assign_tickets(n_events)
 
-    def _take_in(self, limit: float | None) -> float:
-        """Wait for events, and handle all of them before any worker gets a ticket; return how long the wait took."""
+    def _until_next_look(self, timeout: float | None) -> float | None:
+        """Return for how many seconds to wait at most, so that idle workers help where a ticket does not arrive."""
+        if self.gathering.next_look() == math.inf:
+            return timeout
+        seconds = self.gathering.next_look() - self._session.clock()
+        if seconds <= 0:
+            self._assign_tickets()
+            seconds = self.gathering.next_look() - self._session.clock()
+        if not 0 < seconds < math.inf:  # no worker is idle, or idle workers have been asked
+            return timeout
+        return seconds if timeout is None else min(timeout, seconds)
+
+    def _take_in(self, limit: float | None) -> tuple[float, int]:
+        """Wait for events, and handle all of them before any worker gets a ticket.
+
+        Returns:
+            How long the wait took, and how many events there were.
+        """
         clock = self._session.clock
         began = clock()
         try:
@@ -110,39 +135,61 @@ class Call:
         self._check_open()
         for event in events:
             self._handle(event)
-        return elapsed
+        return elapsed, len(events)
 
     def _check_open(self) -> None:
         # By another thread, which may have closed descriptors that were in use here.
         if self._session.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
 
-    def _assign_tickets(self) -> None:
-        """Assign tickets to the workers with room: first one to each, then the next."""
-        verdicts, records = self._session.verdicts, self._session.records
-        exclusive = verdicts.exclusive
+    def _assign_tickets(self, n_events: int | None = None) -> None:
+        """Assign tickets to the workers with room: first one to each, then the next.
+
+        Args:
+            n_events: How many events there were since the last time; None asks every worker.
+        """
+        if len(self._idle) == len(self._session.records):
+            n_events = None  # no answer will come after which those who are not asked now would be
         try:
-            for with_room, is_next in ((self._idle, False), (self._ahead, True)):
-                for worker in sorted(with_room):
-                    if exclusive and not verdicts.may_work(records[worker]):
-                        continue
-                    if self._assign(records[worker], is_next=is_next):
-                        continue
-                    if self.gathering.refuses_all:
-                        break
-                    self._ahead.discard(worker)  # it has enough: it is asked again when it has answered
+            if self._idle:
+                self._assign_to(self._idle, n_events, is_next=False)
+            if self._ahead:
+                self._assign_to(self._ahead, None, is_next=True)
         except (OSError, ValueError):
             self._check_open()
             raise
+
+    def _assign_to(self, with_room: OrderedDict[int, None], n_events: int | None, *, is_next: bool) -> None:
+        verdicts, records = self._session.verdicts, self._session.records
+        exclusive, n_refused = verdicts.exclusive, 0
+        few = sorted(with_room) if len(with_room) <= _FEW else None
+        for position in range(len(with_room)):
+            worker = next(iter(with_room)) if few is None else few[position]
+            with_room.move_to_end(worker)  # who was looked at comes last the next time
+            if exclusive and not verdicts.may_work(records[worker]):
+                continue
+            can_work = self._supervisor.can_work(records[worker])
+            if can_work and self._assign(records[worker], is_next=is_next):
+                continue
+            if can_work and self.gathering.refuses_all:
+                break
+            if can_work and is_next:
+                del with_room[worker]  # it has enough: it is asked again when it has answered
+            # If all idle workers were asked each time, a report would cost the more, the more of them there are.
+            n_refused += 1
+            if n_events is not None and n_refused >= _FEW + n_events:
+                break
 
     def _note_room(self, record: WorkerRecord) -> None:
         """Note whether a worker may be given a ticket, so that it need not be looked for among all workers."""
         side = record.side
         worker = side.worker
-        self._idle.discard(worker)
-        self._ahead.discard(worker)
+        self._idle.pop(worker, None)
+        self._ahead.pop(worker, None)
         if side.room:
-            (self._ahead if side.unanswered else self._idle).add(worker)
+            with_room = self._ahead if side.unanswered else self._idle
+            with_room[worker] = None
+            with_room.move_to_end(worker, last=False)
 
     def _assign(self, record: WorkerRecord, *, is_next: bool) -> bool:
         """Assign a ticket to a worker; return whether there was one."""
@@ -174,8 +221,10 @@ class Call:
             return
         answer = event.answer
         if answer.checked is not None:
-            self._decisions.refuse(take_verdict(record, answer, answer.checked, self._session, self.stats))
+            self._decisions.take_verdict(record, answer, answer.checked)
         if isinstance(answer, Report):
+            if answer.fingerprint is not None:
+                self._decisions.take_fingerprint(event.worker, answer.fingerprint)
             self._handle_report(record, event, answer)
         elif answer.ticket is not None:
             self._handle_failure(record, event, answer)
@@ -200,7 +249,8 @@ class Call:
             n_bytes = bytes_of(rollouts.observations)
             self._session.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
             if is_current:
-                delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces)
+                bits = self._session.fingerprints.bits_of(worker)
+                delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces, bits)
                 self._add_rollouts(event, report, lengths, delivery)
                 return
             event.release()
@@ -284,8 +334,8 @@ class Call:
         of the batch.
         """
         gathering, under_way = self.gathering, 0
-        if gathering.complete:
-            return gathering.n_timesteps, gathering.n_trajectories
+        if gathering.result.complete:
+            return gathering.result.n_timesteps, gathering.result.n_trajectories
         for record in self._session.records:
             seen = self._engine.progress(record.worker)
             if seen.version == self.version and record.side.unanswered:

@@ -81,10 +81,10 @@ class CallAccounts:
         gathering = self._gathering
         self.add_dropped(segments, gathering.result.pop_left_out())
         self._count_anomalies(sorted(self._anomalies))
-        self.stats.kept_trajectories = gathering.n_trajectories
-        self.stats.kept_timesteps = gathering.n_timesteps
+        self.stats.kept_trajectories = gathering.result.n_trajectories
+        self.stats.kept_timesteps = gathering.result.n_timesteps
         n_trajectories, n_timesteps = gathering.result.pending()
-        self.add_surplus(n_trajectories + gathering.result.n_held, n_timesteps)
+        self.add_surplus(n_trajectories + len(gathering.result.held_failures()), n_timesteps)
 
     def close_unseen(self) -> None:
         """Count what arrived and was never returned as surplus, if the accounts are not closed yet."""
@@ -92,7 +92,7 @@ class CallAccounts:
             return
         self._is_closed = True
         gathering = self._gathering
-        arrived = gathering.arrived_trajectories + gathering.result.n_held
+        arrived = gathering.arrived_trajectories + len(gathering.result.held_failures())
         self.add_surplus(arrived - self._yielded[0], gathering.arrived_timesteps - self._yielded[1])
 
     def add_surplus(self, n_trajectories: int, n_timesteps: int) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from operator import attrgetter
 
 from streamsampler.data.statistics import Stats
-from streamsampler.errors import SamplerError, WorkerError
-from streamsampler.samplers.failures import dropped_error
+from streamsampler.errors import NotReproducibleError, SamplerError
+from streamsampler.protocol.fingerprints import Fingerprint
+from streamsampler.protocol.messages import Answer, Checked, Failure, Phase
+from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.session import Session
-from streamsampler.samplers.setbacks import Setback
+from streamsampler.samplers.setbacks import Setback, dropped_error, kernels_error
 from streamsampler.samplers.supervisor import logger
 from streamsampler.samplers.updates import Snapshot
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Endless
+from streamsampler.scheduling.plans import Streamed
 
 __all__ = ["Decisions"]
 
@@ -40,7 +42,7 @@ class Decisions:
         self._snapshot = snapshot
         self._stats = stats
         self._version = version
-        self._is_stream = isinstance(gathering.plan, Endless)
+        self._is_stream = isinstance(gathering.plan, Streamed)
         self._outside: list[Setback] = []
         self._refusal: SamplerError | None = None
 
@@ -56,9 +58,36 @@ class Decisions:
         else:
             logger.warning(_NOT_NEEDED, setback)
 
-    def refuse(self, error: SamplerError | None) -> None:
-        """End the call with `error`, if there is one, because its environment or agent cannot be used."""
+    def refuse(self, error: SamplerError) -> None:
+        """End the call with `error`, because its environment or agent cannot be used."""
         self._refusal = self._refusal or error
+
+    def take_verdict(self, record: WorkerRecord, answer: Answer, checked: Checked) -> None:
+        """Warn of what a worker found in its environment; end the call if it is refused for that."""
+        ticket, session = answer.ticket, self._session
+        if isinstance(answer, Failure):
+            self._stats.take_checked(checked)
+        current = ticket is not None and ticket.version == session.version
+        warnings, refused = session.verdicts.take(record, session.records, checked, current=current)
+        for warning in warnings:
+            logger.warning("%s", warning)
+        if refused:
+            record.sent.clear()  # an environment that carries something from one trajectory to the next
+            message = f"worker {record.worker} found, while {Phase.CHECK}: {refused}"
+            self.refuse(NotReproducibleError(message, worker_number=record.worker, phase=Phase.CHECK, trajectory=None))
+
+    def take_fingerprint(self, worker: int, found: Fingerprint) -> None:
+        """Record how a worker computes; warn if others compute otherwise, or end the call."""
+        session = self._session
+        if found.is_guest and found.torch and not session.need("torch"):
+            found = found.without_torch()
+        if refused := session.fingerprints.take(worker, found):
+            self.refuse(kernels_error(worker, refused))
+        self._warn_of_kernels(session.engine.n_workers)
+
+    def _warn_of_kernels(self, n_expected: int = 0) -> None:
+        if text := self._session.fingerprints.warning(n_expected):
+            logger.warning("%s", text)
 
     def decide(self) -> None:
         """Decide about everything whose turn it is, in an order that does not depend on timing.
@@ -71,36 +100,35 @@ class Decisions:
             raise self._refusal
         if self._outside:
             self._decide_outside()
-        gathering = self._gathering
+        gathering, supervisor = self._gathering, self._session.supervisor
         if self._is_stream and gathering.result.has_segments:
             return  # the consumer gets what comes before first
         while (held := gathering.result.due) is not None:
             self._stats.failed_trajectories += 1
-            if (error := self._error_of(held.reason)) is not None:
+            if (error := supervisor.decide(held.reason)) is not None:
                 gathering.result.remove_failure(held)
                 raise error
             gathering.retry(held)
         if (last := gathering.result.one_too_many) is not None:
-            raise dropped_error(last, self._version, gathering.result.n_dropped, gathering.n_trajectories)
+            raise dropped_error(last, self._version, gathering.result.n_dropped, gathering.result.n_trajectories)
 
     def _decide_outside(self) -> None:
         setbacks, self._outside = sorted(self._outside, key=attrgetter("worker")), []
+        supervisor = self._session.supervisor
         for setback in setbacks:
-            if self._gathering.complete:
+            if self._gathering.result.complete:
                 # If an update is the cause, the next call, which sends this worker all updates, fails.
                 logger.warning(_NOT_NEEDED, setback)
                 continue
             self._stats.failed_trajectories += 1
-            if (error := self._error_of(setback)) is not None:
+            if (error := supervisor.decide(setback)) is not None:
                 if setback.is_of_an_update:
                     self._session.restore_updates(self._snapshot)
                 raise error
 
-    def _error_of(self, setback: Setback) -> WorkerError | None:
-        return self._session.supervisor.decide(setback)
-
     def end(self) -> None:
-        """Log the losses that did not count: their workers are replaced all the same."""
+        """Log the losses that did not count, whose workers are replaced all the same, and what is not logged yet."""
+        self._warn_of_kernels()
         for held in self._gathering.result.held_failures():
             if not held.final:
                 logger.warning(_NOT_NEEDED, held.reason)

@@ -17,9 +17,10 @@ from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError, positive
 from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.failures import failure_error
-from streamsampler.samplers.payloads import makes_environment, pickled_updates
+from streamsampler.samplers.fingerprints import Fingerprints
+from streamsampler.samplers.payloads import makes_environment, pickled_updates, put
 from streamsampler.samplers.session import Session
+from streamsampler.samplers.setbacks import failure_error, kernels_error
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.plans import GatherPlan
@@ -58,6 +59,7 @@ class SamplerLife(ABC):
         self.stats = Stats.of(self.n_workers)
         self._lock = threading.RLock()
         self._verdicts = Verdicts(self._setup.check)
+        self._fingerprints = Fingerprints(self._setup.fingerprint)
         self._salvaged: TrajectoryBatch[Any, Any] | None = None
         self._closed = False
         self._ran_before = 0  # timesteps, by the workers of earlier engines
@@ -78,6 +80,8 @@ class SamplerLife(ABC):
                 layout=self._setup.factory.layout,
                 policy=self._policy,
                 verdicts=self._verdicts,
+                fingerprints=self._fingerprints,
+                clock=engine.clock,
             )
         except BaseException:
             engine.close()
@@ -131,7 +135,7 @@ class SamplerLife(ABC):
             with self._guarded():
                 yield call
         except KeyboardInterrupt:
-            if call.gathering.n_trajectories:
+            if call.gathering.result.n_trajectories:
                 self._salvaged = call.finished()
             raise
         finally:
@@ -159,6 +163,8 @@ class SamplerLife(ABC):
         self._end_stream()
         if self._session.suspect:
             self._replace_engine()
+        if refused := self._fingerprints.refusal():
+            raise kernels_error(0, refused)
         session = self._session
         session.publish_levels()
         snapshot = session.updates.snapshot()
@@ -173,12 +179,7 @@ class SamplerLife(ABC):
     def _put(self, updates: dict[Kind, Any]) -> None:
         session = self._session
         for kind, payloads in updates.items():
-            if isinstance(payloads, list):
-                published = [None if payload is None else session.publish(payload) for payload in payloads]
-                about = [None if payload is None else payload.about for payload in payloads]
-                session.updates.put(kind, published, about)
-            else:
-                session.updates.put(kind, session.publish(payloads), payloads.about)
+            put(session.updates, kind, payloads, session.publish)
         if "env" in updates and any(traits.takes_spaces for traits in session.updates.about("agent")):
             # What an agent has made of its spaces must not depend on the spaces before.
             session.updates.repeat("agent")
@@ -218,16 +219,15 @@ class SamplerLife(ABC):
 
     # ------------------------------------------------------------------ what calls are given
 
-    def _updates_of(self, agent_update: Any, env_update: Any) -> dict[Kind, Any]:
+    def _updates_of(self, agent_update: Any, env_update: Any, resets: Resets | None) -> dict[Kind, Any]:
+        self._check_usable()
+        worker_class = self._setup.factory.worker_class
+        if resets is not None and resets.options is not None and not worker_class.can_take_options:
+            raise UsageError(f"{worker_class.__name__} takes no reset_options")
         updates = pickled_updates(agent_update, env_update, self._session.updates.about("agent"))
         if makes_environment(env_update):
             self._verdicts.renew()
         return updates
-
-    def _check_options(self, resets: Resets | None) -> None:
-        worker_class = self._setup.factory.worker_class
-        if resets is not None and resets.options is not None and not worker_class.can_take_options:
-            raise UsageError(f"{worker_class.__name__} takes no reset_options")
 
     # ------------------------------------------------------------------ the end
 

@@ -11,7 +11,7 @@ from streamsampler.errors import CheckMode
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.scheduling.result import Order
 
-__all__ = ["ProcessSamplerOptions", "SamplerOptions"]
+__all__ = ["ProcessSamplerOptions", "RaySamplerOptions", "SamplerOptions"]
 
 
 class SamplerOptions(TypedDict, total=False):
@@ -25,6 +25,7 @@ class SamplerOptions(TypedDict, total=False):
     max_lifetime_restarts: Quota
     restart_on: type[BaseException] | tuple[type[BaseException], ...]
     check: CheckMode
+    fingerprint: CheckMode
     worker_threads: int | None
 
 
@@ -37,3 +38,15 @@ class ProcessSamplerOptions(SamplerOptions, total=False):
     close_timeout: float
     engine: EngineName | None
     start_method: StartMethod | None
+
+
+class RaySamplerOptions(SamplerOptions, total=False):
+    """What `RaySampler` takes besides; see there."""
+
+    step_timeout: float | None
+    construction_timeout: float | None
+    max_worker_memory: int | None
+    close_timeout: float
+    ray_address: str | None
+    worker_resources: Mapping[str, Any]
+    runtime_env: Mapping[str, Any] | None

@@ -39,10 +39,16 @@ def put_agents(updates: Updates[Payload], agents: Any, n_workers: int) -> None:
     put(updates, "agent", [_pickled_agent(agent, f"the agent of worker {worker}") for worker, agent in enumerate(each)])
 
 
-def put(updates: Updates[Payload], kind: Kind, payloads: Any) -> None:
-    """Put a payload in force, or a list with one for each worker, with what each is about."""
-    about = [payload.about for payload in payloads] if isinstance(payloads, list) else payloads.about
-    updates.put(kind, payloads, about)
+def put(updates: Updates[Any], kind: Kind, payloads: Any, publish: Callable[[Payload], Any] = lambda it: it) -> None:
+    """Put in force what `publish` makes of a payload, or of each worker's (None: nothing changes for it).
+
+    With it goes what each payload is about.
+    """
+    if not isinstance(payloads, list):
+        updates.put(kind, publish(payloads), payloads.about)
+        return
+    pairs = [(None, None) if payload is None else (publish(payload), payload.about) for payload in payloads]
+    updates.put(kind, [published for published, _ in pairs], [about for _, about in pairs])
 
 
 def pickled_updates(agent_update: Any, env_update: Any, traits: Sequence[AgentTraits]) -> dict[Kind, Any]:

@@ -73,6 +73,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         max_lifetime_restarts: Quota = Policy.max_lifetime_restarts,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = Policy.restart_on,
         check: CheckMode = "warn",
+        fingerprint: CheckMode = "warn",
         worker_threads: int | None = 1,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
@@ -105,6 +106,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             max_lifetime_restarts=max_lifetime_restarts,
             restart_on=restart_on,
             check=check,
+            fingerprint=fingerprint,
             worker_threads=worker_threads,
         )
 

@@ -34,6 +34,7 @@ class Snapshot:
         complete: Whether the call is complete. Timesteps may reach their target before, with unfinished trajectories.
         earlier_timesteps: How many of the timesteps were there when the call began.
         earlier_trajectories: How many of the trajectories.
+        note: What else is known so far, in words.
     """
 
     timesteps: int
@@ -44,6 +45,7 @@ class Snapshot:
     complete: bool = False
     earlier_timesteps: int = 0
     earlier_trajectories: int = 0
+    note: str = ""
 
     @property
     def reached(self) -> int:
@@ -80,6 +82,7 @@ class Display:
         interval: Seconds between two snapshots; None for only the first and the last.
         earlier: The timesteps and trajectories that were there when the call began.
         clock: Seconds, from any beginning.
+        note: Returns what else is known so far, in words.
 
     Attributes:
         interval: How long the call may sleep before the next `update`; None for as long as it likes.
@@ -94,7 +97,9 @@ class Display:
         *,
         earlier: tuple[int, int] = (0, 0),
         clock: Callable[[], float] = monotonic,
+        note: Callable[[], str] = str,
     ) -> None:
+        self._note = note
         self._show = show
         self._target, self._unit = target, unit
         self._earlier = earlier
@@ -103,6 +108,10 @@ class Display:
         self._most = 0
         self.interval = None if show is None else interval
         self._snapshot(*earlier)
+
+    def expect(self, target: int) -> None:
+        """Change how many timesteps or trajectories the call will probably collect."""
+        self._target = target
 
     def update(self, so_far: Callable[[], tuple[int, int]], *, complete: bool) -> None:
         """Show how far the call is, if the interval has passed or the call is complete.
@@ -126,7 +135,10 @@ class Display:
             timesteps = max(self._most, min(timesteps, self._target) if self._unit == "timesteps" else timesteps)
         self._most = timesteps
         seconds = self._shown - self._begun
-        self._show(Snapshot(self._most, trajectories, self._target, self._unit, seconds, complete, *self._earlier))
+        note = self._note()
+        self._show(
+            Snapshot(self._most, trajectories, self._target, self._unit, seconds, complete, *self._earlier, note)
+        )
 
 
 class Bar:
@@ -218,7 +230,8 @@ def describe(snapshot: Snapshot) -> list[str]:
     percent = 100 if snapshot.complete else min(99, 100 * snapshot.reached // max(1, snapshot.target))
     # While a long trajectory is running only the timesteps change.
     timesteps = [] if snapshot.unit == "timesteps" else [count(snapshot.timesteps, "timestep")]
-    return [f"{percent:3}%", of_all, *timesteps, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
+    note = [snapshot.note] if snapshot.note else []
+    return [f"{percent:3}%", of_all, *note, *timesteps, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
 
 
 def _time(snapshot: Snapshot) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from types import TracebackType
@@ -25,12 +25,10 @@ class Output(Protocol):
 
     Attributes:
         interval: Seconds between two snapshots; None where none needs to be shown.
-        visible: Whether anything is shown.
         shows_end: Whether the end of a call is shown.
     """
 
     interval: float | None
-    visible: bool
     shows_end: bool
 
     def __enter__(self) -> Any: ...
@@ -47,14 +45,19 @@ class Output(Protocol):
 
 @contextlib.contextmanager
 def display(
-    progress: ProgressArgument, target: int, unit: str, *, earlier: tuple[int, int] = (0, 0)
+    progress: ProgressArgument,
+    target: int,
+    unit: str,
+    *,
+    earlier: tuple[int, int] = (0, 0),
+    note: Callable[[], str] = str,
 ) -> Iterator[Display]:
     """Yield the display that a `progress` argument asks for; see `Display` for the other arguments."""
     if callable(progress):
-        yield Display(target, unit, progress, getattr(progress, "interval", INTERVAL), earlier=earlier)
+        yield Display(target, unit, progress, getattr(progress, "interval", INTERVAL), earlier=earlier, note=note)
     elif progress:
         with output_on(sys.stderr) as output:
-            yield Display(target, unit, output, output.interval, earlier=earlier)
+            yield Display(target, unit, output, output.interval, earlier=earlier, note=note)
     else:
         yield Display(target, unit, None)
 
@@ -103,7 +106,6 @@ class Lines:
     """
 
     interval: float | None = LINE_SECONDS
-    visible = True
 
     def __init__(self, stream: TextIO, *, last_line: bool = True) -> None:
         self.shows_end = last_line
@@ -136,10 +138,10 @@ class NotebookBar:
     """A bar in the output of a notebook's cell: tqdm's where it is installed with ipywidgets, else one line of text."""
 
     interval: float | None = _NOTEBOOK_SECONDS
-    visible = shows_end = True
+    shows_end = True
 
     def __init__(self) -> None:
-        self._drawn: _Drawn | None = None
+        self._drawn: _TqdmBar | _TextBar | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -152,25 +154,15 @@ class NotebookBar:
     def __call__(self, snapshot: Snapshot) -> None:
         """Draw a snapshot."""
         if self._drawn is None:
-            self._drawn = _new_drawn(snapshot.target)
+            # Looked for, not tried: without ipywidgets tqdm fails in the middle, and complains again at its end.
+            has_tqdm = find_spec("tqdm") and find_spec("ipywidgets")
+            self._drawn = _TqdmBar(snapshot.target) if has_tqdm else _TextBar()
         self._drawn.show(snapshot)
 
     def write_above(self, text: str) -> bool:
         """Return False: a notebook keeps what is printed and the bar apart."""
         del text
         return False
-
-
-class _Drawn(Protocol):
-    def show(self, snapshot: Snapshot) -> None: ...
-    def close(self) -> None: ...
-
-
-def _new_drawn(target: int) -> _Drawn:
-    # Looked for, not tried: without ipywidgets tqdm fails in the middle, and complains once more when it is collected.
-    if find_spec("tqdm") and find_spec("ipywidgets"):
-        return _TqdmBar(target)
-    return _TextBar()
 
 
 class _TqdmBar:

@@ -11,6 +11,7 @@ from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.messages import NEVER_AGAIN
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
+from streamsampler.samplers.fingerprints import Fingerprints
 from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.supervisor import Supervisor, logger
 from streamsampler.samplers.updates import Snapshot, Updates
@@ -20,7 +21,7 @@ from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Throughput
 from streamsampler.seeding import Indices, TrajectorySeeds
-from streamsampler.serialization import Payload, dumps
+from streamsampler.serialization import Payload, dumps, refers_to
 from streamsampler.workers.logs import Levels, levels_here
 from streamsampler.workers.resets import Resets
 
@@ -40,6 +41,7 @@ class Session:
         layout: How workers run trajectories; see `Worker.layout`.
         policy: What is done about losses; None for what is done by default.
         verdicts: What became of checking the environment; None to check nothing.
+        fingerprints: What is known of how workers compute; None to say nothing of it.
         clock: Seconds, from any beginning.
 
     Attributes:
@@ -60,6 +62,7 @@ class Session:
         layout: Layout = Layout(),
         policy: Policy | None = None,
         verdicts: Verdicts | None = None,
+        fingerprints: Fingerprints | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.engine = engine
@@ -77,6 +80,7 @@ class Session:
             record.side.apply(Happened.LAUNCHED)
         self.supervisor = Supervisor(engine, self.records, policy or Policy(), clock)
         self.verdicts = verdicts or Verdicts(None)
+        self.fingerprints = fingerprints or Fingerprints(None)
         self.cancelled = False
         self.suspect = False
         self._resets: Resets | None = None
@@ -127,6 +131,11 @@ class Session:
         known = self._lanes.items() if self.updates.differ else [(0, self._lanes.get(0))]
         return [worker for worker, structure in known if structure == self.updates.structure(worker)]
 
+    def shown_timesteps(self, worker: int) -> int:
+        """Return the timesteps that a worker has shown of its unanswered tickets of this version."""
+        shown = self.engine.progress(worker)
+        return shown.timesteps if shown.version == self.version else 0
+
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
         """Return the seeds of trajectories of the current call."""
         return (self._resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
@@ -156,6 +165,11 @@ class Session:
         self._published[id(handle)] = handle
         return handle
 
+    def need(self, package: str) -> bool:
+        """Whether the agents or the environments in force need a package, as far as that can be seen."""
+        handles = self.updates.payloads(("agent", "parameters", "env")).values()
+        return any(refers_to(self.engine.published(handle), package) for handle in handles)
+
     def unpublish_old(self) -> None:
         """Free the payloads that are neither in force nor in an unanswered message."""
         in_use = {id(handle) for record in self.records for handle in record.payloads_in_use}
@@ -176,6 +190,7 @@ class Session:
         worker = record.worker
         record.side.apply(Happened.DIED)
         self.verdicts.worker_died(record)
+        self.fingerprints.worker_died(worker)
         self.throughput.forget(worker)
         self.records[worker] = self._new_record(worker)
         ran = self.engine.ran_timesteps(worker)

@@ -15,6 +15,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.errors import UsageError, positive
 from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.fingerprints import sampled_elsewhere
 from streamsampler.samplers.progress import Display, ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.streaming import Stream
@@ -50,6 +51,8 @@ def sample_to_folder(
     an uninterrupted call. The sampler must have the same seed, arguments, agent and environment, and must have made as
     many calls before, interrupted ones included: make a new one, with an explicit `seed`. Another seed, other arguments
     and an environment of another name are refused. Agents and changed code are not compared; name them in `provenance`.
+    On a machine that computes with other kernels (see `fingerprint` of `Sampler`) the files may be others: that is
+    logged, or an error, before anything is written.
 
     Example:
         ```python
@@ -101,7 +104,7 @@ def sample_to_folder(
             _log.warning("%s was removed, and is sampled again where it is wanted: %s", name, reason)
         for reason in writer.damaged.values():
             _log.warning("sampled again: %s", reason)
-        sampling = _Sampling(sampler, writer, target, size)
+        sampling = _Sampling(sampler, writer, path, target, size)
         if not sampling.complete:
             with display(progress, target.number, target.unit, earlier=writer.intact) as shown:
                 sampling.run(shown)
@@ -120,6 +123,7 @@ def _target(num_samples: int | None, n_trajectories: int | None) -> Target:
 def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what identifies the data, as it is read back; refuse samplers whose calls cannot be resumed."""
     own = sampler.provenance()
+    own.pop("fingerprints", None)  # of the calls before
     if own["order"] != "index":
         raise UsageError('sample_to_folder needs a sampler with order="index": what arrives first cannot be repeated')
     if sampler.layout.block > 1:
@@ -137,17 +141,21 @@ class _Sampling:
 
     Args:
         sampler: The sampler.
-        writer: The folder, begun.
+        writer: Writes to the folder; it is begun.
+        path: The folder.
         target: How much there is to be in all.
         size: Timesteps that a shard has at least.
     """
 
-    def __init__(self, sampler: Sampler[Any, Any], writer: ShardWriter, target: Target, size: int) -> None:
+    def __init__(self, sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, target: Target, size: int) -> None:
         self._sampler = sampler
         self._writer = writer
+        self._path = path
         self._target = target
         self._size = size
         self._done = writer.intact  # timesteps and trajectories in intact shards
+        self._earlier = frozenset() if writer.manifest is None else writer.manifest.fingerprints
+        self._compared: frozenset[str] = frozenset()
 
     @property
     def complete(self) -> bool:
@@ -194,9 +202,24 @@ class _Sampling:
         return stream.take(portion, None if shown.interval is None else watch, shown.interval)
 
     def _keep(self, batch: TrajectoryBatch, write: Callable[[TrajectoryBatch], None], shown: Display) -> None:
+        if not batch.fingerprints <= self._compared:
+            self._compare(batch.fingerprints)
         write(batch)
         self._done = self._done[0] + batch.n_timesteps, self._done[1] + batch.n_trajectories
         shown.update(lambda: self._done, complete=self.complete)
+
+    def _compare(self, found: frozenset[str]) -> None:
+        """Compare how the workers compute with how those did that wrote the folder.
+
+        Raises:
+            UsageError: They compute otherwise, and the sampler's `fingerprint` is "error".
+        """
+        self._compared |= found
+        mode, text = self._sampler.fingerprint, sampled_elsewhere(str(self._path), self._earlier, found)
+        if text and mode == "error":
+            raise UsageError(text)
+        if text and mode == "warn":
+            _log.warning("%s", text)
 
 
 def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Stream a sampler's trajectories in order and without end, one by one or in portions.
+"""Stream a sampler's trajectories in order, one by one or in portions.
 
 Each trajectory is the same as if it had arrived alone. Trajectories arrive in chunks, by chance. To assemble a chunk
 and to split it is some ten times as fast as to assemble each of its trajectories; but what the columns of infos
@@ -23,11 +23,12 @@ __all__ = ["Stream"]
 
 
 class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
-    """The trajectories of one agent version, in order and without end: an iterator, each a batch of one.
+    """The trajectories of one agent version, in order: an iterator, each a batch of one.
 
     Workers run ahead of the consumer by a bounded number of trajectories. The stream begins with the first trajectory
-    that is asked for. It ends, and the workers stop, when it is closed, deleted, or raises; and with the next call on
-    its sampler, after which it raises `SamplerError`. Also a context manager, which closes it.
+    that is asked for. It ends, and the workers stop, after its last trajectory, if it has one, and when it is closed,
+    deleted, or raises; and with the next call on its sampler, after which it raises `SamplerError`. Also a context
+    manager, which closes it.
 
     Args:
         begin: Begins the call that the trajectories come from.
@@ -51,6 +52,8 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         self._closed = self._iterated = False
         self._ahead: list[Segment] = []  # what arrived after the portions that were taken
         self._n_returned = 0
+        self._watch: Callable[[int, int], Any] | None = None
+        self._interval: float | None = None
         self._assembled: Iterator[TrajectoryBatch[Any, Any]] = iter(())
 
     def __next__(self) -> TrajectoryBatch[ObservationsT, ActionsT]:
@@ -59,9 +62,9 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         try:
             self._iterated = True
             trajectory = next(self._assembled, None)
-            while trajectory is None:
+            if trajectory is None:
                 self._assembled = iter(self._next_chunk())
-                trajectory = next(self._assembled, None)
+                trajectory = next(self._assembled)  # the chunk after the last trajectory has none
             assert self._call is not None
             self._check(self._call)
             self._call.accounts.add_yielded(trajectory)
@@ -73,12 +76,18 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     def _next_chunk(self) -> Iterable[TrajectoryBatch[Any, Any]]:
         with self._working() as call:
             segments, self._ahead = self._ahead, []
-            while not segments:
-                call.pump()
+            while not segments and not _is_over(call):
+                call.pump(self._interval)
+                if self._watch is not None:
+                    self._watch(*call.so_far())
                 segments = call.gathering.result.pop_segments()
-            trajectories = _each(call, segments)
+            trajectories = _each(call, segments) if segments else ()
             self._put_away(call, segments)
         return trajectories
+
+    def watch(self, watch: Callable[[int, int], Any], interval: float | None) -> None:
+        """Let the iteration call `watch` while it waits; see `take` for both arguments."""
+        self._watch, self._interval = watch, interval
 
     def take(
         self, portion: Portion, watch: Callable[[int, int], Any] | None = None, interval: float | None = None
@@ -96,7 +105,8 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
         Raises:
             UsageError: The stream was iterated over: that assembles trajectories in chunks, which are in no portion.
-            SamplerError: The stream is closed, or a later call has ended it. For other errors see `Sampler.stream`.
+            SamplerError: The stream is closed, a later call has ended it, or no trajectory is left. For other errors
+                see `Sampler.stream`.
         """
         if self._closed:
             raise SamplerError("this stream is closed")
@@ -105,11 +115,12 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         try:
             with self._working() as call:
                 segments = self._cut(self._ahead, portion)
-                while not portion.met:
+                while not portion.met and not _is_over(call):
                     call.pump(interval)
                     if watch is not None:
                         watch(*call.so_far())
                     segments += self._cut(call.gathering.result.pop_segments(), portion)
+                _check_any(segments)
                 batch = call.batches.make(segments)
                 self._put_away(call, segments)
                 call.accounts.add_yielded(batch)
@@ -142,7 +153,8 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     def _put_away(self, call: Call, segments: list[Segment]) -> None:
         """Account for what was left out, and release the memory of what was copied."""
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
-        call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(self._n_returned))
+        before = None if _is_over(call) and not self._ahead else self._n_returned
+        call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(before))
         for segment in segments:
             if segment.delivery.ends_with(segment):
                 call.batches.release(segment.delivery)
@@ -161,6 +173,16 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
     def __del__(self) -> None:
         self.close()
+
+
+def _check_any(segments: Sequence[Segment]) -> None:
+    if not segments:
+        raise SamplerError("this stream has come to its end")
+
+
+def _is_over(call: Call) -> bool:
+    """Return whether the last trajectory of a call was taken."""
+    return call.gathering.result.complete and not call.gathering.result.has_segments
 
 
 def _each(call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from streamsampler.engines.base import Died, Engine
@@ -49,14 +49,15 @@ class Supervisor:
         self._clock = clock
         self._made = clock()
         self._watch = policy.watch()
-        self._deadline = math.inf  # the first of the retiring workers
+        self._retiring: deque[WorkerRecord] = deque()  # in the order of their deadlines
         self._has_warned = False
 
     # ------------------------------------------------------------------ deadlines
 
     def wait_limit(self, timeout: float | None) -> float | None:
         """Return for how many seconds to wait for workers at most; `timeout` is the caller's own limit."""
-        limits = [self._deadline - self._clock()] if self._deadline < math.inf else []
+        first = self._first_retiring() if self._retiring else None
+        limits = [] if first is None else [first.deadline - self._clock()]
         if self._watch is not None:
             limits.append(self._watch.interval)
         if timeout is not None:
@@ -70,11 +71,8 @@ class Supervisor:
             limit: What `wait_limit` returned.
             elapsed: Seconds that the wait took.
         """
-        if self._deadline < math.inf and (now := self._clock()) >= self._deadline:
-            for record in self._records:
-                if record.side.state is SamplerState.RETIRING and now >= record.deadline:
-                    self._kill(record)
-            self._find_deadline()
+        while self._retiring and (first := self._first_retiring()) and self._clock() >= first.deadline:
+            self._kill(first)
         if self._watch is not None and limit is not None and self._watch.is_due(limit, elapsed):
             self._kill_hung(self._watch)
 
@@ -97,9 +95,11 @@ class Supervisor:
         record.side.apply(Happened.KILLED)
         self._engine.kill_worker(record.worker)
 
-    def _find_deadline(self) -> None:
-        retiring = [record for record in self._records if record.side.state is SamplerState.RETIRING]
-        self._deadline = min((record.deadline for record in retiring), default=math.inf)
+    def _first_retiring(self) -> WorkerRecord | None:
+        """Return the retiring worker with the first deadline; None if no worker retires."""
+        while self._retiring and self._retiring[0].side.state is not SamplerState.RETIRING:
+            self._retiring.popleft()
+        return self._retiring[0] if self._retiring else None
 
     # ------------------------------------------------------------------ replacing workers
 
@@ -110,6 +110,10 @@ class Supervisor:
         self._engine.restart(record.worker)
         record.side.apply(Happened.LAUNCHED)
         return True
+
+    def can_work(self, record: WorkerRecord) -> bool:
+        """Return whether a worker is there, or a new one can be started in its place."""
+        return record.side.state is not SamplerState.ABSENT or self._engine.can_restart(record.worker)
 
     def is_too_large(self, record: WorkerRecord) -> bool:
         """Whether a worker that answered has more memory than it may, and is not being replaced already."""
@@ -137,7 +141,7 @@ class Supervisor:
         if self._engine.retire(record.worker):
             side.apply(Exit)
             record.deadline = self._clock() + self.policy.close_timeout
-            self._find_deadline()
+            self._retiring.append(record)
         else:
             side.mark_for_replacement(marked=False)
 

@@ -129,12 +129,13 @@ class Updates(Generic[Payload]):
         """Put back what was in force: a worker refused the updates since."""
         self._in_force = dict(snapshot)
 
-    def payloads(self) -> dict[int, Payload]:
+    def payloads(self, kinds: Sequence[Kind] = _KINDS) -> dict[int, Payload]:
         """Return the payloads in force, by identity."""
         return {
             id(payload): payload
-            for update in self._in_force.values()
-            for payload in update.payloads
+            for kind in kinds
+            if kind in self._in_force
+            for payload in self._in_force[kind].payloads
             if payload is not None
         }
 

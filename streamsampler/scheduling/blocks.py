@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from dataclasses import dataclass
 
 from streamsampler.errors import UsageError
@@ -28,6 +29,10 @@ class Layout:
     def __post_init__(self) -> None:
         if self.rows < 1 or self.block < 1:
             raise UsageError(f"rows and blocks are at least 1, got {self.rows} rows and blocks of {self.block}")
+
+
+def _latest_first(indices: range) -> int:
+    return -indices[0]
 
 
 class IndexQueue:
@@ -75,5 +80,4 @@ class IndexQueue:
 
     def put_back(self, indices: range) -> None:
         """Put back a ticket, to be handed out before new indices."""
-        self._returned.append(indices)
-        self._returned.sort(key=lambda lost: -lost[0])
+        insort(self._returned, indices, key=_latest_first)

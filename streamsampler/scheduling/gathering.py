@@ -9,8 +9,9 @@ tickets they arrive, and whichever were lost and run again.
 Whether a call fails does not depend on timing either. If one trajectory of a ticket fails, those before and after it
 are assigned again, and the failure is held back until its turn comes (see `result`): then the call ends with it, or
 the trajectory is assigned again. Trajectories after a failure that ends the call cannot be needed and are not assigned.
-If it is unknown which trajectory failed, each block is assigned again by itself. If another worker runs a copy of the
-ticket, a final failure counts at once and the copy is ignored; a lost ticket is left to the copy.
+If it is unknown which trajectory failed, each block is assigned again by itself. If another worker runs a copy, a final
+failure counts at once, since the copy fails as well; what else was lost is left to the copy. Where the copy succeeds
+first, the failure does not happen each time, and is forgotten.
 
 Where trajectories that are run together may influence each other, they are run in *blocks*. Every queue of indices is
 cut into blocks from its start, and a ticket is whole blocks: which trajectories share a block is fixed by the plan and
@@ -33,11 +34,12 @@ from typing import Any, NamedTuple
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol.messages import Dropped
 from streamsampler.scheduling.blocks import IndexQueue, Layout
+from streamsampler.scheduling.copies import Copies, StepsOf
 from streamsampler.scheduling.in_flight import InFlight
-from streamsampler.scheduling.plans import Exactly, GatherPlan, endless
+from streamsampler.scheduling.plans import Exactly, GatherPlan, Streamed, endless
 from streamsampler.scheduling.result import HeldFailure, Order, Result, too_many_dropped
 from streamsampler.scheduling.throughput import Throughput, needed_for
-from streamsampler.scheduling.ticket_size import ticket_size, trajectories_in_ticket
+from streamsampler.scheduling.ticket_size import SHORTEST_TICKET_SECONDS, ticket_size, trajectories_in_ticket
 
 __all__ = ["Assignment", "Gathering"]
 
@@ -54,6 +56,14 @@ wall time 1 % shorter than with 0, and 6 and 3 % of work in vain; 2 gains at mos
 
 LANES_MARGIN = 0.25
 """The same for workers that run lanes. There more trajectories begin at once; those in vain slow the others down."""
+
+
+def _around(trajectory: int, piece: range, block: int) -> list[range]:
+    """Return what a piece has before and after the block of a trajectory; all of it if it does not have that."""
+    if trajectory not in piece:
+        return [piece]
+    start = piece.index(trajectory) // block * block
+    return [rest for rest in (piece[:start], piece[start + block :]) if rest]
 
 
 class Assignment(NamedTuple):
@@ -80,6 +90,8 @@ class Gathering:
         layout: How workers run the trajectories of consecutive indices.
         concurrent: Whether workers run at the same time, so that one can run another's ticket sooner.
         dropping: Whether trajectories may be left out, and later indices take their places.
+        shortest_ticket: Seconds below which the last tickets cost more than they are worth.
+        steps_of: Returns the timesteps that a worker has shown of its tickets; None if that is unknown.
 
     Attributes:
         result: The result so far, and what is held back from it.
@@ -95,12 +107,15 @@ class Gathering:
     def __init__(
         self, plan: GatherPlan, *, n_workers: int, order: Order = "index", throughput: Throughput | None = None,
         own_queues: bool = False, layout: Layout = Layout(), concurrent: bool = True, dropping: bool = False,
+        shortest_ticket: float = SHORTEST_TICKET_SECONDS,
+        steps_of: StepsOf | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.throughput = throughput if throughput is not None else Throughput()
         order, dropping = ("index", False) if plan.fixed else (order, dropping)
         self._never_idle = order == "arrival" and concurrent
         self._n_workers = n_workers
+        self._shortest_ticket = shortest_ticket
         self._unit = max(layout.rows, layout.block)
         self._has_lanes = False
         self._shares = -1, 0.0, 1.0  # see `_last_share`
@@ -113,6 +128,7 @@ class Gathering:
         self._first = min(queue.own.start for queue in self._queues)
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
+        self._copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket)
         self._handed_out = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
         self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
         self.arrived_trajectories = 0
@@ -125,8 +141,8 @@ class Gathering:
     def take(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
         """Return the ticket that `worker` should run next, or None if there is none for it now.
 
-        An idle worker may get a copy of another worker's ticket (see `in_flight`). A worker so slow that the others
-        would finish everything sooner gets nothing.
+        An idle worker may get a copy of a part of another worker's ticket (see `copies`). A worker so slow that the
+        others would finish everything sooner gets nothing.
 
         Args:
             worker: The worker number.
@@ -149,21 +165,26 @@ class Gathering:
                 return None
         else:
             rows = self._unit if in_lanes else 0
-            size = ticket_size(self.throughput, remaining, self._n_workers, slowness, self._unit, rows)
+            size = ticket_size(
+                self.throughput, remaining, self._n_workers, slowness, self._unit, rows, self._shortest_ticket
+            )
         # Even if none remain, a returned ticket must run: without it the prefix has a gap.
         if remaining and slowness > 1 and self._is_better_idle(worker, size, remaining, now):
             indices = self._pass_over(worker)
         else:
             indices = self._take_returned(queue, size) or self._take_new(queue, size, needed, remaining)
             self.refuses_all = not indices and len(self._queues) == 1
-        self._handed_out += len(indices)
-        if not indices and not ahead:
-            indices = self._take_copy(worker, now)
-        if not indices:
+        if indices:
+            self._handed_out += len(indices)
+            self._in_flight.add(worker, indices, now)
+        elif ahead or not (indices := self._take_copy(worker, now, queue.block)):
             return None
-        self._in_flight.add(worker, indices, now)
         self._considered.add(worker)
         return Assignment(indices, queue.block)
+
+    def next_look(self) -> float:
+        """Return when idle workers should ask `take` again, even if nothing arrives until then; infinity for never."""
+        return self._copies.next_look() if self._may_copy else math.inf
 
     def run_lanes(self, worker: int) -> None:
         """Cut tickets for a worker as is best: none of its trajectories influences another one."""
@@ -186,15 +207,18 @@ class Gathering:
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
-        if self._in_flight.remove(worker, indices, now):
-            self._put_back(indices)
+        for lost in self._in_flight.remove(worker, indices, now):
+            self._put_back(lost)
 
     def _put_back(self, indices: range) -> None:
         self._handed_out -= len(indices)
         self._queue_of(indices).put_back(indices)
 
     def _queue_of(self, indices: range) -> IndexQueue:
-        return next(queue for queue in self._queues if indices[0] in queue.own)
+        queues, index = self._queues, indices[0]
+        # Workers' own queues are every n-th index of n queues, or as many in a row as the others have.
+        own = queues[0].own
+        return queues[index % len(queues) if own.step > 1 else index // len(own) % len(queues)]
 
     @property
     def _under_way(self) -> int:
@@ -225,21 +249,20 @@ class Gathering:
 
     def _take_new(self, queue: IndexQueue, size: int, needed: int, remaining: int) -> range:
         if self._never_idle:
-            most = remaining or (0 if self._is_endless else math.ceil(needed / (2 * self._n_workers)))
+            most = remaining or (0 if self._is_stream else math.ceil(needed / (2 * self._n_workers)))
             return queue.take_new(min(size, most), _FOREVER) if most else range(0)
         if too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
             return range(0)  # the call is about to end, unless earlier trajectories that are still in flight succeed
         return queue.take_new(size, min(self._first + needed, self.result.end))
 
-    def _take_copy(self, worker: int, now: float) -> range:
+    def _take_copy(self, worker: int, now: float, block: int) -> range:
         # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
-        if not self._may_copy or (self._is_endless and self.result.has_segments):
+        if not self._may_copy or (self._is_stream and self.result.has_segments):
             return range(0)
-        indices = self._in_flight.ticket_to_copy(worker, now)
-        if indices is None or indices[0] > self.result.end:
-            self.refuses_all = self.refuses_all and (indices is not None or not self._in_flight.copies_pay(now))
-            return range(0)
-        return indices
+        indices = self._copies.take(worker, now, block, self.result.end)
+        if indices is None:
+            self.refuses_all = self.refuses_all and not self._copies.pay(now)
+        return indices or range(0)
 
     def _pass_over(self, worker: int) -> range:
         # Once a call, so that after some calls the worker is tried again.
@@ -251,14 +274,14 @@ class Gathering:
     def _is_better_idle(self, worker: int, size: int, remaining: int, now: float) -> bool:
         """Whether the other workers would finish all that remains before `worker` finishes `size` trajectories."""
         each = self.throughput.seconds_with(worker)
-        if self._is_endless or self._never_idle or each is None:
+        if self._is_stream or self._never_idle or each is None:
             return False
         others = self._in_flight.expected_end_of_others(worker, remaining, now)
         return others is not None and self._in_flight.expected_end(worker, now) + each * size > others
 
     @property
-    def _is_endless(self) -> bool:
-        return self.plan.limit is None and self.plan.timesteps is None
+    def _is_stream(self) -> bool:
+        return isinstance(self.plan, Streamed)
 
     def _n_needed(self, margin: float) -> int:
         """Estimate how many trajectories the call needs in all.
@@ -266,10 +289,11 @@ class Gathering:
         Args:
             margin: By how many standard deviations trajectories are assumed to be shorter; longer if negative.
         """
-        if self.plan.limit is not None:
-            return self.plan.limit + self.arrived_dropped
+        most = _FOREVER if self.plan.limit is None else self.plan.limit + self.arrived_dropped
+        if self._is_stream:
+            return min(most, self.result.n_popped + self._window())
         if self.plan.timesteps is None:
-            return self.result.n_popped + self._window()
+            return most
         mean = self.throughput.timesteps
         if mean is None and self.arrived_trajectories:
             mean = self.arrived_timesteps / self.arrived_trajectories
@@ -308,7 +332,12 @@ class Gathering:
         """
         if len(lengths) + len(dropped) != len(indices):
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
-        if not self._in_flight.arrive(worker, indices, now):
+        counts, lost, late = self._in_flight.arrive(worker, indices, now)
+        for copied_by in late:
+            self._copies.note_late(copied_by, now)
+        for piece in lost:
+            self._put_back(piece)
+        if not counts:
             return False
         self.arrived_dropped += len(dropped)
         self.arrived_trajectories += len(lengths)
@@ -329,41 +358,20 @@ class Gathering:
             final: Whether the trajectory is never run again.
             now: The time in seconds.
         """
-        # A lost ticket is left to its copy; a final failure counts, since a copy fails as well.
-        counts = self._in_flight.arrive if final else self._in_flight.remove
-        if not counts(worker, indices, now):
-            return
         queue = self._queue_of(indices)
-        blocks = queue.blocks_of(indices)
-        if trajectory is None and len(blocks) > 1:
-            for block in blocks:
+        if trajectory is None and len(indices) <= queue.block:
+            trajectory = indices[0]
+        lost, copied = self._in_flight.give_up(worker, indices, now)
+        for piece in lost:
+            for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, queue.block):
                 self._put_back(block)
-            return
-        failed = blocks[0] if trajectory is None else next(block for block in blocks if trajectory in block)
-        position = indices.index(failed[0])
-        for others in (indices[:position], indices[position + len(failed) :]):
-            if others:
-                self._put_back(others)
-        self.result.hold_failure(HeldFailure(failed, reason, final))
+        # A final failure counts at once, since a copy fails as well; another one is left to the copy.
+        for piece in [*lost, *copied] if final else lost:
+            if trajectory in piece:
+                block = next(block for block in queue.blocks_of(piece) if trajectory in block)
+                self.result.hold_failure(HeldFailure(block, reason, final))
 
     def retry(self, held: HeldFailure) -> None:
         """Assign what failed again."""
         self._put_back(held.indices)
         self.result.remove_failure(held)
-
-    # ------------------------------------------------------------------ the result
-
-    @property
-    def n_trajectories(self) -> int:
-        """Trajectories in the result."""
-        return self.result.n_trajectories
-
-    @property
-    def n_timesteps(self) -> int:
-        """Timesteps in the result."""
-        return self.result.n_timesteps
-
-    @property
-    def complete(self) -> bool:
-        """Whether the result is complete."""
-        return self.result.complete

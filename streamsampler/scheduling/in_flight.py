@@ -1,26 +1,63 @@
-"""Track tickets in flight, and pick one for an idle worker to run a second time. Pure.
+"""Track tickets in flight, and which of them several workers hold. Pure.
 
-An idle worker may run a *copy* of a ticket that another worker holds, as the backup tasks of MapReduce (Dean and
-Ghemawat, 2004). A trajectory does not depend on the worker that runs it, so the first result is used. A copy costs CPU
-time that a learner or another worker could use; so a ticket is copied only if its holder is expected to need notably
-longer than the copy: it is slower, or the ticket waits for another one.
+A trajectory does not depend on the worker that runs it, so an idle worker may run a *copy* of a part of a ticket that
+another worker holds (`copies` says when). Copying cuts the ticket into pieces. Either the ticket arrives before any of
+its pieces, and the copies are ignored when they come; or the first copy to arrive decides against the ticket, which is
+ignored when it comes: then what was not copied of it is lost, and must be assigned again.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.throughput import Throughput
 
-__all__ = ["WORTH_A_COPY", "InFlight"]
+__all__ = ["Arrival", "InFlight", "removals_between_looks"]
 
-WORTH_A_COPY = 1.5
-"""How many times longer than its copy a ticket must be expected to take. Noise in the averages of equally fast workers
-stays below it."""
 
-COPY_SECONDS = 0.001
-"""What a copy costs besides its rollouts: a message, a worker that wakes up, and a report."""
+class Arrival(NamedTuple):
+    """What becomes of a ticket that arrived.
+
+    Attributes:
+        counts: Whether its trajectories are new; otherwise copies of them arrived before.
+        lost: What must be assigned again, since the ticket does not count, and no other worker holds it.
+        late: The workers that hold copies of what arrived first here.
+    """
+
+    counts: bool
+    lost: list[range]
+    late: list[int]
+
+
+def removals_between_looks(n_workers: int) -> int:
+    """Return after how many more removals of tickets all workers are looked at again.
+
+    To look at all of them after each report would make a report dearer with each worker. With a dozen that does not
+    matter.
+    """
+    return max(0, n_workers - 12) // 4
+
+
+class _Totals(NamedTuple):
+    """What the busy workers together are expected to do.
+
+    Attributes:
+        n_removed: How many tickets had been removed by then.
+        n: How many workers they are.
+        n_unknown: How many of them have no known speed.
+        rate: Trajectories in a second.
+        owed: Trajectories that they hold and have not run.
+        fastest: Seconds of a trajectory on the fastest of them.
+    """
+
+    n_removed: int
+    n: int
+    n_unknown: int
+    rate: float
+    owed: float
+    fastest: float
 
 
 class InFlight:
@@ -29,26 +66,55 @@ class InFlight:
     Args:
         n_workers: The number of workers.
         throughput: How fast they are.
+
+    Attributes:
+        n_removed: How many tickets were removed so far.
     """
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
         self._pace = throughput
         self._queues: list[list[range]] = [[] for _ in range(n_workers)]
         self._since = [0.0] * n_workers  # when each worker began the first ticket of its queue
-        self._holders: dict[range, int] = {}
-        self._done: set[range] = set()  # arrived, while a copy is still in flight
-        self._last: tuple[float, range] | None = None
-        self._fastest = math.inf  # seconds of a trajectory on the fastest worker without a ticket
-        self._fresh = False  # whether these two are up to date
+        self._holders: dict[range, list[int]] = {}  # of pieces
+        self._pieces: dict[range, list[range]] = {}  # of the tickets that are cut; other tickets are one piece
+        self._done: set[range] = set()  # pieces that arrived, while another worker still holds them
+        self.n_removed = 0
+        self._totals: _Totals | None = None
+        self._kept_for = removals_between_looks(n_workers)
 
     def add(self, worker: int, indices: range, now: float) -> None:
-        """Track a ticket, or a copy of one, that `worker` got."""
+        """Track a ticket that `worker` got."""
         queue = self._queues[worker]
         if not queue:
             self._since[worker] = now
         queue.append(indices)
-        self._holders[indices] = self._holders.get(indices, 0) + 1
-        self._fresh = False
+        self._holders.setdefault(indices, []).append(worker)
+
+    def add_copy(self, worker: int, ticket: range, part: range, now: float) -> None:
+        """Track that `worker` got a copy of the first indices of a piece of `ticket`."""
+        pieces = self._pieces.get(ticket, [ticket])
+        position = next(number for number, piece in enumerate(pieces) if piece[0] == part[0])
+        piece = pieces[position]
+        if len(part) < len(piece):
+            holders = self._holders.pop(piece)
+            parts = [part, piece[len(part) :]]
+            self._pieces[ticket] = [*pieces[:position], *parts, *pieces[position + 1 :]]
+            for cut in parts:
+                self._holders[cut] = list(holders)
+        self.add(worker, part, now)
+
+    def queue(self, worker: int) -> list[range]:
+        """Return the tickets that `worker` holds, in the order in which it runs them."""
+        return self._queues[worker]
+
+    def since(self, worker: int) -> float:
+        """Return when `worker` began the first of its tickets."""
+        return self._since[worker]
+
+    def uncopied(self, ticket: range) -> list[range]:
+        """Return the pieces of a ticket that one worker alone holds, and that have not arrived."""
+        pieces = self._pieces.get(ticket, [ticket])
+        return [piece for piece in pieces if len(self._holders.get(piece, ())) == 1 and piece not in self._done]
 
     def left(self, worker: int, now: float) -> float:
         """Return how many of its trajectories `worker` is expected not to have run yet."""
@@ -56,83 +122,58 @@ class InFlight:
         n_held = sum(map(len, queue))
         return max(0.0, n_held - (now - self._since[worker]) / each) if queue and each else n_held
 
-    def arrive(self, worker: int, indices: range, now: float) -> bool:
-        """Remove a ticket that `worker` has run; return whether it is the first of its copies to arrive.
+    def arrive(self, worker: int, indices: range, now: float) -> Arrival:
+        """Remove a ticket that `worker` has run.
 
         Raises:
             ProtocolError: The worker does not hold the ticket.
         """
-        others = self._remove(worker, indices, now)
-        first = indices not in self._done
-        if others:
-            self._done.add(indices)
-        else:
-            self._done.discard(indices)
-        return first
+        pieces = self._remove(worker, indices, now)
+        counts = self._done.isdisjoint(pieces)
+        late = []
+        for piece in pieces:
+            if counts and (others := self._holders.get(piece)):
+                self._done.add(piece)
+                late += others
+        return Arrival(counts, [] if counts else self._forget(pieces), late if counts else [])
 
-    def remove(self, worker: int, indices: range, now: float) -> bool:
+    def remove(self, worker: int, indices: range, now: float) -> list[range]:
         """Remove a ticket that `worker` will not run.
 
         Returns:
-            Whether it must be assigned again: it has not arrived, and no other worker holds it.
+            What of it must be assigned again: what has not arrived, and no other worker holds.
         """
-        others = self._remove(worker, indices, now)
-        done = indices in self._done
-        if not others:
-            self._done.discard(indices)
-        return not others and not done
+        return self.give_up(worker, indices, now)[0]
 
-    def _remove(self, worker: int, indices: range, now: float) -> int:
+    def give_up(self, worker: int, indices: range, now: float) -> tuple[list[range], list[range]]:
+        """Remove a ticket that `worker` will not run; return what `remove` does, and what is left to copies."""
+        pieces = self._remove(worker, indices, now)
+        left = [piece for piece in pieces if piece in self._holders and piece not in self._done]
+        return self._forget(pieces), left
+
+    def _forget(self, pieces: list[range]) -> list[range]:
+        """Forget the pieces that are not held any more; return those of them that have not arrived."""
+        free = [piece for piece in pieces if piece not in self._holders]
+        lost = [piece for piece in free if piece not in self._done]
+        self._done.difference_update(free)
+        return lost
+
+    def _remove(self, worker: int, indices: range, now: float) -> list[range]:
+        """Remove a ticket; return its pieces."""
         queue = self._queues[worker]
         if indices not in queue:
             raise ProtocolError(f"worker {worker} does not hold trajectories {indices}, or ran them twice")
         if queue[0] == indices:
             self._since[worker] = now
         queue.remove(indices)
-        others = self._holders.pop(indices) - 1
-        if others:
-            self._holders[indices] = others
-        self._fresh = False
-        return others
-
-    def ticket_to_copy(self, worker: int, now: float) -> range | None:
-        """Return the ticket that the idle `worker` should run a second time; None if that does not pay."""
-        own = self._pace.seconds_with(worker)
-        return None if own is None or self._queues[worker] else self._copy_that_pays(own, now)
-
-    def copies_pay(self, now: float) -> bool:
-        """Whether `ticket_to_copy` has a ticket for any idle worker."""
-        self._find_last_to_end(now)
-        return self._copy_that_pays(self._fastest, now) is not None
-
-    def _copy_that_pays(self, each: float, now: float) -> range | None:
-        """Return the ticket for a worker that takes `each` seconds for a trajectory."""
-        self._find_last_to_end(now)
-        if self._last is None:
-            return None
-        end, indices = self._last
-        return indices if end - now > WORTH_A_COPY * (each * len(indices) + COPY_SECONDS) else None
-
-    def _find_last_to_end(self, now: float) -> None:
-        """Find the last of the tickets without a copy, when it is expected to end, and the fastest idle worker."""
-        if self._fresh:
-            return
-        last: tuple[float, range] | None = None
-        self._fastest = math.inf
-        seconds = self._pace.seconds_by_worker()
-        for worker, queue in enumerate(self._queues):
-            each = seconds.get(worker)
-            if each is None:
-                continue
-            if not queue:
-                self._fastest = min(self._fastest, each)
-                continue
-            end = max(now, self._since[worker] + each * len(queue[0]))
-            for position, indices in enumerate(queue):
-                end += each * len(indices) if position else 0.0
-                if self._holders[indices] == 1 and indices not in self._done and (last is None or end > last[0]):
-                    last = end, indices
-        self._last, self._fresh = last, True
+        self.n_removed += 1
+        pieces = self._pieces.pop(indices, [indices])
+        for piece in pieces:
+            holders = self._holders[piece]
+            holders.remove(worker)
+            if not holders:
+                del self._holders[piece]
+        return pieces
 
     def expected_end(self, worker: int, now: float) -> float:
         """Return when `worker` is expected to finish its tickets; now if its speed is unknown."""
@@ -147,16 +188,31 @@ class InFlight:
         Returns:
             None if no other worker is busy, or the speed of one is unknown.
         """
-        rate = owed = 0.0
-        fastest = float("inf")
-        for other, queue in enumerate(self._queues):
-            if other == worker or not queue:
-                continue
-            each = self._pace.seconds_with(other)
-            if not each:
-                return None
-            held = sum(map(len, queue)) - (now - self._since[other]) / each
-            rate += 1 / each
-            owed += max(0.0, held)
-            fastest = min(fastest, each)
-        return now + (owed + remaining) / rate + fastest if rate else None
+        totals, each = self._totals_of_busy(now), self._pace.seconds_with(worker)
+        n, n_unknown, rate, owed = totals.n, totals.n_unknown, totals.rate, totals.owed
+        if self._queues[worker]:
+            n -= 1
+            if each:
+                rate -= 1 / each
+                owed -= self.left(worker, now)
+            else:
+                n_unknown -= 1
+        if n <= 0 or n_unknown > 0 or rate <= 0:
+            return None
+        return now + (max(0.0, owed) + remaining) / rate + totals.fastest
+
+    def _totals_of_busy(self, now: float) -> _Totals:
+        totals = self._totals
+        if totals is None or self.n_removed - totals.n_removed >= self._kept_for:
+            seconds = self._pace.seconds_by_worker()
+            busy = [(worker, seconds.get(worker)) for worker, queue in enumerate(self._queues) if queue]
+            known = [(worker, each) for worker, each in busy if each]
+            totals = self._totals = _Totals(
+                self.n_removed,
+                len(busy),
+                len(busy) - len(known),
+                sum(1 / each for _, each in known),
+                sum(self.left(worker, now) for worker, _ in known),
+                min((each for _, each in known), default=math.inf),
+            )
+        return totals

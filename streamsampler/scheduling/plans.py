@@ -4,77 +4,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from streamsampler.errors import UsageError
 
 __all__ = [
     "AtLeast",
-    "Endless",
     "Exactly",
     "ExactlyPerWorker",
     "GatherPlan",
     "Portion",
+    "Streamed",
     "Target",
     "endless",
     "expected_rows",
 ]
 
 
-class GatherPlan(Protocol):
-    """How much a call needs, and which worker may run which index."""
-
-    @property
-    def limit(self) -> int | None:
-        """How many trajectories the batch has; None if lengths decide."""
-
-    @property
-    def timesteps(self) -> int | None:
-        """How many timesteps suffice; None if only trajectories count."""
-
-    @property
-    def fixed(self) -> bool:
-        """Whether no other trajectory may take the place of one that is left out."""
-
-    def queue(self, number: int, n_queues: int) -> range:
-        """Return the indices that worker `number` runs if each worker has its own agent or environment."""
-
-
 _FOREVER = 2**62
 
 
-@dataclass(frozen=True)
-class AtLeast:
-    """The shortest prefix of trajectories 0, 1, 2, … with at least `timesteps` timesteps."""
+class GatherPlan:
+    """How much a call needs, and which worker may run which index.
 
-    timesteps: int
-    limit: None = None
+    Attributes:
+        first: The index of the first trajectory.
+        limit: How many trajectories the batch has; None if lengths decide.
+        timesteps: How many timesteps suffice; None if only trajectories count.
+        fixed: Whether no other trajectory may take the place of one that is left out.
+    """
+
+    first: int = 0
+    limit: int | None = None
+    timesteps: int | None = None
     fixed: bool = False
 
     def queue(self, number: int, n_queues: int) -> range:
-        """Every `n_queues`-th index."""
-        return range(number, _FOREVER, n_queues)
+        """Return the indices that worker `number` runs if each worker has its own agent or environment.
+
+        Unless the plan says otherwise, these are every `n_queues`-th index.
+        """
+        stop = _FOREVER if self.limit is None else self.first + self.limit
+        return range(self.first + (number - self.first) % n_queues, stop, n_queues)
 
 
 @dataclass(frozen=True)
-class Exactly:
+class AtLeast(GatherPlan):
+    """The shortest prefix of trajectories 0, 1, 2, … with at least `timesteps` timesteps."""
+
+    timesteps: int = field()
+
+
+@dataclass(frozen=True)
+class Exactly(GatherPlan):
     """Trajectories 0 to `limit - 1`.
 
     With `fixed` each has its place, because it has a seed or options of its own: no other one replaces it.
     """
 
-    limit: int
+    limit: int = field()
     fixed: bool = False
-    timesteps: None = None
-
-    def queue(self, number: int, n_queues: int) -> range:
-        """Every `n_queues`-th index."""
-        return range(number, self.limit, n_queues)
 
 
 @dataclass(frozen=True)
-class ExactlyPerWorker:
+class ExactlyPerWorker(GatherPlan):
     """`n_traj_per_worker` trajectories of each worker, in worker order.
 
     Worker w's k-th has index `w * n_traj_per_worker + k`. Any worker may run it, unless workers differ.
@@ -82,11 +75,9 @@ class ExactlyPerWorker:
 
     n_traj_per_worker: int
     n_workers: int
-    timesteps: None = None
-    fixed: bool = False
 
     @property
-    def limit(self) -> int:
+    def limit(self) -> int:  # type: ignore[override]
         """All workers' trajectories."""
         return self.n_traj_per_worker * self.n_workers
 
@@ -98,17 +89,15 @@ class ExactlyPerWorker:
 
 
 @dataclass(frozen=True)
-class Endless:
-    """Trajectories `first`, `first + 1`, … without end: a stream."""
+class Streamed(GatherPlan):
+    """Trajectories `first`, `first + 1`, … as a consumer takes them: `limit` of them, or without end.
+
+    See `Exactly` for `fixed`.
+    """
 
     first: int = 0
-    limit: None = None
-    timesteps: None = None
+    limit: int | None = None
     fixed: bool = False
-
-    def queue(self, number: int, n_queues: int) -> range:
-        """Every `n_queues`-th index."""
-        return range(self.first + (number - self.first) % n_queues, _FOREVER, n_queues)
 
 
 def endless(queue: range, n_queues: int) -> range:

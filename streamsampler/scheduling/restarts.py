@@ -171,8 +171,8 @@ class Losses:
         self._n += 1
         window = self.policy.restart_window
         if window is not None:
-            # What counts now may have happened earlier than what was counted last.
-            now = max(incident.seconds, *self._recent) if self._recent else incident.seconds
+            # What counts now may have happened earlier than what was counted last, which is the latest so far.
+            now = max(incident.seconds, self._recent[-1]) if self._recent else incident.seconds
             self._recent.append(now)
             while self._recent[0] <= now - window:
                 self._recent.popleft()

@@ -145,6 +145,8 @@ class Result:
             delivery: What the report brought.
             dropped: Those that were dropped, in order.
         """
+        for held in [held for held in self._held.values() if held.turn in indices]:
+            self.remove_failure(held)  # a copy succeeded: what failed does not do so each time
         start = position = 0
         for left_out in dropped:
             if n := left_out.position - position:
@@ -168,15 +170,14 @@ class Result:
     def hold_failure(self, held: HeldFailure) -> None:
         """Hold back a failure until its turn comes."""
         self._held[held.turn] = held
-        self._find_end()
+        if held.final:
+            self.end = min(self.end, held.turn)
 
     def remove_failure(self, held: HeldFailure) -> None:
         """Forget a failure, after the caller's decision."""
         del self._held[held.turn]
-        self._find_end()
-
-    def _find_end(self) -> None:
-        self.end = min((held.turn for held in self._held.values() if held.final), default=_NEVER)
+        if held.final:
+            self.end = min((other.turn for other in self._held.values() if other.final), default=_NEVER)
 
     def _accept(self, entry: _Arrived | LeftOut) -> None:
         """Add as much of `entry` to the result as is in order and needed; the rest stays pending."""
@@ -234,11 +235,6 @@ class Result:
         if not self._held or not self._open:
             return None
         return self._held.get(self.next) if self._in_order else next(iter(self._held.values()))
-
-    @property
-    def n_held(self) -> int:
-        """How many failures are held back."""
-        return len(self._held)
 
     def held_failures(self) -> list[HeldFailure]:
         """Return the failures that are held back."""

@@ -58,6 +58,12 @@ class Throughput:
         """Forget the averages of a worker that another one replaces."""
         self._workers.pop(worker, None)
 
+    def raise_to(self, worker: int, each: float) -> None:
+        """Take a trajectory to last at least `each` seconds on a worker whose ticket does not arrive."""
+        known = self.seconds_with(worker)
+        if known is None or each > known:
+            self._workers[worker] = max(1.0, self._mean), each
+
     def approach_average(self, worker: int) -> None:
         """Move a worker's average a fifth of the way to that of all workers.
 

@@ -1,8 +1,10 @@
-"""Read JSON that this package wrote, and check it: it may have been changed."""
+"""Check what this package wrote: it may have been changed, and can then be wrong in every way."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,32 @@ from streamsampler.data.spaces import short
 from streamsampler.errors import StorageError
 from streamsampler.version import __version__
 
-__all__ = ["LARGEST", "integer", "read_facts"]
+__all__ = ["LARGEST", "damage_raised", "integer", "read_facts"]
 
 LARGEST = 2**62
 """More than anything that is counted: sums of some such numbers still are 64-bit integers."""
+
+
+@contextlib.contextmanager
+def damage_raised(path: Path, what: str = "is damaged: {}", error: type[StorageError] = StorageError) -> Iterator[None]:
+    """Raise `error` for whatever the contents of a file cause.
+
+    Args:
+        path: The file.
+        what: What is wrong with it; `{}` stands for the exception.
+        error: The class of the error.
+
+    Raises:
+        StorageError: Something went wrong; also one that came up by itself.
+        OSError: The file cannot be read.
+        MemoryError: What is really there is too large.
+    """
+    try:
+        yield
+    except (StorageError, OSError, MemoryError):
+        raise
+    except Exception as reason:
+        raise error(f"{path} {what.format(f'{type(reason).__name__}: {reason}')}") from reason
 
 
 def read_facts(path: Path, data: bytes, what: str, facts_format: str, version: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from streamsampler.data.spaces import short
 from streamsampler.errors import StorageError
 from streamsampler.scheduling.plans import Target
 from streamsampler.storage.atomic import write_whole
-from streamsampler.storage.json_facts import LARGEST, integer, read_facts
+from streamsampler.storage.json_facts import LARGEST, damage_raised, integer, read_facts
 from streamsampler.version import __version__
 
 __all__ = ["MANIFEST", "Manifest", "Shard", "read_manifest", "shard_name", "write_manifest"]
@@ -68,6 +68,8 @@ class Manifest:
         package_version: The version of this package that began the folder.
         complete: Whether all shards are there.
         shards: The shards that are listed, in order.
+        fingerprints: The fingerprints of the workers that sampled them; see `TrajectoryBatch`. They decide about the
+            data as well, but are known only when the first shard is there.
     """
 
     seed: int
@@ -77,6 +79,7 @@ class Manifest:
     package_version: str = __version__
     complete: bool = False
     shards: tuple[Shard, ...] = field(default=(), repr=False)
+    fingerprints: frozenset[str] = frozenset()
 
     @property
     def n_trajectories(self) -> int:
@@ -124,6 +127,7 @@ def _as_json(manifest: Manifest) -> str:
         "seed": manifest.seed,
         "shard_size": manifest.shard_size,
         "wanted": dict(manifest.wanted),
+        "fingerprints": sorted(manifest.fingerprints),
         "complete": manifest.complete,
         "trajectories": manifest.n_trajectories,
         "timesteps": manifest.n_timesteps,
@@ -152,37 +156,33 @@ def read_manifest(folder: Path) -> Manifest:
             raise
         raise StorageError(f"{folder} is no folder of trajectories: it has no {MANIFEST}") from None
     facts = read_facts(path, data, "manifest of trajectories", _FORMAT, _VERSION)
-    try:
+    with damage_raised(path):
         return _checked(facts)
-    except (LookupError, AttributeError, TypeError, ValueError) as reason:
-        raise StorageError(f"{path} is damaged: {type(reason).__name__}: {reason}") from None
 
 
 def _checked(facts: dict[str, Any]) -> Manifest:
-    seed, package_version, provenance, complete = (
-        facts[name] for name in ("seed", "package_version", "provenance", "complete")
-    )
-    kinds = {"seed": (seed, int), "package_version": (package_version, str), "provenance": (provenance, dict)}
-    for name, (value, kind) in {**kinds, "complete": (complete, bool)}.items():
-        if type(value) is not kind:
-            raise TypeError(f"{name} is {short(value)}, and should be a {kind.__name__}")
+    kinds = {"seed": int, "package_version": str, "provenance": dict, "complete": bool}
+    for name, kind in kinds.items():
+        if type(facts[name]) is not kind:
+            raise TypeError(f"{name} is {short(facts[name])}, and should be a {kind.__name__}")
+    fingerprints = facts.get("fingerprints", [])
+    if not isinstance(fingerprints, list) or not all(isinstance(found, str) for found in fingerprints):
+        raise TypeError(f"fingerprints are {short(fingerprints)}")
     (unit,) = facts["wanted"].keys()
     if unit not in ("timesteps", "trajectories"):
         raise ValueError(f"wanted are {short(unit)}")
     target = Target(unit, integer(facts["wanted"], unit, 1))
     manifest = Manifest(
-        seed=seed,
+        **{name: facts[name] for name in kinds},
         shard_size=integer(facts, "shard_size", 1),
         wanted={unit: target.number},
-        provenance=provenance,
-        package_version=package_version,
-        complete=complete,
         shards=_shards(facts["shards"]),
+        fingerprints=frozenset(fingerprints),
     )
     for name, number in {"trajectories": manifest.n_trajectories, "timesteps": manifest.n_timesteps}.items():
         if integer(facts, name) != number:
             raise ValueError(f"it says that there are {facts[name]} {name}, and lists {number}")
-    if complete and (missing := target.missing(manifest.n_trajectories, manifest.n_timesteps)):
+    if manifest.complete and (missing := target.missing(manifest.n_trajectories, manifest.n_timesteps)):
         raise ValueError(f"it says that it is complete, and {missing} {unit} are missing")
     return manifest
 

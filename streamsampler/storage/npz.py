@@ -84,6 +84,9 @@ as above, and `manifest.json`: UTF-8 JSON, an object with these keys:
   shard.
 - `shard_size`: timesteps that each shard but the last has at least. `wanted`: `{"timesteps": n}` or `{"trajectories":
   n}`.
+- `fingerprints`: how the workers computed, a list of strings such as "numpy=0c3f19d2e4aa torch=77ab02c3d1ef": digests
+  of the same arithmetic in these libraries. One that agrees with one in the list, as far as both name a library, is not
+  added.
 - `complete`: whether all of it is there. `trajectories`, `timesteps`: of the shards that are listed, together.
 - `shards`: for each shard `file`, `first_trajectory` (the index of its first trajectory, or of one left out before
   it), `trajectories`, `timesteps` and, where trajectories were left out because they raised, `dropped`: how many.
@@ -110,8 +113,8 @@ from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import StorageError
 from streamsampler.storage.atomic import write_whole
 from streamsampler.storage.json_codec import decode, encode
-from streamsampler.storage.json_facts import read_facts
-from streamsampler.storage.npz_reader import Npz, opened_npz
+from streamsampler.storage.json_facts import damage_raised, read_facts
+from streamsampler.storage.npz_reader import opened_npz
 from streamsampler.storage.space_codec import decode_space, encode_space
 from streamsampler.version import __version__
 
@@ -241,16 +244,11 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any,
     """Read a batch that `save` wrote, and the header of its file; see `load` and `read`."""
     path = _existing(Path(path))
     entries, header = _read(path)
-    try:
+    with damage_raised(path, "is damaged: its parts do not fit together ({})"):
         fields: dict[str, Any] = {name: entries[name] for name in _ARRAYS}
         fields |= {name: _restore(header["structure"][name], entries) for name in _TREES}
         fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
         return TrajectoryBatch(**fields, seeds=tuple(header["seeds"]), seed=_seed(header["seed"])), header
-    except MemoryError:
-        raise  # what is there is large
-    except Exception as reason:  # parts that are not what they should be can go wrong in every way
-        text = f"{type(reason).__name__}: {reason}"
-        raise StorageError(f"{path} is damaged: its parts do not fit together ({text})") from reason
 
 
 def _seed(value: Any) -> int | None:
@@ -282,14 +280,10 @@ def _existing(path: Path) -> Path:
 
 def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
     with opened_npz(path) as archive:
-        header = _header(path, archive)
+        if "header" not in archive.names:
+            raise StorageError(f"{path} is no trajectory batch: it has no entry `header`, only {short(archive.names)}")
+        header = read_facts(path, archive.read("header").tobytes(), "trajectory batch", _FORMAT, _VERSION)
         return {name: archive.read(name) for name in (archive.names if names is None else names)}, header
-
-
-def _header(path: Path, archive: Npz) -> dict[str, Any]:
-    if "header" not in archive.names:
-        raise StorageError(f"{path} is no trajectory batch: it has no entry `header`, only {short(archive.names)}")
-    return read_facts(path, archive.read("header").tobytes(), "trajectory batch", _FORMAT, _VERSION)
 
 
 def _restore(structure: dict[str, Any], entries: dict[str, Array]) -> Any:

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from streamsampler.data.trees import Array
-from streamsampler.errors import SamplerError, StorageError
+from streamsampler.errors import StorageError
+from streamsampler.storage.json_facts import damage_raised
 
 __all__ = ["Npz", "opened_npz"]
 
@@ -40,18 +41,13 @@ def opened_npz(path: Path) -> Iterator[Npz]:
             package's own, those of the operating system, and a lack of memory for what is really there.
         OSError: It cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            _check_zip(path, file)
-            with zipfile.ZipFile(file) as archive:
-                yield Npz(archive, os.fstat(file.fileno()).st_size)
-    except IsADirectoryError:
-        raise StorageError(f"{path} is a folder, not a file; streamsampler.load reads all of it") from None
-    except (SamplerError, OSError, MemoryError):
-        raise
-    except Exception as reason:  # a damaged file can be wrong in every way
-        text = f"{type(reason).__name__}: {reason}"
-        raise StorageError(f"{path} cannot be read: it is damaged, cut short, or holds pickles ({text})") from reason
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder, not a file; streamsampler.load reads all of it")
+    damaged = damage_raised(path, "cannot be read: it is damaged, cut short, or holds pickles ({})")
+    with damaged, path.open("rb") as file:
+        _check_zip(path, file)
+        with zipfile.ZipFile(file) as archive:
+            yield Npz(archive, os.fstat(file.fileno()).st_size)
 
 
 def _check_zip(path: Path, file: BinaryIO) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,7 @@ from typing import Any, Self
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.words import count
 from streamsampler.errors import DamagedShardError, StorageError, UsageError
+from streamsampler.protocol.fingerprints import agree
 from streamsampler.storage import npz as storage
 from streamsampler.storage.atomic import is_leftover, sync_directory
 from streamsampler.storage.lock import FolderLock, check_locks
@@ -184,6 +186,7 @@ class ShardWriter:
             check_shard(path, self._shards[number], batch.indices, batch.lengths)
         except DamagedShardError as error:
             raise StorageError(f"sampled again, it is not what it was; has the environment changed? {error}") from None
+        self._note_fingerprints(batch.fingerprints)
         storage.save(batch, path, provenance=self._begun().provenance)
         del self.damaged[number]
 
@@ -194,6 +197,7 @@ class ShardWriter:
             StorageError: It cannot be written and read back exactly.
             OSError: It cannot be written; what was there is still there.
         """
+        self._note_fingerprints(batch.fingerprints)
         manifest = self._begun()
         storage.save(batch, self._path / shard_name(len(self._shards)), provenance=manifest.provenance)
         first = self._shards[-1].stop if self._shards else 0
@@ -213,6 +217,16 @@ class ShardWriter:
         """
         if not self._begun().complete:
             self._list(complete=True)
+
+    def _note_fingerprints(self, found: Iterable[str]) -> None:
+        """List the fingerprints that agree with none of those that are listed, before there are shards of them."""
+        listed = set(self._begun().fingerprints)
+        for bits in sorted(found, key=len, reverse=True):  # first those of more libraries
+            if not any(agree(bits, other) for other in listed):
+                listed.add(bits)
+        if listed != self._begun().fingerprints:
+            self.manifest = replace(self._begun(), fingerprints=frozenset(listed))
+            self._list()
 
     def _list(self, *, complete: bool = False) -> None:
         manifest = replace(self._begun(), shards=tuple(self._shards), complete=complete)

@@ -21,6 +21,7 @@ import gymnasium
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Start, Stop
+from streamsampler.testing.records import Records
 from streamsampler.workers.loop import Channel
 
 __all__ = ["POINTS", "armed", "encode"]
@@ -54,26 +55,18 @@ def armed(channel: SendingChannel, number: int) -> Channel:
     if value is None:
         return channel
     point, worker, occurrence, folder = json.loads(value)
-    return _FailingChannel(channel, _Point(point, occurrence, Path(folder))) if worker == number else channel
+    return _FailingChannel(channel, _Point(point, occurrence, Records(folder))) if worker == number else channel
 
 
 @dataclass(frozen=True)
 class _Point:
     name: str
     occurrence: int
-    folder: Path
+    records: Records
 
     def reached(self, name: str) -> bool:
         """Whether this is the place and the time to die; counted over the processes that have this worker's number."""
-        if name != self.name:
-            return False
-        for count in range(1, self.occurrence + 1):
-            try:
-                os.close(os.open(self.folder / f"{name}.{count}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            return count == self.occurrence
-        return False
+        return name == self.name and self.records.add(name, self.occurrence) == self.occurrence
 
     def reach(self, name: str) -> None:
         if self.reached(name):

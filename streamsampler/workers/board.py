@@ -103,9 +103,23 @@ class StatusBoard:
         memory: int = self._words[(1 + worker) * _ROW + _MEMORY]
         return memory
 
+    def row_bytes(self, worker: int) -> bytes:
+        """Return a worker's row, for a sampler that does not share the memory; `show` is the other way."""
+        row = (1 + worker) * _ROW
+        return bytes(self._words[row : row + _ROW])
+
+    def show(self, worker: int, row_bytes: bytes) -> None:
+        """Show a worker's row as it was when `row_bytes` returned it."""
+        row = (1 + worker) * _ROW
+        self._words[row : row + _ROW] = memoryview(row_bytes).cast("q")
+
     def row(self, worker: int) -> WorkerRow:
         """Return a worker's view of the board."""
         return WorkerRow(self._words, worker)
+
+    def copy(self) -> StatusBoard:
+        """Return a board with the same words, in memory of its own."""
+        return StatusBoard(memoryview(bytearray(self._words)))
 
     def release(self) -> None:
         """Release the memory."""

@@ -16,6 +16,7 @@ from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate,
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
 from streamsampler.seeding import Stream, derived_seed
+from streamsampler.timing import used
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, locate, raised_in, step_error, summary_of
@@ -221,6 +222,7 @@ class DefaultWorker(Worker):
         row, max_length = self.row, self.context.max_episode_length
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
+        timed = used()  # then each timestep is due: what user code times belongs to the phase on the board
         limit, due = _NO_LIMIT, n_before
         terminated = truncated = False
         reset_seconds = agent_seconds = step_seconds = 0.0
@@ -286,7 +288,7 @@ class DefaultWorker(Worker):
                         after = clock()
                         agent_seconds += between - before
                         step_seconds += after - between
-                        apart = min(int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1, _MOST_APART)
+                        apart = 1 if timed else min(int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1, _MOST_APART)
                         due = min(len(rewards) + (apart if due > n_before else 1), limit)  # soon shows that it runs
                     phase = in_recording
                     if reward.__class__ is float:

@@ -73,6 +73,7 @@ class WorkerSetup:
         threads: How many threads libraries compute on in workers (see `workers.threads`); None leaves all as it is.
         check: See `WorkerContext`.
         drop_unless: See `WorkerContext`.
+        fingerprint: What the sampler does about workers that compute otherwise than others.
 
     Raises:
         UsageError: This kind of worker cannot leave out trajectories.
@@ -82,6 +83,7 @@ class WorkerSetup:
     threads: int | None
     check: CheckMode
     drop_unless: Callable[[tuple[str, ...]], bool] | None = None
+    fingerprint: CheckMode = "warn"
 
     def __post_init__(self) -> None:
         worker_class = self.factory.worker_class

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from streamsampler.environments.worker_numbers import for_worker
+from streamsampler.protocol.fingerprints import Fingerprint
 from streamsampler.protocol.messages import (
     Answer,
     Checked,
@@ -29,13 +31,17 @@ from streamsampler.protocol.messages import (
 )
 from streamsampler.protocol.states import WorkerSide, WorkerState
 from streamsampler.seeding import TrajectorySeeds
+from streamsampler.timing import Collector, collecting
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.explain import class_names, summary_of
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.kernels import fingerprint
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity
 
 _PHASES = {"env": Phase.ENV_CONSTRUCTION, "agent": Phase.AGENT_CONSTRUCTION, "parameters": Phase.AGENT_UPDATE}
+_IN_STEPS = {Phase.ACTION: "agent", Phase.STEP: "step", Phase.RECORDING: "step"}
+_TIMED_AS = [_IN_STEPS.get(phase, "reset") for phase in Phase]  # to replace an environment counts as a reset, too
 _CONSTRUCTION = 0
 """The agent version that constructors are seeded with: trajectories have later ones."""
 
@@ -93,6 +99,7 @@ class WorkerLoop:
         self, channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext
     ) -> None:
         self._channel = channel
+        self._collector = Collector(context.row.words, context.row.phase_word, _TIMED_AS)
         self._make_worker = make_worker
         self._context = replace(context, rebuild=self._rebuild)
         self._row = context.row
@@ -100,10 +107,16 @@ class WorkerLoop:
         self._side = WorkerSide()
         self._kept: Message | None = None  # what was received while a ticket ran, and is for the next turn
         self._worker: Worker | None = None
+        self._derived = TrajectorySeeds(context.seed, _CONSTRUCTION)
+        self._seeds_ahead: dict[Ticket, list[int]] = {}  # of tickets that the worker looked at before their turns
         self._spaces_sent = False
         self._seconds = [0.0, 0.0, 0.0]  # sending, idle, checking
         self._check_order: CheckOrder | None = None
         self._checked: Checked | None = None  # for the next answer
+        # In the user's process, and in a fork of it, torch may have been loaded for other reasons.
+        self._is_guest = channel.interruptible or "torch" in sys.modules
+        self._fingerprint: Fingerprint | None = None
+        self._to_tell: Fingerprint | None = None  # the same, until a report tells it
         self._in_force: dict[str, Any] = {}  # payloads of the last updates by kind, loadable while the version may run
         self._spoiled = False  # whether a rollout raised: agent and environment may be in any state
 
@@ -135,6 +148,7 @@ class WorkerLoop:
     def _start(self, start: Start) -> None:
         """Apply the updates of a `Start`."""
         self._row.begin_ticket(start.version)
+        self._seeds_ahead.clear()
         # Once a version, not once an environment: stale reports are not read, spaces included.
         self._spaces_sent = False
         try:
@@ -155,6 +169,7 @@ class WorkerLoop:
                 self._discard(worker)
             self._apply(worker, updates)
             self._keep_orders(worker, start)
+            self._probe(anew=start.agent is not None or start.env is not None)
         except BaseException as error:  # the sampler reports whatever user code raises, SystemExit included
             self._let_interrupts_through(error)
             phase = Phase.AGENT_CONSTRUCTION if self._worker is None else self._worker.phase
@@ -170,6 +185,12 @@ class WorkerLoop:
         worker.resets = None if start.resets is None else self._channel.load(start.resets)
         if start.env is not None and worker.context.check is not None and (files := files_of(worker.environments())):
             self._checked = Checked(files=files)
+
+    def _probe(self, *, anew: bool) -> None:
+        """Prepare to tell how this process computes, if that is new: an update may have loaded torch, or need it."""
+        if (found := fingerprint()) is not self._fingerprint or (anew and self._is_guest):
+            self._fingerprint = found
+            self._to_tell = found._replace(is_guest=self._is_guest)
 
     def _apply(self, worker: Worker, updates: dict[str, Any]) -> None:
         """Apply updates, given as payloads: of the environment first, whose spaces a new agent gets."""
@@ -215,7 +236,9 @@ class WorkerLoop:
                 self._side.before_answer()
                 self._give_up((ticket,))
                 return
-            outcome = worker.rollout(ticket, self._seeds_of(ticket.version, ticket.indices))
+            seeds = self._seeds_ahead.pop(ticket, None) or self._seeds_of(ticket.version, ticket.indices)
+            with collecting(self._collector):
+                outcome = worker.rollout(ticket, seeds)
             worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.set_phase(Phase.SENDING)
             reported = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
@@ -243,13 +266,16 @@ class WorkerLoop:
                 side.receive(message)
             else:
                 self._kept = message
-        return ticket, self._seeds_of(ticket.version, ticket.indices)
+        seeds = self._seeds_ahead[ticket] = self._seeds_of(ticket.version, ticket.indices)
+        return ticket, seeds
 
     def _seeds_of(self, version: int, indices: range) -> list[int]:
-        derived, worker = TrajectorySeeds(self._seed, version), self._worker
+        if self._derived.agent_version != version:
+            self._derived = TrajectorySeeds(self._seed, version)
+        worker = self._worker
         if worker is None or worker.resets is None:
-            return derived.of(indices)
-        return worker.resets.seeds_of(derived, indices)
+            return self._derived.of(indices)
+        return worker.resets.seeds_of(self._derived, indices)
 
     def _check(self, worker: Worker, order: CheckOrder, version: int) -> bool:
         """Check that trajectories depend on their seeds alone; return whether the ticket is to be run."""
@@ -286,6 +312,8 @@ class WorkerLoop:
             lost_timesteps=lost_timesteps,
             checked=self._checked,
             runs_lanes=runs_lanes,
+            fingerprint=self._to_tell,
+            timed=self._collector.take(),
         )
         self._seconds = [0.0, 0.0, 0.0]
         if outcome.rollouts is None:
@@ -297,7 +325,7 @@ class WorkerLoop:
             spaces = None if self._spaces_sent else self._worker.spaces
             self._channel.answer(report, (outcome.rollouts, spaces))
             self._spaces_sent = True
-        self._checked = None
+        self._checked = self._to_tell = None
         self._seconds[0] += perf_counter() - begin
 
     def _give_up(self, tickets: tuple[Ticket, ...]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from streamsampler.errors import UsageError, positive
 from streamsampler.seeding import Indices, TrajectorySeeds
 
-__all__ = ["Options", "ResetOptions", "Resets", "common_resets", "given_resets"]
+__all__ = ["Options", "ResetOptions", "Resets", "common_resets", "given_resets", "streamed_resets"]
 
 Options: TypeAlias = Mapping[str, Any]
 ResetOptions: TypeAlias = Options | Sequence[Options | None]
@@ -95,6 +95,35 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any) -> tuple[i
         raise UsageError(f"n_trajectories is {n}, but there are {len(checked)} seeds")
     options = _checked_options(reset_options, n)
     return n, None if checked is None and options is None else Resets(checked, options)
+
+
+def streamed_resets(
+    first: int, n_trajectories: Any, seeds: Any, reset_options: Any
+) -> tuple[int | None, Resets | None]:
+    """Return what a stream was given: how many trajectories from index `first` on, and what is said of them.
+
+    Args:
+        first: The first index.
+        n_trajectories: How many; None for as many as there are, or without end.
+        seeds: None, or integers of at least 0, from index 0 on.
+        reset_options: None, a dict, or a sequence with a dict or None for each index.
+
+    Returns:
+        How many trajectories, None without end; and the seeds and the options.
+
+    Raises:
+        UsageError: An argument cannot work, or they do not agree.
+    """
+    n = None if n_trajectories is None else positive("n_trajectories", n_trajectories)
+    is_list = isinstance(reset_options, Sequence) and not isinstance(reset_options, str | bytes)
+    if seeds is None and not is_list:
+        return n, common_resets(reset_options)
+    total = None if seeds is not None else max(1, len(reset_options))
+    total, resets = given_resets(total, seeds, reset_options)
+    if first >= total or (n is not None and first + n > total):
+        wanted = f"trajectory {first}" if n is None else f"trajectories {first} to {first + n - 1}"
+        raise UsageError(f"there is nothing for {wanted}: {total} trajectories are given, from 0 on")
+    return total - first if n is None else n, resets
 
 
 def common_resets(reset_options: Any) -> Resets | None:

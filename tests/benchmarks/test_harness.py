@@ -220,7 +220,7 @@ def test_the_mean_leaves_out_what_lies_far_away():
 
 def test_goals_are_judged_against_whom_they_name():
     question = module("harness.question")
-    results = {
+    results: dict = {
         "work": {
             "bare": {"rounds": [answer(100, 1.0)]},
             "storing": {"rounds": [answer(80, 1.0)]},
@@ -232,6 +232,9 @@ def test_goals_are_judged_against_whom_they_name():
     assert question.judged(question.Goal("work", "ours", 0.78, key="cpu_share"), results)["met"] is True
     assert question.judged(question.Goal("work", "ours", 1.3, key="ratio", most=True), results)["met"] is True
     assert question.judged(question.Goal("work", "absent", 0.9), results)["met"] is None
+    results["work"]["broken"] = {"reason": "not installed"}
+    module("harness.comparing").compared(results["work"], "bare")
+    assert question.judged(question.Goal("work", "ours", 0.1, of="broken"), results)["met"] is None
 
 
 def test_reports_are_written_between_the_markers_only():
@@ -354,6 +357,7 @@ def test_every_question_names_workloads_and_contenders_that_exist():
         "streams",
         "stragglers",
         "order",
+        "ray",
     ):
         question = module(f"questions.{name}").QUESTION
         assert question.name == name

@@ -13,6 +13,7 @@ import pytest
 
 import streamsampler
 from streamsampler.storage.npz import read
+from streamsampler.workers.kernels import fingerprint
 from tests.cli.harness import SCRIPTED as MODULE
 from tests.cli.harness import finish, run, start
 
@@ -98,6 +99,7 @@ def test_the_file_tells_where_it_comes_from(home: Path) -> None:
         "vec": None,
         "wanted": {"timesteps": 9},
         "interrupted": False,
+        "fingerprints": [fingerprint().without_torch().bits],
     }
 
 
@@ -191,3 +193,30 @@ def test_environments_side_by_side_are_those_of_the_library(home: Path) -> None:
     vec: dict[str, Any] = {"worker_class": streamsampler.VecWorker, "worker_args": {"n_envs": 3}}
     with streamsampler.LocalSampler(agent, "CartPole-v1", seed=7, **vec) as sampler:
         assert batch == sampler.obtain_trajectories(9)
+
+
+TIMED = """
+
+class Timed(Scripted):
+    def step(self, action):
+        from streamsampler import timed
+        with timed("physics"):
+            return super().step(action)
+
+
+gym.register("Timed-v0", Timed)
+"""
+
+
+def test_timers_are_printed_where_they_are_asked_for(home: Path) -> None:
+    (home / "scripted.py").write_text(MODULE + TIMED)
+    arguments = ("sample", "scripted:Timed-v0", "--start-method", "fork", "--workers", 1, "--num-trajectories", 9)
+    text, plain, summary = (
+        run(*arguments, *options, cwd=home) for options in (("--timers",), (), ("--timers", "--json"))
+    )
+    table = text.stdout.partition("\n\n")[2].splitlines()
+    assert table[0].split() == ["share", "ms/timestep", "own", "entries"]
+    assert [line.split()[0] for line in table[1:6]] == ["all", "reset", "agent", "step", "physics"]
+    assert "physics" not in plain.stdout
+    timers = json.loads(summary.stdout)["timers"]
+    assert timers["ms/step"] >= timers["ms/step/physics"] > 0

@@ -49,6 +49,9 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", "1e400"], "'1e400' is more than can be counted"),
         (["--num-samples", "-5k"], "-5000 is not in the range"),
         (["--num-samples", 5, "--workers", -1], "'--workers': -1"),
+        (["--num-samples", 5, "--ray-address", "h:1"], "--ray-address needs --engine ray"),
+        (["--num-samples", 5, "--engine", "ray", "--start-method", "fork"], 'engine="ray" takes no start_method'),
+        (["--num-samples", 5, "--engine", "ray", "--workers", 0], "--engine needs worker processes"),
         (["--num-samples", 5, "--vec", 0], "'--vec': 0 is not in the range"),
         (["--num-samples", 5, "--vec", 2, "--on-failure", "drop"], "--vec cannot be used with --on-failure drop"),
         (["--num-samples", 5, "--vec", 2, "--out", "x", "--shard-size", 5], "--shard-size cannot be used with --vec"),
@@ -272,3 +275,10 @@ def test_an_environment_of_several_agents_is_named_for_what_it_is(
     gymnasium.registry.pop("Chess-v0", None)
     assert result.exit_code == 1
     assert "Chess-v0 is an environment of PettingZoo, for several agents" in result.stderr
+
+
+def test_the_engine_of_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = sample("--num-samples", 5, "--engine", "ray")
+    assert result.exit_code == 1
+    assert "--engine ray: RaySampler needs Ray: pip install 'streamsampler[ray]'" in result.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,21 +11,27 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.samplers.base import Sampler
 from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import Steps
 
 # Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with
-# every start method; the rest of those is in the slow tier.
+# every start method; the rest of those is in the slow tier. How processes start, and what carries messages between
+# them, have nothing to do with each other: in the slow tier everything is tried with one start method for each way that
+# messages go, and what depends on the start with all of them. All by all is tried by the proof `contracts`.
+ALL_BY_ALL = "ALL_BY_ALL" in os.environ
 SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
 FORK = pytest.param("fork", marks=pytest.mark.slow)
 # The other engine of processes: the core of C1 and C3 by fork each time, all else in the slow tier.
 QUEUES = {f"queues {method}": method for method in ("fork", "spawn", "forkserver")}
 SLOW_QUEUES = [pytest.param(name, marks=pytest.mark.slow) for name in QUEUES]
+# Actors of Ray, for which a virtual environment of its own is needed: the core of each contract in each run with Ray.
+RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.extras])
+SLOW_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.extras, pytest.mark.slow])
 ARENAS = ["forkserver", FORK, SPAWN]  # shared memory, which queues do without
-PROCESSES = [*ARENAS, *SLOW_QUEUES]
+PROCESSES = [*ARENAS, *SLOW_QUEUES, SLOW_RAY]
 # The default start method with everything through shared memory, however small, and with all that a pipe can hold
 # through pipes: nothing waits until there is room in one.
 INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 14}
@@ -37,8 +43,16 @@ VEC = {"vec": "local", "vec forkserver": "forkserver"}
 LANES = {"lanes": "local", "lanes forkserver": "forkserver"}
 SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in (*VEC, *LANES)]
 # What is the same in whatever process it happens: with the others in the slow tier.
+NO_CPU = {"num_cpus": 0}
 LOCAL = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", *VEC))]
-ENGINES = ["local", *PROCESSES, *TRANSPORTS, *SLOW_VEC]
+OTHER_STARTS = [FORK, SPAWN, *SLOW_QUEUES[1:]]
+ENGINES = ["local", "forkserver", SLOW_QUEUES[0], SLOW_RAY, *TRANSPORTS, *SLOW_VEC]
+ENGINES += OTHER_STARTS if ALL_BY_ALL else []
+
+
+def core_on_ray(engines: Sequence[Any]) -> pytest.MarkDecorator:
+    """Mark a test that shows the core of a contract: it runs on these engines, and in each run with Ray."""
+    return pytest.mark.parametrize("engine", [*(one for one in engines if one is not SLOW_RAY), RAY], indirect=True)
 
 
 def descendants() -> frozenset[int]:
@@ -69,6 +83,17 @@ def open_files() -> frozenset[tuple[int, int, str]]:
         except OSError:  # the one that lists the folder
             continue
     return frozenset(found)
+
+
+def actors() -> list[str]:
+    """The titles of Ray's processes that are workers of this package."""
+    titles = []
+    for pid in descendants():
+        try:
+            titles.append(Path(f"/proc/{pid}/cmdline").read_text())
+        except OSError:  # it ended just now
+            continue
+    return [title for title in titles if title.startswith("worker:")]
 
 
 def shared_memory() -> list[str]:
@@ -114,6 +139,8 @@ class Maker:
         engine = (VEC | LANES).get(self.engine, self.engine)
         if engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
+        if engine == "ray":
+            return self.adopt(RaySampler(agents, envs, n_workers=n_workers, worker_resources=NO_CPU, **options))
         if engine in QUEUES:
             options = {"engine": "queues", **options}
         start_method: Any = QUEUES.get(engine, "forkserver" if engine in INLINE_LIMITS else engine)
@@ -145,17 +172,24 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_sampler(engine: str, fork_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
+def make_sampler(
+    engine: str, fork_server: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Maker]:
     if engine in INLINE_LIMITS:
         monkeypatch.setattr("streamsampler.engines.processes.engine.INLINE_LIMIT", INLINE_LIMITS[engine])
     if engine in QUEUES:
         use_multiprocessing(QUEUES[engine])
+    if engine == "ray":
+        request.getfixturevalue("ray_cluster")
     before = Traces()
     maker = Maker(engine)
     yield maker
     for sampler in maker.made:
         sampler.close()
-    assert Traces().since(before) == NOTHING
+    if engine == "ray":
+        assert actors() == []  # Ray's other processes, and its connections, come and go
+    else:
+        assert Traces().since(before) == NOTHING
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from streamsampler import TrajectoryBatch
 from streamsampler.testing.records import Records
-from tests.contracts.conftest import Maker
+from tests.contracts.conftest import ENGINES, Maker, core_on_ray
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Steps, TwoOrFifty, counted
 
@@ -51,6 +51,7 @@ def settle(sampler: object) -> None:
     assert len(batch) == 3
 
 
+@core_on_ray(ENGINES)
 def test_every_step_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> None:
     """In calls that leave a lot of surplus behind: kept, surplus, stale and abandoned timesteps are all there were."""
     make_env = counted(partial(TwoOrFifty, pause=0.0002), tmp_path)

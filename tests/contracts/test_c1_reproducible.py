@@ -17,7 +17,16 @@ import pytest
 
 from streamsampler import LocalSampler, NewEnvUpdate, PerWorker, SetTaskUpdate, TrajectoryBatch
 from streamsampler.samplers.base import Sampler
-from tests.contracts.conftest import INLINE_LIMITS, PROCESSES, QUEUES, SIDE_BY_SIDE, Maker
+from tests.contracts.conftest import (
+    ALL_BY_ALL,
+    INLINE_LIMITS,
+    PROCESSES,
+    QUEUES,
+    RAY,
+    SIDE_BY_SIDE,
+    SLOW_RAY,
+    Maker,
+)
 from tests.scripted.agents import Attentive, Drawing, Linear, Stamping
 from tests.scripted.envs import AnyLength, GlobalNoise, Nested, Steps, Wide, jittery
 
@@ -104,14 +113,16 @@ def assert_same(batches: list[TrajectoryBatch], reference: list[TrajectoryBatch]
         assert batch == other, f"call {call}: {batch} is not {other}"
 
 
-# In this process with all of them; each start method costs workers, so each time one number for each, below.
+# In this process with all of them; each start method costs workers, so one number for each, below.
+OTHER_STARTS = ("fork", "spawn", "queues spawn", "queues forkserver") if ALL_BY_ALL else ()
 ENGINES_AND_WORKERS = [
     *((engine, n_workers) for engine in ("local", "vec") for n_workers in (1, 2, 3, 7)),
     *(
         pytest.param(engine, n_workers, marks=pytest.mark.slow)
-        for engine in ("forkserver", "fork", "spawn", "vec forkserver", *INLINE_LIMITS, *QUEUES)
+        for engine in ("forkserver", "vec forkserver", *INLINE_LIMITS, "queues fork", *OTHER_STARTS)
         for n_workers in (1, 2, 3, 7)
     ),
+    pytest.param("ray", 3, marks=SLOW_RAY.marks),
 ]
 
 
@@ -130,6 +141,7 @@ def test_same_batches(make_sampler: Maker, name: str, n_workers: int) -> None:
 LIVES: list[Any] = [("local", 3), ("fork", 2), ("forkserver", 1), ("forkserver", 7), ("spawn", 2), ("pipes", 2)]
 LIVES += [("shared memory", 2), ("vec forkserver", 2), ("queues fork", 2)]
 LIVES += [pytest.param(engine, 3, marks=pytest.mark.slow) for engine in QUEUES]
+LIVES += [pytest.param("ray", n_workers, marks=RAY.marks) for n_workers in (2, 5)]
 
 
 @pytest.mark.parametrize(("engine", "n_workers"), LIVES, indirect=["engine"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
-from tests.contracts.conftest import PROCESSES, Maker
+from tests.contracts.conftest import ENGINES, PROCESSES, Maker, core_on_ray
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import AnyLength, TwoOrFifty
 
@@ -40,6 +40,7 @@ def test_the_share_of_short_trajectories(make_sampler: Maker, make_local: Callab
     assert share_of_short_ones(arrived) > share_of_short_ones(reference) + 0.05
 
 
+@core_on_ray(ENGINES)
 def test_obtain_samples_returns_the_shortest_prefix(
     make_sampler: Maker, make_local: Callable[..., LocalSampler]
 ) -> None:

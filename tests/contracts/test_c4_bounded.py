@@ -15,14 +15,14 @@ from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
 from streamsampler.samplers.base import Sampler
 from streamsampler.testing.records import Records
-from tests.contracts.conftest import ARENAS, PROCESSES, Maker
+from tests.contracts.conftest import ARENAS, PROCESSES, Maker, core_on_ray
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, SlowOne, Steps, Wide, counted, jittery
 
 SEED = 23
 
 
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+@core_on_ray(PROCESSES)
 def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
     sampler = make_sampler(always_zero, partial(Steps, 2), n_workers=2, seed=SEED)
     sampler.obtain_trajectories(4)
@@ -119,8 +119,9 @@ def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Calla
         call(sampler)
         taken.append(sum(size for inode, size in memory_files().items() if inode not in others))
     assert max(taken[:20]) > 8_000
-    # What workers run ahead varies with the machine's speed; what grows with each call is four times that by the end.
-    assert max(taken) < 3 * max(taken[:20])
+    # What workers run ahead varies with the machine's speed, and the most of it is kept: so there is more than ever
+    # before from time to time. What grows with each call is more than ever before after each.
+    assert sum(now > max(taken[:call]) for call, now in enumerate(taken) if call >= 20) < 20
 
 
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)

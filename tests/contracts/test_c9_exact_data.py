@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from streamsampler import NewEnvUpdate, RandomAgent, TrajectoryBatch
 from streamsampler.errors import ObservationError, RolloutError
-from tests.contracts.conftest import LOCAL, Maker
+from tests.contracts.conftest import ENGINES, LOCAL, Maker, core_on_ray
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import LINE, Echo, Script, Scripted, Steps
 
@@ -39,6 +39,7 @@ def scripts_of(batch: TrajectoryBatch, scripts: list[Script]) -> list[Script]:
 TWO = [Script(points(1, 2, 3, 4)), Script(points(-5, 6))]
 
 
+@core_on_ray(ENGINES)
 @pytest.mark.parametrize("reuse", [False, True], ids=["new arrays", "one array"])
 def test_observations_are_copied_when_recorded(make_sampler: Maker, reuse: bool) -> None:
     batch = play(make_sampler, *TWO, reuse=reuse)

@@ -208,7 +208,7 @@ def test_any_course_of_events_gives_the_same_prefix(
     lengths = lengths + [2] * 400
     gathering = Gathering(plan, n_workers=n_workers, own_queues=own_queues, dropping=True)
     held: dict[int, range] = {}
-    while not gathering.complete:
+    while not gathering.result.complete:
         for worker in range(n_workers):
             if worker not in held and (assignment := gathering.take(worker)):
                 held[worker] = assignment.indices
@@ -227,4 +227,4 @@ def test_any_course_of_events_gives_the_same_prefix(
             expected.append(index)
             total += length
     assert found == expected
-    assert gathering.n_trajectories == len(expected)
+    assert gathering.result.n_trajectories == len(expected)

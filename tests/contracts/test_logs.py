@@ -59,8 +59,9 @@ def test_each_record_is_handled_once_with_the_number_of_its_worker(start_method,
     handler = logging.FileHandler(tmp_path / "log")  # which a forked worker has, too
     handler.setFormatter(logging.Formatter("%(name)s from worker %(worker)s: %(message)s"))
     LOG.addHandler(handler)
+    envs = [Telling] * 2  # each worker has its own: none runs the trajectories of both
     try:
-        with MultiprocessingSampler(always_zero, Telling, n_workers=2, start_method=start_method, **vec) as sampler:
+        with MultiprocessingSampler(always_zero, envs, n_workers=2, start_method=start_method, **vec) as sampler:
             sampler.obtain_exact_trajectories(3)
             pids = sampler.worker_pids()
             during = len(messages(caplog))

@@ -209,7 +209,8 @@ def complain():
 @pytest.mark.parametrize("do", [die, hang, complain])
 def test_a_worker_that_is_lost_in_its_check_is_replaced(make_local, tmp_path, do, check):
     expected = make_local(always_zero, AnyLength, seed=3).obtain_trajectories(20)
-    envs = partial(Once, do, tmp_path)
+    # Each worker has its own: the other worker cannot end the call without the lost one.
+    envs = [partial(Once, do, tmp_path)] * 2
     with MultiprocessingSampler(
         always_zero, envs, n_workers=2, seed=3, check=check, step_timeout=0.5 if do is hang else None
     ) as sampler:

@@ -15,14 +15,18 @@ import warnings
 import streamsampler
 
 MODULES = [
-    *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "agents", "agents.base", "agents.draws"),
+    *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "samplers.ray"),
+    *("agents", "agents.base", "agents.draws"),
     *("agents.independence", "agents.updates"),
-    *("environments", "environments.updates", "data", "data.statistics", "data.opaque", "data.recorder", "storage"),
+    *("environments", "environments.updates", "data", "data.statistics", "data.timers", "data.opaque", "data.recorder"),
+    *("timing", "storage"),
     *("storage.npz", "adapters", "adapters.torch", "adapters.mlp", "adapters.heads", "adapters.sb3", "workers"),
     *("workers.base", "workers.board", "workers.factory", "workers.generators", "workers.loop", "workers.vec"),
     *("engines", "engines.base", "scheduling.blocks", "scheduling.restarts", "seeding", "serialization", "protocol"),
-    *("protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli", "examples"),
-    "examples.reinforce",
+    *("evaluation", "evaluation.evaluate", "evaluation.evaluation", "evaluation.intervals", "evaluation.betting"),
+    *("evaluation.compare", "evaluation.comparison"),
+    *("protocol.fingerprints", "protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli"),
+    *("examples", "examples.reinforce"),
 ]
 # A type that is defined by itself cannot be looked up from another module.
 RECURSIVE = re.compile(r"Error parsing type annotation .*\bTree\b")

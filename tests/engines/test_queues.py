@@ -4,11 +4,13 @@ import contextlib
 import functools
 import logging
 import multiprocessing
+import multiprocessing.heap
 import multiprocessing.spawn
 import os
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -158,6 +160,20 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
     assert len(raised) == len(links) == 1
     assert open_files() == files
     assert multiprocessing.active_children() == []
+
+
+def test_a_closed_sampler_keeps_no_shared_memory():
+    """Also while somebody still has it."""
+
+    def taken():
+        heap: Any = multiprocessing.heap.BufferWrapper
+        return sum(len(blocks) for blocks in heap._heap._allocated_blocks.values())
+
+    before = taken()
+    sampler = make()
+    assert taken() == before + 1
+    sampler.close()
+    assert taken() == before
 
 
 def test_only_the_threads_own_processes_are_started_without_the_main_module():

@@ -21,7 +21,7 @@ from streamsampler.engines.processes.wire import (
     unpack_answer,
 )
 from streamsampler.protocol.messages import Phase, Report, Ticket, Times
-from streamsampler.serialization import dumps_report, loads_report
+from streamsampler.serialization import Payload, dumps_report, loads_report
 from streamsampler.workers.board import StatusBoard, board_bytes
 
 
@@ -66,7 +66,7 @@ def bytes_at(reader, region):
 def test_what_is_packed_comes_out_again(sizes):
     head = b"head" * 3
     buffers = [np.random.default_rng(size).bytes(size) for size in sizes]
-    packed = b"".join(pack(head, buffers))
+    packed = b"".join(pack(Payload(head, tuple(buffers))))
     out_head, out_buffers = unpack(memoryview(packed))
     assert out_head == head
     assert [bytes(buffer) for buffer in out_buffers] == buffers
@@ -208,9 +208,9 @@ def test_a_message_longer_than_the_pipe_is_read_to_its_end():
         for message in messages:
             send(write_end, message)
 
-    thread = threading.Thread(target=write)
+    thread = threading.Thread(target=write, daemon=True)
     thread.start()
-    reader, found = MessageReader(read_end), []
+    reader, found = MessageReader(read_end, 100_000), []
     while len(found) < 3:
         found += reader.read() or []
     assert found == messages

@@ -77,6 +77,8 @@ class PipeEngine(Engine):
         ours, theirs = FORK.Pipe()
         self._pipes[worker] = ours
         arguments = theirs, list(self._pipes.values()), self.board, self._setup, worker
+        if worker in self._processes:
+            self._processes[worker].close()  # its descriptors would wait for the garbage collector
         self._processes[worker] = FORK.Process(target=live, args=arguments, daemon=True)
         self._processes[worker].start()
         theirs.close()
@@ -124,8 +126,12 @@ class PipeEngine(Engine):
             events = [self._event(worker) for worker, pipe in list(self._pipes.items()) if pipe in ready]
             answers += [Answered(event.worker, event.answer) for event in events if isinstance(event, Answered)]
         self.kill()
-        for process in self._processes.values():
+        while self._processes:
+            _, process = self._processes.popitem()
             process.join()
+            process.close()
+        while self._pipes:
+            self._pipes.popitem()[1].close()
         return answers if read_answers else []
 
 

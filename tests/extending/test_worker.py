@@ -81,7 +81,7 @@ def test_a_killed_worker_changes_nothing(tmp_path, expected):
 
 
 def test_an_error_names_phase_and_trajectory(tmp_path):
-    faults = Faults(tmp_path, Fault("raise", trajectory=3, step=2), seed=5)
+    faults = Faults(tmp_path, Fault("raise", trajectory=3, step=2, times=None), seed=5)
     with pairs(Forking, 2, faults.env(AnyLength)) as sampler:
         with pytest.raises(RolloutError) as caught:
             sampler.obtain_trajectories(6)

@@ -235,6 +235,7 @@ def test_close_while_a_worker_is_being_started(monkeypatch, method):
 
     monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
     MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method=method).close()
+    gc.collect()  # or what an earlier test left would be closed while this one runs
     files = open_files()
     sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, start_method=method)
     pids = sampler.worker_pids()

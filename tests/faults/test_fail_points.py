@@ -43,9 +43,18 @@ DIAGONAL = {
     ("sent", "second", 2, "fork", "shared memory"),
     ("exit", "first", 2, "forkserver", "small"),
 }
+# Everything with one start method. The others differ in how an end is noticed: each point and time with them, and the
+# worker and what it sends in turn.
+TURNS = itertools.cycle(itertools.product(WORKERS, SHAPES))
 CELLS = [
-    cell if cell in DIAGONAL else slow(*cell) for cell in itertools.product(POINTS, WORKERS, (1, 2), METHODS, SHAPES)
+    *itertools.product(POINTS, WORKERS, (1, 2), METHODS[:1], SHAPES),
+    *(
+        (point, worker, occurrence, method, payload)
+        for method in METHODS[1:]
+        for (point, occurrence), (worker, payload) in zip(itertools.product(POINTS, (1, 2)), TURNS, strict=False)
+    ),
 ]
+CELLS = [*DIAGONAL, *(slow(*cell) for cell in CELLS if cell not in DIAGONAL)]
 
 
 @pytest.mark.parametrize(("point", "worker", "occurrence", "method", "payload"), CELLS)

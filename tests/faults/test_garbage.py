@@ -67,14 +67,14 @@ def test_garbage_is_a_loss(tmp_path, hangs, caplog):
 def test_a_reader_that_does_not_block():
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
-    reader = MessageReader(read_end, 100)
+    reader = MessageReader(read_end)
     assert reader.read() == []
     os.write(write_end, b"\x03\x00\x00")
     assert reader.read() == []
-    os.write(write_end, b"\x00abc\x65")
+    os.write(write_end, b"\x00abc\x01")
     assert reader.read() == [b"abc"]
-    os.write(write_end, bytes(3))
-    with pytest.raises(GarbageError, match="of 101 bytes"):
+    os.write(write_end, b"\x10\x00\x00")
+    with pytest.raises(GarbageError, match="of 4097 bytes"):
         reader.read()
     os.close(write_end)
     os.close(read_end)

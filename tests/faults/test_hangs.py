@@ -125,7 +125,7 @@ def test_an_endless_trajectory_ends_where_the_user_says():
 
 
 def test_an_exception_is_no_hang(tmp_path):
-    faults = Faults(tmp_path, Fault("raise", trajectory=1), seed=SEED)
+    faults = Faults(tmp_path, Fault("raise", trajectory=1, times=None), seed=SEED)
     options: dict[str, Any] = {"n_workers": 2, "seed": SEED, "step_timeout": 5.0}
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
         with pytest.raises(RolloutError, match="injected in step"):

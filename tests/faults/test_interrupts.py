@@ -9,7 +9,6 @@ import signal
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links
 from streamsampler.engines.processes.wire import MessageReader
 from streamsampler.testing import Fault, Faults
@@ -50,7 +49,7 @@ def raise_once(monkeypatch, owner, name, error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize(("owner", "place"), [(MessageReader, "read"), (processes, "send"), (links, "unpack_answer")])
+@pytest.mark.parametrize(("owner", "place"), [(MessageReader, "read"), (links, "send"), (links, "unpack_answer")])
 @pytest.mark.parametrize("call", ["obtain", "stream"])
 def test_a_break_inside_a_call(sampler, monkeypatch, error, owner, place, call):
     raise_once(monkeypatch, owner, place, error)
@@ -71,7 +70,7 @@ def test_a_break_while_a_dead_worker_is_replaced(sampler, monkeypatch, error):
 
 
 def test_a_break_while_the_engine_is_replaced_after_a_break(sampler, monkeypatch):
-    raise_once(monkeypatch, processes, "send", KeyboardInterrupt)
+    raise_once(monkeypatch, links, "send", KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         sampler.obtain_trajectories(4)
     for error in (KeyboardInterrupt, OSError):

@@ -94,7 +94,7 @@ def test_a_killed_worker(tmp_path, method):
     os.mkfifo(tmp_path / "events")
     events = os.open(tmp_path / "events", os.O_RDWR)
     options = {"n_workers": 2, "seed": 1, "start_method": method}
-    with MultiprocessingSampler(ScriptedAgent(), partial(StartsProcesses, str(tmp_path)), **options) as sampler:
+    with MultiprocessingSampler(ScriptedAgent(), [partial(StartsProcesses, str(tmp_path))] * 2, **options) as sampler:
         sampler.obtain_exact_trajectories(2)
         os.read(events, 1000)
         killed, other = sampler.worker_pids()

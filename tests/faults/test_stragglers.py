@@ -4,6 +4,7 @@ import time
 
 import gymnasium
 import numpy as np
+import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.testing.records import Records
@@ -13,13 +14,13 @@ SLOW_STEP = 0.2
 
 
 class SlowInOneProcess(gymnasium.Env):
-    """Random rewards; steps are slow in the process that stepped first."""
+    """Random rewards; steps are slow in the process that stepped first, once there is a file `since`."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, folder):
-        self._folder, self._pause, self._t = folder, None, 0
+    def __init__(self, folder, since=None):
+        self._folder, self._pause, self._t, self._since = folder, None, 0, since
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -29,7 +30,8 @@ class SlowInOneProcess(gymnasium.Env):
     def step(self, action):
         if self._pause is None:
             self._pause = SLOW_STEP if Records(self._folder).add("slow", most=1) else 0.001
-        time.sleep(self._pause)
+        is_slow = self._since is None or self._since.exists()
+        time.sleep(self._pause if is_slow else 0.001)
         self._t += 1
         return self.np_random.normal(size=2), self.np_random.normal(), False, self._t == N_STEPS, {}
 
@@ -49,3 +51,24 @@ def test_a_call_does_not_wait_for_a_slow_worker(tmp_path):
     with LocalSampler(zero, make_env, seed=5) as local:
         local.obtain_trajectories(2)
         assert batch == local.obtain_trajectories(6)
+
+
+@pytest.mark.parametrize("engine", ["processes", "queues"])
+def test_a_call_does_not_wait_for_a_worker_that_has_just_become_slow(tmp_path, engine):
+    """Its speed is known from before; nothing but its steps, and that its ticket is overdue, tells that it is slow."""
+    since = tmp_path / "since"
+
+    def make_env():
+        return SlowInOneProcess(tmp_path, since)
+
+    with MultiprocessingSampler(zero, make_env, n_workers=3, seed=5, engine=engine) as sampler:
+        for _ in range(2):
+            sampler.obtain_trajectories(60)
+        since.touch()
+        batch = sampler.obtain_trajectories(60)
+    with LocalSampler(zero, make_env, seed=5) as local:
+        since.unlink()
+        local.obtain_trajectories(60)
+        local.obtain_trajectories(60)
+        assert batch == local.obtain_trajectories(60)
+    assert batch.stats.seconds < 2 * N_STEPS * SLOW_STEP, "what the slow worker needs for two"

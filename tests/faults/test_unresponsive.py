@@ -11,7 +11,8 @@ import time
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.launch import children, descriptors, leftovers, worker_child
+from streamsampler.engines import linked
+from streamsampler.engines.launch import children, descriptors, worker_child
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links
@@ -26,7 +27,8 @@ FORK_SERVER, SPAWN = slow("forkserver"), slow("spawn")
 
 @pytest.fixture
 def short_deadlines(monkeypatch):
-    monkeypatch.setattr(processes, "END_SECONDS", 0.5)
+    for module in (linked, processes):
+        monkeypatch.setattr(module, "END_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path):
         pids = sampler.worker_pids()
         begin = time.monotonic()
     # One deadline for the kind part, and one for the rest: not one for each worker.
-    assert time.monotonic() - begin < processes.STUCK_SECONDS + 0.25 + 2 * processes.END_SECONDS  # type: ignore[attr-defined]
+    assert time.monotonic() - begin < linked.STUCK_SECONDS + 0.25 + 2 * linked.END_SECONDS  # type: ignore[attr-defined]
     assert gone_within(pids, 2)
 
 
@@ -274,7 +276,7 @@ def test_children_of_workers_do_not_hold_up_the_end(method):
     with MultiprocessingSampler(ScriptedAgent(), WithChild, **options) as sampler:
         sampler.obtain_trajectories(2)
         begin = time.monotonic()
-    assert time.monotonic() - begin < processes.STUCK_SECONDS + leftovers.END_SECONDS / 2
+    assert time.monotonic() - begin < linked.STUCK_SECONDS + linked.END_SECONDS / 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -296,11 +298,11 @@ def test_ends_are_noticed_while_the_fork_server_is_stopped():
         engine, server, causes = sampler._session.engine, launch._servers["forkserver", 1]._process, []
         for stopped in (True, False, False):
             if stopped:
-                server.kill(signal.SIGSTOP)
+                server.send_signal(signal.SIGSTOP)
             engine.kill_worker(0)
             (died,) = engine.wait(None)
             causes.append(died.exitcode)
-            server.kill(signal.SIGCONT)
+            server.send_signal(signal.SIGCONT)
             engine.restart(0)
     assert causes == [-signal.SIGKILL] * 3
 

@@ -1,4 +1,7 @@
-"""Deaths, hangs and ends on the engine `queues`, with every start method; what it cannot do is named."""
+"""Deaths, hangs and ends on the engine `queues`, with every start method; what it cannot do is named.
+
+All fault tests by all start methods are tried by the proof `contracts`.
+"""
 
 import os
 import subprocess
@@ -8,7 +11,9 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "with_queues"
-FILES = ["losses", "hangs", "ends", "exceptions", "policies", "stragglers", "unneeded_failures", "surroundings"]
+FILES = ["losses", "hangs", "ends"]
+# What goes on in the sampler's process, or in a worker that runs, is the same however the worker was started.
+OTHERS = ["exceptions", "policies", "stragglers", "unneeded_failures", "surroundings"]
 EXCEPTIONS = {
     "policies": [
         *("what_a_fork_inherits_is_not_the_workers", "a_limit_that_no_worker_can_keep_gives_a_warning"),  # of memory
@@ -27,9 +32,10 @@ EXCEPTIONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_the_default_tier(method):
-    left_out = [f"tests/faults/test_{file}.py::test_{name}" for file, names in EXCEPTIONS.items() for name in names]
+    left_out = [f"tests/faults/test_{file}.py::test_{name}" for file, found in EXCEPTIONS.items() for name in found]
     options = [option for name in left_out for option in ("--deselect", name)]
-    files = [f"tests/faults/test_{name}.py" for name in FILES]
+    names = [*FILES, *(OTHERS if method == "fork" or "ALL_BY_ALL" in os.environ else ())]
+    files = [f"tests/faults/test_{name}.py" for name in names]
     path = os.pathsep.join((str(FOLDER), os.getcwd()))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options, *files],

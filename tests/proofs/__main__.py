@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
+import inspect
 import pathlib
 import sys
 import time
 
 from tests.interrupts import restore_ctrl_c
 
+NEED_RAY = ["ray_nodes"]
 NAMES = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("[!_]*.py"))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="prove", description="Try what must hold, and report what was found.")
-    parser.add_argument("name", nargs="?", choices=NAMES, help="which proof; none lists them")
+    parser.add_argument("name", nargs="?", choices=NAMES, help="which proof; none lists those that can run here")
     parser.add_argument("--short", action="store_true", help="the form that takes a minute at most")
+    parser.add_argument("--engine", help='only with this engine; "ray" needs the extra')
+    parser.add_argument("--start-method", help="only with this start method")
     arguments = parser.parse_args()
     if arguments.name is None:
-        print("\n".join(NAMES))
+        has_ray = importlib.util.find_spec("ray") is not None
+        print("\n".join(name for name in NAMES if has_ray or name not in NEED_RAY))
         return 0
     restore_ctrl_c()
     began = time.perf_counter()
-    importlib.import_module(f"tests.proofs.{arguments.name}").prove("short" if arguments.short else "long")
+    forced = {key: value for key in ("engine", "start_method") if (value := vars(arguments)[key]) is not None}
+    prove = importlib.import_module(f"tests.proofs.{arguments.name}").prove
+    try:
+        inspect.signature(prove).bind("", **forced)
+    except TypeError:
+        parser.error(f"{arguments.name} cannot be told {' and '.join(forced)}")
+    prove("short" if arguments.short else "long", **forced)
     print(f"{arguments.name}: held, in {time.perf_counter() - began:.0f} s")
     return 0
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler import LocalSampler, MultiprocessingSampler, SetTaskUpdate, TrajectoryBatch, VecWorker
+from streamsampler import LocalSampler, SetTaskUpdate, TrajectoryBatch, VecWorker
+from tests.proofs._engines import kept_open, make_sampler
 from tests.scripted.agents import Batched, Drawing
 from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Shapes
 from tests.scripted.vectors import Vector
@@ -92,7 +93,7 @@ def _world(draw: random.Random) -> dict[str, Any]:
     return world
 
 
-def _sampler(draw: random.Random, world: dict[str, Any], seed: int) -> Any:
+def _sampler(draw: random.Random, world: dict[str, Any], seed: int, forced: dict[str, Any]) -> Any:
     n_workers = draw.choice([1, 2, 3, 5])
     agents, envs = world["agent"], world["env"]
     if not world["options"] and draw.random() < 0.2:
@@ -101,9 +102,10 @@ def _sampler(draw: random.Random, world: dict[str, Any], seed: int) -> Any:
     if draw.random() < 0.2 and not isinstance(envs, Vector):  # which ends its trajectories itself
         options["max_episode_length"] = draw.choice([1, 4, 9])
     method: Any = draw.choice(["local", "local", "forkserver", "forkserver", "forkserver", "spawn", "fork"])
-    if method == "local":
+    if method == "local" and not forced:
         return LocalSampler(agents, envs, **options)
-    return MultiprocessingSampler(agents, envs, start_method=method, **options)
+    options["start_method"] = None if method == "local" else method
+    return make_sampler(agents, envs, **{**options, **forced})
 
 
 def _call(draw: random.Random, sampler: Any, world: dict[str, Any]) -> list[TrajectoryBatch]:
@@ -122,23 +124,34 @@ def _call(draw: random.Random, sampler: Any, world: dict[str, Any]) -> list[Traj
     return list(itertools.islice(sampler.stream(**updates), draw.randint(1, 25)))
 
 
-def batches_of(number: int) -> list[TrajectoryBatch]:
-    """Run a scenario, and return all batches that it obtains."""
+def batches_of(number: int, **forced: Any) -> list[TrajectoryBatch]:
+    """Run a scenario, and return all batches that it obtains.
+
+    Args:
+        number: The scenario.
+        forced: An engine and a start method, which then run all scenarios.
+    """
     draw = random.Random(number)
     world = _world(draw)
-    with _sampler(draw, world, seed=1_000 + number) as sampler:
+    with _sampler(draw, world, 1_000 + number, forced) as sampler:
         return [batch for _ in range(draw.randint(1, 4)) for batch in _call(draw, sampler, world)]
 
 
-def prove(scale: str) -> None:
+def prove(scale: str, **forced: Any) -> None:
     """Compare the digests of all scenarios, or of the first ones, with those that were recorded.
+
+    Args:
+        scale: "short" or "long".
+        forced: An engine and a start method for all scenarios; without them, those that a scenario draws.
 
     Raises:
         AssertionError: Some differ.
     """
     expected = json.loads(_RECORDED.read_text())
-    n = _N_SHORT if scale == "short" else N_SCENARIOS
-    found = {str(number): digest_of(batches_of(number)) for number in range(n)}
+    # Each scenario starts actors of its own on Ray, which takes seconds.
+    n = N_SCENARIOS if scale == "long" else _N_SHORT // 4 if forced.get("engine") == "ray" else _N_SHORT
+    with kept_open(forced.get("engine")):
+        found = {str(number): digest_of(batches_of(number, **forced)) for number in range(n)}
     differing = [number for number in found if found[number] != expected[number]]
     print(f"{n} scenarios, {len(differing)} differ from what was recorded {differing or ''}")
     assert not differing

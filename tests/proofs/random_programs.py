@@ -26,8 +26,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, SetTaskUpdate, VecWorker
+from streamsampler import LocalSampler, PerWorker, SetTaskUpdate, VecWorker
 from streamsampler.errors import SamplerError
+from tests.proofs._engines import kept_open, make_sampler
 from tests.scripted.failing import Brittle
 
 _LONGEST_PROGRAM = 180.0
@@ -266,13 +267,16 @@ class Disturber:
         self._thread.join()
 
 
-def run_program(number: int, tally: Counter[str], start_methods: tuple[str, ...] = ("forkserver",)) -> None:
+def run_program(
+    number: int, tally: Counter[str], start_methods: tuple[str, ...] = ("forkserver",), engine: Any = None
+) -> None:
     """Run a program on processes and on a `LocalSampler`, and compare.
 
     Args:
         number: What it is drawn from.
         tally: Where it is counted what happened.
         start_methods: Those it may use.
+        engine: The engine; None for the default one of processes.
 
     Raises:
         AssertionError: An outcome differs.
@@ -282,8 +286,9 @@ def run_program(number: int, tally: Counter[str], start_methods: tuple[str, ...]
     expected = Runner(LocalSampler(local.agents, local.envs, n_workers=local.n_workers, **local.options)).run(local)
     program = Author(number, start_methods).program()
     limits: dict[str, Any] = {"step_timeout": _STEP_TIMEOUT, "construction_timeout": 5.0} if program.stops else {}
-    sampler = MultiprocessingSampler(
-        program.agents, program.envs, n_workers=program.n_workers, start_method=program.start_method, **limits,
+    sampler = make_sampler(
+        program.agents, program.envs, n_workers=program.n_workers, start_method=program.start_method, engine=engine,
+        **limits,
         **program.options,
     )  # fmt: skip
     runner = Runner(sampler)
@@ -304,17 +309,25 @@ def _compare(number: int, program: Program, expected: list[Any], found: list[Any
     assert len(expected) == len(found), f"program {number}: {len(found)} outcomes, not {len(expected)}"
 
 
-def prove(scale: str) -> None:
-    """Run random programs: 500 in the long form."""
+def prove(scale: str, engine: str | None = None, start_method: str | None = None) -> None:
+    """Run random programs: 500 in the long form.
+
+    Args:
+        scale: "short" or "long".
+        engine: The engine; None for the default one of processes.
+        start_method: How all programs start processes; None for several ways.
+    """
     logging.getLogger("streamsampler").setLevel(logging.CRITICAL)  # it tells of each loss
     n_programs = 500 if scale == "long" else 12
     start_methods = ("forkserver", "forkserver", "spawn", "fork") if scale == "long" else ("forkserver",)
+    start_methods = (start_method,) if start_method is not None else start_methods
     tally: Counter[str] = Counter()
     began = time.perf_counter()
-    for number in range(n_programs):
-        run_program(number, tally, start_methods)
-        if number % 50 == 49:
-            print(f"{time.perf_counter() - began:.0f} s: {dict(tally)}", flush=True)
+    with kept_open(engine):
+        for number in range(n_programs):
+            run_program(number, tally, start_methods, engine)
+            if number % 50 == 49:
+                print(f"{time.perf_counter() - began:.0f} s: {dict(tally)}", flush=True)
     print(f"{n_programs} programs: {dict(tally)}")
     assert tally["programs"] == n_programs
     assert tally["batches"] > n_programs

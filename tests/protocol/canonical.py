@@ -8,7 +8,7 @@ reason why it cannot change what happens.
 import functools
 import marshal
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from enum import Enum
 from typing import Any
 
@@ -65,7 +65,7 @@ def _walk(value: Any, name: str, out: list[Any], seen: dict[int, int]) -> None:
         out.append(value)
     elif kind is float:
         out.append(round(value, 9))  # sums that differ by the order of their terms
-    elif kind is dict:
+    elif kind in (dict, OrderedDict):
         _walk_dict(value, name, out, seen)
     elif kind in (set, frozenset):
         out.append(sorted((_walked(item) for item in value), key=repr))

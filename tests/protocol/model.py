@@ -189,7 +189,7 @@ class World:
             self.begin_call()
         else:
             self.check_result()
-            if self.call.gathering.complete:
+            if self.call.gathering.result.complete:
                 self.completed += 1
                 self.call.end()
                 self.begin_call()
@@ -217,9 +217,9 @@ class World:
             assert indices == list(range(n))
             assert lengths == [length_of(version, index) for index in indices]
             assert plan.timesteps is None or plan.timesteps > sum(lengths[:-1]), "the shortest prefix"
-            assert gathering.n_timesteps == sum(lengths)
+            assert gathering.result.n_timesteps == sum(lengths)
             self.checked = n
-        if gathering.complete:
+        if gathering.result.complete:
             assert outcome_of(plan, version, self.doomed, self.block) == ("complete", n)
 
     def check_end(self):

@@ -88,6 +88,7 @@ class Process:
     """One worker process, from its start to its death: also the loop's channel and its row of the status board."""
 
     interruptible = False
+    words, phase_word = (0,), 0  # nothing is timed
 
     def __init__(self, engine, number):
         self.engine, self.number = engine, number

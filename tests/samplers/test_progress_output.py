@@ -188,8 +188,8 @@ def test_which_output_is_chosen(
     for name, value in variables.items():
         monkeypatch.setitem(os.environ, name, value)
     assert type(output_on(stream())) is kind
-    assert not output_on(stream(), hidden=True).visible
-    assert not output_on(None).visible
+    assert output_on(stream(), hidden=True).interval is None
+    assert output_on(None).interval is None
 
 
 def test_a_stream_that_is_closed_or_somebodys_own_is_no_terminal() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import os
 import pickle
 import random
@@ -24,6 +25,7 @@ from streamsampler import (
     MultiprocessingSampler,
     PerWorker,
     RandomAgent,
+    TrajectoryBatch,
     WorkerFactory,
 )
 from streamsampler.engines import known_spaces
@@ -35,6 +37,8 @@ from streamsampler.errors import (
     UnknownEnvironmentError,
     UsageError,
 )
+from streamsampler.samplers.batches import BatchMaker
+from streamsampler.samplers.call import Call
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.scripted.failing import Agent, Env
 
@@ -52,6 +56,22 @@ def make(request):
     yield make
     for sampler in made:
         sampler.close()
+
+
+def test_the_memory_of_a_batch_is_free_with_its_last_array_and_waits_for_no_garbage_collector(make):
+    def objects():
+        return [item for item in gc.get_objects() if isinstance(item, (Call, BatchMaker, TrajectoryBatch))]
+
+    sampler = make(Agent(), Env)
+    sampler.obtain_trajectories(3)
+    gc.collect()
+    gc.disable()
+    try:
+        before = objects()
+        batch = sampler.obtain_trajectories(3)
+        assert [item for item in objects() if not any(item is other for other in before)] == [batch]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("n_workers", [0, -1, 1.5, "2", True])

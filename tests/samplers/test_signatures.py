@@ -3,21 +3,29 @@
 import inspect
 import math
 import re
+import sys
+from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import click
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, WorkerFactory
+from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, WorkerFactory
 from streamsampler.cli.commands import sample
 from streamsampler.errors import UsageError
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.options import ProcessSamplerOptions, SamplerOptions
+from streamsampler.samplers.options import ProcessSamplerOptions, RaySamplerOptions, SamplerOptions
 from tests.scripted.failing import Agent, Env
 
 SAMPLERS = [LocalSampler, MultiprocessingSampler]
-OPTIONS = {Sampler: SamplerOptions, LocalSampler: SamplerOptions, MultiprocessingSampler: ProcessSamplerOptions}
+ALL_SAMPLERS = [*SAMPLERS, RaySampler]
+OPTIONS = {
+    Sampler: SamplerOptions,
+    LocalSampler: SamplerOptions,
+    MultiprocessingSampler: ProcessSamplerOptions,
+    RaySampler: RaySamplerOptions,
+}
 OBTAINING = ["obtain_samples", "obtain_trajectories", "obtain_exact_trajectories"]
 
 # The command line's name for an argument of MultiprocessingSampler; None where it has no option for it.
@@ -45,7 +53,7 @@ def documented(cls, section="Args"):
     return re.findall(r"^    (\w+): ", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("cls", SAMPLERS)
+@pytest.mark.parametrize("cls", ALL_SAMPLERS)
 def test_samplers_take_what_is_common_to_all_alike(cls):
     own = parameters(cls)
     for name, common in parameters(Sampler).items():
@@ -56,7 +64,7 @@ def test_local_sampler_takes_nothing_more():
     assert LocalSampler.__init__ is Sampler.__init__
 
 
-@pytest.mark.parametrize("cls", [Sampler, *SAMPLERS])
+@pytest.mark.parametrize("cls", [Sampler, *ALL_SAMPLERS])
 def test_all_arguments_are_keywords_but_agents_and_environments(cls):
     names = list(parameters(cls))
     assert names[:2] == ["agents", "envs"]
@@ -67,25 +75,28 @@ def test_all_arguments_are_keywords_but_agents_and_environments(cls):
 
 def test_each_argument_is_documented_once():
     assert documented(Sampler) == list(parameters(Sampler))
-    own = [name for name in parameters(MultiprocessingSampler) if name not in parameters(Sampler)]
-    assert documented(MultiprocessingSampler) == ["agents", "envs", *own]
+    for sampler in (MultiprocessingSampler, RaySampler):
+        own = [name for name in parameters(sampler) if name not in parameters(Sampler)]
+        assert documented(sampler) == ["agents", "envs", *own]
     assert documented(LocalSampler) == []
     assert documented(WorkerFactory) == []
-    for cls in (*SAMPLERS, WorkerFactory):
+    for cls in (*ALL_SAMPLERS, WorkerFactory):
         assert "See `Sampler`" in str(cls.__doc__)
 
 
-def test_each_argument_is_handed_on(monkeypatch):
+@pytest.mark.parametrize("cls", [MultiprocessingSampler, RaySampler])
+def test_each_argument_is_handed_on(monkeypatch, cls):
     """What a subclass names, it gives to `Sampler`, under the same name."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     common = [name for name, p in parameters(Sampler).items() if p.kind is p.KEYWORD_ONLY]
     seen = {}
     monkeypatch.setattr(Sampler, "__init__", lambda self, agents, envs, **options: seen.update(options))
     given: dict[str, Any] = {name: object() for name in common}
-    MultiprocessingSampler("agents", "envs", **given)
+    cls("agents", "envs", **given)
     assert seen == given
 
 
-@pytest.mark.parametrize("cls", [Sampler, *SAMPLERS])
+@pytest.mark.parametrize("cls", [Sampler, *ALL_SAMPLERS])
 def test_from_worker_factory_takes_all_that_the_factory_has_not(cls):
     of_factory = {"agents", "envs", *parameters(WorkerFactory)}
     hints = get_type_hints(cls.__init__)
@@ -114,12 +125,13 @@ def test_the_command_line_mirrors_the_sampler():
         if isinstance(option.type, click.Choice):
             hint = get_type_hints(MultiprocessingSampler.__init__)[name]
             literals = [value for part in (hint, *get_args(hint)) for value in get_args(part) if isinstance(value, str)]
-            assert sorted(option.type.choices) == sorted(literals)
+            other_samplers = ["ray"] if name == "engine" else []
+            assert sorted(option.type.choices) == sorted([*literals, *other_samplers])
 
 
 @pytest.mark.parametrize("name", OBTAINING)
 def test_obtaining_calls_have_the_same_further_arguments(name):
-    for cls in SAMPLERS:
+    for cls in ALL_SAMPLERS:
         _, *further = parameters(getattr(cls, name)).values()
         assert further[:3] == list(parameters(LocalSampler.obtain_samples).values())[1:4]
         assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in further[3:])

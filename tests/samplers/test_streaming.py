@@ -5,7 +5,7 @@ import gc
 import pytest
 from gymnasium.spaces import Discrete
 
-from streamsampler import LocalSampler, RandomAgent
+from streamsampler import LocalSampler, RandomAgent, TrajectoryBatch
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.scheduling.plans import Portion
 
@@ -84,6 +84,50 @@ def test_a_later_call_ends_portions():
             stream.take(Portion(None, 1))
 
 
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_a_stream_that_has_an_end_is_what_one_call_returns(n_workers):
+    seeds = [9, 4, 4, *range(50, 90)]
+    with make_sampler() as sampler:
+        whole = sampler.obtain_trajectories(seeds=seeds)
+    with make_sampler(n_workers=n_workers) as sampler:
+        assert TrajectoryBatch.concatenate(sampler.stream(seeds=seeds)) == whole
+        assert sampler.stats.kept_trajectories == len(seeds)
+        assert sampler.stats.surplus_trajectories == 0
+    with make_sampler(n_workers=n_workers) as sampler:
+        part = TrajectoryBatch.concatenate(sampler.stream(first_trajectory=3, n_trajectories=20, seeds=seeds))
+        assert part == whole[3:23]
+    with make_sampler(n_workers=n_workers) as sampler:
+        stream = sampler.stream(first_trajectory=40, seeds=seeds)
+        assert stream.take(Portion(None, 2)) == whole[40:42]
+        assert stream.take(Portion(None, 9)) == whole[42:]
+        with pytest.raises(SamplerError, match="come to its end"):
+            stream.take(Portion(None, 1))
+
+
+def test_a_stream_gives_each_trajectory_the_options_of_its_index():
+    options = [{"low": low / 1000, "high": low / 1000 + 1e-9} for low in range(1, 21)]
+    with make_sampler(n_workers=2) as sampler:
+        begun = [float(one.observations[0, 0]) for one in sampler.stream(reset_options=options, first_trajectory=5)]
+    assert begun == pytest.approx([each["low"] for each in options[5:]], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": [1, 2], "first_trajectory": 2}, "there is nothing for trajectory 2: 2 trajectories are given"),
+        ({"seeds": [1, 2], "n_trajectories": 3}, "there is nothing for trajectories 0 to 2"),
+        ({"seeds": [1, 2], "reset_options": [{}]}, "there are 2 trajectories, but reset_options has 1 items"),
+        ({"seeds": []}, "seeds is empty"),
+        ({"n_trajectories": 0}, "n_trajectories must be at least 1"),
+        ({"reset_options": 5}, "reset_options must be a dict"),
+        ({"reset_options": []}, "there are 1 trajectories, but reset_options has 0 items"),
+    ],
+)
+def test_streams_of_trajectories_that_are_not_there_are_refused(arguments, message):
+    with make_sampler() as sampler, pytest.raises(UsageError, match=message):
+        sampler.stream(**arguments)
+
+
 class FailsNowAndThen(RandomAgent):
     """An agent that raises in about every third trajectory."""
 
@@ -102,3 +146,15 @@ def test_portions_account_for_what_they_left_out_and_for_nothing_after_them():
             assert sampler.stats.dropped_trajectories == len(sampler.stats.dropped) == n_left_out
             assert all(dropped.index < last for dropped in sampler.stats.dropped)
         assert n_left_out > 0
+
+
+def test_what_is_left_out_of_a_stream_is_replaced_unless_it_had_a_seed_of_its_own():
+    def sampler():
+        return LocalSampler(FailsNowAndThen(Discrete(2)), "CartPole-v1", seed=5, on_failure="drop", n_workers=2)
+
+    with sampler() as whole, sampler() as streamed:
+        stream = streamed.stream(n_trajectories=20)
+        assert TrajectoryBatch.concatenate(stream) == whole.obtain_trajectories(20)
+    with sampler() as streamed:
+        batch = TrajectoryBatch.concatenate(streamed.stream(seeds=range(30)))
+        assert 0 < streamed.stats.dropped_trajectories == 30 - len(batch)

@@ -46,16 +46,16 @@ class LaneSimulation:
         """Run one call, and add what it took to `outcome`."""
         call = _LaneCall(self, plan)
         self.n_calls += 1
-        while not call.gathering.complete:
+        while not call.gathering.result.complete:
             call.next_event()
         if outcome is not None:
             outcome.seconds += call.now
-            outcome.timesteps += call.gathering.n_timesteps
+            outcome.timesteps += call.gathering.result.n_timesteps
             outcome.copies += call.copies
             for worker in call.workers:
                 worker.advance(call.now)
                 outcome.busy += worker.ran
-            outcome.useful += call.gathering.n_timesteps
+            outcome.useful += call.gathering.result.n_timesteps
         return call
 
     def calls_of(self, plan, n):
@@ -85,7 +85,7 @@ class _LaneWorker:
         self.ends = []  # (the step in which it ends, row, ticket)
         self.live = set()
         self.clock = self.reported = 0.0
-        self.step = self.ran = 0
+        self.step = self.ran = self.answered = 0
 
     def step_seconds(self):
         return (self.costs.call + self.costs.row * len(self.live)) * self.slowness
@@ -135,6 +135,7 @@ class _LaneWorker:
         while self.tickets and not self.tickets[0][1]:
             self.clock += self.costs.report * self.slowness
             answered.append((self.tickets.popleft()[0], self.clock - self.reported))
+            self.answered += sum(map(self.call.length, answered[-1][0]))
             self.reported = self.clock
         return answered
 
@@ -145,7 +146,7 @@ class _LaneCall:
         n_workers = simulation.n_workers
         self.gathering = Gathering(
             plan, n_workers=n_workers, order=simulation.order, throughput=simulation.throughput,
-            layout=Layout(simulation.n_rows, simulation.n_rows),
+            layout=Layout(simulation.n_rows, simulation.n_rows), steps_of=self.steps_of,
         )  # fmt: skip
         for worker in range(n_workers):
             self.gathering.run_lanes(worker)
@@ -156,6 +157,11 @@ class _LaneCall:
         self.given = set()
         self.now = 0.0
         self.feed()
+
+    def steps_of(self, number):
+        worker = self.workers[number]
+        worker.advance(self.now)
+        return worker.ran - worker.answered
 
     def length(self, index):
         return self.simulation.length(self.number, index)
@@ -168,8 +174,8 @@ class _LaneCall:
                     if assignment is None:
                         break
                     indices = assignment.indices
-                    self.copies += indices in self.given
-                    self.given.add(indices)
+                    self.copies += not self.given.isdisjoint(indices)
+                    self.given.update(indices)
                     self.held[number] += 1
                     self.workers[number].give(indices, self.now)
 

@@ -48,7 +48,7 @@ class Outcome:
         """Add a call that is complete; what is still under way is abandoned now."""
         under_way = [began for began, queue in zip(call.began, call.queues, strict=True) if queue]
         self.seconds += call.now
-        self.timesteps += call.gathering.n_timesteps
+        self.timesteps += call.gathering.result.n_timesteps
         self.busy += call.busy + sum(max(0.0, call.now - began) for began in under_way)
         self.useful += sum(
             call.seconds(segment.delivery, segment.indices) for segment in call.gathering.result.segments()
@@ -74,6 +74,7 @@ class Simulation:
     effort: Callable[[int, int], float] = lambda call, index: 1.0
     latency: float = 0.0005
     order: str = "index"
+    shows_steps: bool = True
     throughput: Throughput = field(default_factory=Throughput)
     n_calls: int = 0
 
@@ -81,7 +82,7 @@ class Simulation:
         """Run one call, and add what it took to `outcome`."""
         call = _Call(self, plan)
         self.n_calls += 1
-        while not call.gathering.complete:
+        while not call.gathering.result.complete:
             call.next_report()
         outcome.add(call)
         return call.gathering
@@ -100,12 +101,15 @@ class _Call:
     def __init__(self, simulation, plan):
         self.simulation, self.number = simulation, simulation.n_calls
         n_workers = len(simulation.speeds)
-        self.gathering = Gathering(plan, n_workers=n_workers, order=simulation.order, throughput=simulation.throughput)
+        self.gathering = Gathering(
+            plan, n_workers=n_workers, order=simulation.order, throughput=simulation.throughput,
+            steps_of=self.steps_of if simulation.shows_steps else None,
+        )  # fmt: skip
         self.queues = [[] for _ in range(n_workers)]
         self.began = [0.0] * n_workers
         self.ends = []
         self.now = self.busy = 0.0
-        self.given, self.copies = set(), 0
+        self.given, self.copies, self.looks = set(), 0, 0
         self.feed()
 
     def lengths(self, indices):
@@ -128,14 +132,23 @@ class _Call:
     def hand(self, worker, ahead):
         indices = take(self.gathering, worker, ahead=ahead, now=self.now)
         if indices is not None:
-            self.copies += indices in self.given
-            self.given.add(indices)
+            self.copies += not self.given.isdisjoint(indices)
+            self.given.update(indices)
             self.queues[worker].append(indices)
             if not ahead:
                 self.begin(worker, self.simulation.latency)
 
+    def steps_of(self, worker):
+        queue = self.queues[worker]
+        took = self.seconds(worker, queue[0])
+        return int(sum(self.lengths(queue[0])) * min(1.0, max(0.0, self.now - self.began[worker]) / took))
+
     def next_report(self):
         assert self.ends, "everybody waits"
+        while self.now < (look := self.gathering.next_look()) < self.ends[0][0]:
+            self.now = look
+            self.looks += 1
+            self.feed()
         self.now, worker = heapq.heappop(self.ends)
         indices = self.queues[worker].pop(0)
         lengths, took = self.lengths(indices), self.seconds(worker, indices)

@@ -1,5 +1,7 @@
 """Gathering: the same batch whatever the order of arrival, the ticket sizes, and what is lost on the way."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import AtLeast, Endless, Exactly, ExactlyPerWorker
+from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, Streamed
 from streamsampler.scheduling.result import Result
 from streamsampler.scheduling.throughput import Throughput
 from tests.scheduling.simulation import take
@@ -70,7 +72,7 @@ def gather(data, plan, *, order="index", own_queues=False, known=True, layout=La
     queues = AtLeast(1) if order == "arrival" and isinstance(plan, Exactly) else plan
     outstanding, in_lanes = [], set()
     losses, now = 5, 0.0
-    while not gathering.complete:
+    while not gathering.result.complete:
         workers = data.draw(st.permutations(range(3)))
         if lanes and data.draw(st.booleans()):
             in_lanes.add(workers[0] % n_queues)
@@ -105,8 +107,8 @@ def test_any_arrival_any_sizes_any_loss_give_the_sequential_batch(data, plan, ow
     gathering = gather(data, plan, own_queues=own_queues, known=known, layout=layout, lanes=lanes)
     expected = sequential(plan)
     assert indices_of(gathering) == expected
-    assert gathering.n_trajectories == len(expected)
-    assert gathering.n_timesteps == sum(map(length_of, expected))
+    assert gathering.result.n_trajectories == len(expected)
+    assert gathering.result.n_timesteps == sum(map(length_of, expected))
 
 
 @given(data=st.data(), plan=plans, layout=layouts, lanes=st.booleans())
@@ -127,7 +129,7 @@ def test_arrival_order_returns_as_much_without_repeating_anything(data, plan, la
 def test_what_was_not_needed_is_accounted_for(data, plan, layout):
     brought = []
     gathering = gather(data, plan, layout=layout, brought=brought)
-    assert sum(brought) == gathering.n_trajectories + gathering.result.pending()[0]
+    assert sum(brought) == gathering.result.n_trajectories + gathering.result.pending()[0]
 
 
 @given(data=st.data())
@@ -251,7 +253,7 @@ def test_an_idle_worker_that_runs_lanes_is_never_refused_what_was_lost():
 
 
 def test_an_endless_plan_is_bounded_by_its_consumer():
-    gathering = Gathering(Endless(), n_workers=2)
+    gathering = Gathering(Streamed(), n_workers=2)
     taken = []
     while (indices := take(gathering, 0)) is not None:
         taken += indices
@@ -266,7 +268,7 @@ def test_an_endless_plan_is_bounded_by_its_consumer():
 
 @given(data=st.data(), first=st.integers(0, 20), wanted=st.integers(1, 40), own_queues=st.booleans())
 def test_an_endless_plan_begins_where_it_is_told(data, first, wanted, own_queues):
-    gathering = Gathering(Endless(first), n_workers=3, own_queues=own_queues)
+    gathering = Gathering(Streamed(first), n_workers=3, own_queues=own_queues)
     popped, outstanding, losses = [], [], 3
     while len(popped) < wanted:
         for worker in range(3):
@@ -325,11 +327,11 @@ def test_in_order_of_arrival_nobody_is_idle_while_the_batch_is_incomplete():
         gathering.put_back(1, lost)
         assert take(gathering, 2) == lost, "what was lost comes first"
         gathering.add(2, lost, [length_of(index) for index in lost], lost)
-        assert take(gathering, 3) is not None or gathering.complete
+        assert take(gathering, 3) is not None or gathering.result.complete
 
 
 def test_a_stream_in_order_of_arrival_is_bounded_by_its_consumer():
-    gathering = Gathering(Endless(), n_workers=2, order="arrival")
+    gathering = Gathering(Streamed(), n_workers=2, order="arrival")
     taken = sum(take(gathering, 0) is not None for _ in range(100))
     assert 0 < taken <= 8
 
@@ -338,7 +340,7 @@ def test_a_stream_in_order_of_arrival_is_bounded_by_its_consumer():
 def test_in_order_of_arrival_a_slow_worker_with_indices_of_its_own_makes_nobody_wait(plan):
     gathering = Gathering(plan, n_workers=2, order="arrival", own_queues=True)
     slow = take(gathering, 1)
-    while not gathering.complete:
+    while not gathering.result.complete:
         indices = take(gathering, 0)
         gathering.add(0, indices, [3] * len(indices), indices)
     found = [index for segment in gathering.result.segments() for index in segment.indices]
@@ -385,7 +387,7 @@ def test_whatever_fails_whenever_the_first_that_is_needed_ends_the_call(data, pl
     throughput = some_throughput(data) if known else Throughput()
     gathering = Gathering(plan, n_workers=3, throughput=throughput, own_queues=own_queues)
     outstanding, losses, now, decided = [], 5, 0.0, None
-    while not gathering.complete:
+    while not gathering.result.complete:
         if (held := gathering.result.due) is not None:
             assert held.turn == sum(segment.stop - segment.start for segment in gathering.result.segments()), (
                 "all before it are in"
@@ -428,8 +430,8 @@ def test_a_failure_for_good_does_not_wait_for_a_copy_and_a_loss_is_left_to_it(fi
     assert take(gathering, 0) == take(gathering, 1) == range(1), "the second is a copy for the faster worker"
     gathering.add_failure(1, range(1), 0, "failed", final=final)
     assert (gathering.result.due is not None) == final
-    assert gathering.add(0, range(1), [10], "late") == (not final)
-    assert gathering.complete == (not final)
+    assert gathering.add(0, range(1), [10], "late")
+    assert gathering.result.complete
 
 
 @pytest.mark.parametrize(("timesteps", "n_trajectories"), [(9, 2), (10, 2), (11, 3), (20, 4)])
@@ -449,3 +451,126 @@ def test_what_is_held_back_counts_as_under_way():
         taken.append(indices)
     gathering.add_failure(0, taken[5], taken[5][0], "died", final=False)
     assert take(gathering, 1) is None
+
+
+def throughput_with(*seconds):
+    throughput = Throughput()
+    for worker, each in enumerate(seconds):
+        throughput.add([10] * 10, 10 * each, worker)
+    return throughput
+
+
+class LateWorker:
+    """Drives a gathering whose worker 0 is late, with losses and failures at random.
+
+    Trajectories of `doomed` always fail, for good. `n_cut` says how many tickets were cut.
+    """
+
+    def __init__(self, draw, plan, layout, doomed=()):
+        throughput = Throughput()
+        for worker in range(4):
+            throughput.add([7] * 10, 0.05, worker)
+        shown = [draw.randrange(20) for _ in range(4)]
+        self.gathering = Gathering(plan, n_workers=4, throughput=throughput, layout=layout, steps_of=shown.__getitem__)
+        self.draw, self.plan, self.block, self.doomed = draw, plan, layout.block, doomed
+        self.outstanding, self.n_cut, self.now, self.setbacks = [], 0, 0.0, 6
+
+    def ended(self):
+        """Run to the end; return the failure that it ended with, or None."""
+        while not self.gathering.result.complete:
+            while (held := self.gathering.result.due) is not None:
+                if held.final:
+                    return held
+                self.gathering.retry(held)
+            for worker in range(4):
+                self.feed(worker)
+            self.answer()
+        return None
+
+    def feed(self, worker):
+        ahead = any(owner == worker for owner, _ in self.outstanding)
+        assignment = self.gathering.take(worker, ahead=ahead, now=self.now)
+        if assignment is None:
+            return
+        indices = assignment.indices
+        assert is_whole_blocks(indices, self.plan, 0, 1, self.block)
+        held = [ticket for _, ticket in self.outstanding if not set(indices).isdisjoint(ticket)]
+        self.n_cut += any(len(ticket) > len(indices) for ticket in held)
+        assert all(sum(index in ticket for ticket in held) < 2 for index in indices), "one copy at most"
+        self.outstanding.append((worker, indices))
+
+    def answer(self):
+        draw, gathering, outstanding = self.draw, self.gathering, self.outstanding
+        assert outstanding, "somebody always has something to do"
+        self.now += draw.choice([0.0, 0.01, 0.3])
+        number = draw.randrange(len(outstanding))
+        if outstanding[number][0] == 0 and draw.random() < 0.7:
+            number = draw.randrange(len(outstanding))
+        worker, indices = outstanding.pop(number)
+        doomed = [index for index in indices if index in self.doomed]
+        if self.setbacks and draw.random() < 0.2:
+            self.setbacks -= 1
+            if draw.random() < 0.5:
+                gathering.put_back(worker, indices, self.now)
+            else:
+                failed = draw.choice([None, *indices])
+                gathering.add_failure(worker, indices, failed, "reason", final=False, now=self.now)
+        elif doomed:
+            shown = None if len(indices) > self.block and draw.random() < 0.3 else doomed[0]
+            gathering.add_failure(worker, indices, shown, "doomed", final=True, now=self.now)
+        else:
+            gathering.add(worker, indices, [length_of(index) for index in indices], indices, self.now)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3)])
+def test_tickets_that_are_cut_lost_and_failed_give_the_sequential_batch(layout):
+    n_cut = 0
+    for seed in range(400):
+        draw = random.Random(seed)
+        plan = draw.choice([Exactly(draw.randint(1, 60)), AtLeast(draw.randint(1, 500))])
+        late = LateWorker(draw, plan, layout)
+        assert late.ended() is None
+        n_cut += late.n_cut
+        expected = sequential(plan)
+        assert indices_of(late.gathering) == expected
+        assert late.gathering.result.n_timesteps == sum(map(length_of, expected))
+    assert n_cut > 30
+
+
+def test_what_fails_for_good_in_one_worker_and_not_in_another_does_not_hide_what_follows():
+    throughput = throughput_with(0.1, 40.0, 0.1)
+    gathering = Gathering(Exactly(3), n_workers=3, throughput=throughput)
+    assert take(gathering, 0) == range(1)
+    gathering.put_back(0, range(1))
+    assert [take(gathering, worker) for worker in (1, 0, 2)] == [range(1), range(1, 2), range(2, 3)]
+    assert gathering.add(2, range(2, 3), [10], "third")
+    assert take(gathering, 2) == range(1), "a copy"
+    gathering.add_failure(1, range(1), 0, "failed", final=True)
+    assert gathering.result.end == 0
+    assert gathering.add(2, range(1), [10], "first")
+    assert gathering.result.end > 3
+    assert gathering.add(0, range(1, 2), [10], "second")
+    assert gathering.result.complete
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(3, 3)])
+def test_what_fails_for_good_ends_the_call_at_its_turn_also_in_tickets_that_are_cut(layout):
+    n_cut = n_failed = 0
+    for seed in range(400):
+        draw = random.Random(seed)
+        plan = draw.choice([Exactly(draw.randint(1, 60)), AtLeast(draw.randint(1, 500))])
+        doomed = {draw.randrange(60), draw.randrange(60)}
+        late = LateWorker(draw, plan, layout, doomed)
+        held = late.ended()
+        n_cut += late.n_cut
+        expected = sequential(plan)
+        first = min(doomed, default=0)
+        if held is None:
+            assert first // layout.block > expected[-1] // layout.block or first > expected[-1]
+            assert indices_of(late.gathering) == expected
+        else:
+            n_failed += 1
+            assert first in held.indices
+            assert indices_of(late.gathering) == list(range(held.turn))
+    assert n_cut > 30
+    assert n_failed > 100

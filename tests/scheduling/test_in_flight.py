@@ -5,7 +5,7 @@ import pytest
 from streamsampler.errors import ProtocolError
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.in_flight import InFlight
-from streamsampler.scheduling.plans import AtLeast, Endless, Exactly
+from streamsampler.scheduling.plans import AtLeast, Exactly, Streamed
 from streamsampler.scheduling.throughput import Throughput
 from streamsampler.scheduling.ticket_size import TICKET_SECONDS
 from tests.scheduling.simulation import take
@@ -23,10 +23,9 @@ def throughput_of(*seconds):
 def test_the_first_of_two_copies_counts():
     in_flight = InFlight(2, throughput_of(4.0, 1.0))
     in_flight.add(0, range(1), 0.0)
-    assert in_flight.ticket_to_copy(1, 0.0) == range(1)
-    in_flight.add(1, range(1), 0.0)
-    assert in_flight.arrive(1, range(1), 1.0) is True
-    assert in_flight.arrive(0, range(1), 4.0) is False
+    in_flight.add_copy(1, range(1), range(1), 0.0)
+    assert in_flight.arrive(1, range(1), 1.0) == (True, [], [0])
+    assert in_flight.arrive(0, range(1), 4.0) == (False, [], [])
     with pytest.raises(ProtocolError, match="does not hold"):
         in_flight.arrive(0, range(1), 4.0)
 
@@ -34,56 +33,48 @@ def test_the_first_of_two_copies_counts():
 def test_what_somebody_else_still_has_is_not_lost():
     in_flight = InFlight(2, throughput_of(4.0, 1.0))
     in_flight.add(0, range(1), 0.0)
-    in_flight.add(1, range(1), 0.0)
-    assert in_flight.remove(0, range(1), 0.0) is False
-    assert in_flight.remove(1, range(1), 0.0) is True
+    in_flight.add_copy(1, range(1), range(1), 0.0)
+    assert in_flight.remove(0, range(1), 0.0) == []
+    assert in_flight.remove(1, range(1), 0.0) == [range(1)]
 
 
 def test_what_has_come_in_is_not_lost():
     in_flight = InFlight(2, throughput_of(4.0, 1.0))
     in_flight.add(0, range(1), 0.0)
-    in_flight.add(1, range(1), 0.0)
-    assert in_flight.arrive(1, range(1), 1.0) is True
-    assert in_flight.remove(0, range(1), 2.0) is False
+    in_flight.add_copy(1, range(1), range(1), 0.0)
+    assert in_flight.arrive(1, range(1), 1.0).counts
+    assert in_flight.remove(0, range(1), 2.0) == []
 
 
-@pytest.mark.parametrize(("now", "worth_it"), [(0.0, True), (2.4, True), (2.6, False), (100.0, False)])
-def test_a_copy_must_be_expected_to_end_notably_earlier(now, worth_it):
-    in_flight = InFlight(2, throughput_of(4.0, 1.0))
-    in_flight.add(0, range(1), 0.0)
-    assert (in_flight.ticket_to_copy(1, now) is not None) == worth_it
+def cut():
+    """Worker 0 holds a ticket of nine; worker 1 has copied the first three, worker 2 the next two."""
+    in_flight = InFlight(3, throughput_of(4.0, 1.0, 1.0))
+    in_flight.add(0, range(9), 0.0)
+    in_flight.add_copy(1, range(9), range(3), 0.0)
+    in_flight.add_copy(2, range(9), range(3, 5), 0.0)
+    assert in_flight.uncopied(range(9)) == [range(5, 9)]
+    return in_flight
 
 
-def test_workers_of_about_the_same_speed_copy_nothing():
-    in_flight = InFlight(2, throughput_of(1.4, 1.0))
-    in_flight.add(0, range(1), 0.0)
-    assert in_flight.ticket_to_copy(1, 0.0) is None
+def test_a_ticket_that_arrives_before_copies_of_its_parts_counts_as_a_whole():
+    in_flight = cut()
+    assert in_flight.arrive(0, range(9), 1.0) == (True, [], [1, 2])
+    assert in_flight.arrive(2, range(3, 5), 2.0) == (False, [], [])
+    assert in_flight.remove(1, range(3), 2.0) == []
 
 
-def test_a_ticket_behind_another_one_is_copied_whatever_the_speed():
-    in_flight = InFlight(2, throughput_of(1.0, 1.0))
-    in_flight.add(0, range(1), 0.0)
-    in_flight.add(0, range(1, 2), 0.0)
-    assert in_flight.ticket_to_copy(1, 0.1) == range(1, 2)
+def test_a_ticket_that_arrives_after_the_copy_of_a_part_gives_back_what_nobody_else_holds():
+    in_flight = cut()
+    assert in_flight.arrive(1, range(3), 1.0) == (True, [], [0])
+    assert in_flight.arrive(0, range(9), 2.0) == (False, [range(5, 9)], [])
+    assert in_flight.arrive(2, range(3, 5), 2.0) == (True, [], [])
 
 
-def test_the_ticket_that_ends_last_is_copied_and_only_once():
-    in_flight = InFlight(4, throughput_of(4.0, 8.0, 1.0, 1.0))
-    in_flight.add(0, range(1), 0.0)
-    in_flight.add(1, range(1, 2), 0.0)
-    assert in_flight.ticket_to_copy(2, 0.0) == range(1, 2)
-    in_flight.add(2, range(1, 2), 0.0)
-    assert in_flight.ticket_to_copy(3, 0.0) == range(1)
-    in_flight.add(3, range(1), 0.0)
-    assert in_flight.arrive(2, range(1, 2), 1.0) is True
-    assert in_flight.ticket_to_copy(2, 1.0) is None, "the other copies are under way, or have come in"
-
-
-@pytest.mark.parametrize("speeds", [(4.0, None), (None, 1.0)])
-def test_an_unknown_worker_neither_copies_nor_is_copied(speeds):
-    in_flight = InFlight(2, throughput_of(*speeds))
-    in_flight.add(0, range(1), 0.0)
-    assert in_flight.ticket_to_copy(1, 0.0) is None
+def test_a_lost_ticket_leaves_its_copied_parts_to_the_copies():
+    in_flight = cut()
+    assert in_flight.arrive(1, range(3), 1.0).counts
+    assert in_flight.remove(0, range(9), 2.0) == [range(5, 9)]
+    assert in_flight.remove(2, range(3, 5), 2.0) == [range(3, 5)]
 
 
 def test_what_is_behind_begins_when_what_was_before_comes_in():
@@ -131,7 +122,7 @@ def test_no_copies_where_workers_cannot_help_each_other(arguments):
 
 
 def test_what_a_streams_consumer_has_not_taken_makes_nobody_wait():
-    gathering = Gathering(Endless(), n_workers=2, throughput=throughput_of(4.0, 1.0))
+    gathering = Gathering(Streamed(), n_workers=2, throughput=throughput_of(4.0, 1.0))
 
     def run_all(worker):
         while (indices := take(gathering, worker)) not in (None, slow):
@@ -151,7 +142,7 @@ def test_late_copies_are_not_part_of_the_accounts():
     gathering = Gathering(AtLeast(10), n_workers=2, throughput=throughput_of(4.0, 1.0))
     assert [take(gathering, worker) for worker in range(2)] == [range(1), range(1)]
     assert gathering.add(1, range(1), [10], "first", 1.0) is True
-    assert gathering.complete
+    assert gathering.result.complete
     assert gathering.add(0, range(1), [10], "second", 4.0) is False
     assert gathering.arrived_trajectories == 1
     assert gathering.result.pending() == (0, 0)

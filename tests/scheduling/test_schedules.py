@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from streamsampler.scheduling import gathering, in_flight
+from streamsampler.scheduling import copies, gathering
 from streamsampler.scheduling.plans import AtLeast, Exactly
 from tests.scheduling.lane_simulation import Costs, LaneSimulation
 from tests.scheduling.simulation import Outcome, Simulation
@@ -82,7 +82,7 @@ def test_a_worker_four_times_slower_is_not_waited_for(monkeypatch):
     chosen = Simulation(speeds, twenty, heavy_tailed).calls_of(plan, 15)
     assert share(chosen, speeds) > 0.96
     assert chosen.waste < 0.01
-    monkeypatch.setattr(in_flight, "WORTH_A_COPY", float("inf"))
+    monkeypatch.setattr(copies, "WORTH_A_COPY", float("inf"))
     monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
     plain = Simulation(speeds, twenty, heavy_tailed).calls_of(plan, 15)
     assert share(plain, speeds) < 0.92
@@ -121,7 +121,59 @@ def test_one_trajectory_for_each_of_many_workers_takes_two_turns_of_a_fast_one()
 def test_equal_workers_run_nothing_twice(plan, length):
     speeds = [1e-3 * (1 + 0.1 * (worker % 3)) for worker in range(8)]
     outcome = Simulation(speeds, length, heavy_tailed).calls_of(plan, 30)
-    assert outcome.copies <= 3
+    assert outcome.copies <= 5
+    assert length is varied or outcome.waste < 0.001
+
+
+@pytest.mark.parametrize("each", [0.003, 0.01, 0.03, 0.1, 1.0])
+@pytest.mark.parametrize(("before", "n_calls"), [("slow", 0), ("slow", 2), ("fast", 2), ("fast", 0)])
+@pytest.mark.parametrize("shows_steps", [True, False])
+def test_a_worker_ten_times_slower_among_four_costs_hardly_more_than_it_must(each, before, n_calls, shows_steps):
+    """64 trajectories: 21 turns of the three others, and two of its own, where 16 turns of four would do."""
+
+    def seconds(speeds, speeds_before):
+        simulation = Simulation(speeds_before, twenty, shows_steps=shows_steps)
+        for _ in range(n_calls):
+            simulation.call(Exactly(64), Outcome())
+        simulation.speeds = speeds
+        outcome = Outcome()
+        simulation.call(Exactly(64), outcome)
+        return outcome.seconds
+
+    fast = [each / 20] * 4
+    slowed = [each / 2, *fast[1:]]
+    most = 1.33 if before == "slow" or not n_calls else 1.4 if shows_steps else 3.0
+    assert seconds(slowed, slowed if before == "slow" else fast) < most * seconds(fast, fast)
+
+
+@pytest.mark.parametrize("n_calls", [0, 2])
+def test_four_workers_ten_times_slower_among_sixteen_cost_what_they_must(n_calls):
+    """64 trajectories: six turns of the twelve others, where four turns of all would do."""
+
+    def seconds(speeds):
+        simulation, outcome = Simulation(speeds, twenty), Outcome()
+        for _ in range(n_calls):
+            simulation.call(Exactly(64), Outcome())
+        simulation.call(Exactly(64), outcome)
+        return outcome.seconds
+
+    fast = [0.05 / 20] * 16
+    assert seconds([0.5 / 20] * 4 + fast[4:]) < 1.51 * seconds(fast)
+
+
+def test_what_a_worker_is_late_with_in_each_call_teaches_how_slow_it_is():
+    """Its reports never come, since each call ends before."""
+    simulation = Simulation([0.01 / 20] * 4, twenty)
+    simulation.calls_of(Exactly(64), 1)
+    simulation.speeds = [0.1 / 20, *simulation.speeds[1:]]
+    late, copies = [], []
+    for _ in range(4):
+        outcome = Outcome()
+        simulation.call(Exactly(64), outcome)
+        late.append(outcome.seconds)
+        copies.append(outcome.copies)
+    assert min(copies[1:]) < copies[0]
+    assert min(late[1:]) < 1.33 * 0.16
 
 
 def test_a_worker_that_was_slow_once_is_tried_again():
@@ -174,7 +226,7 @@ def test_lanes_lose_little(costs, n_rows, length, plan, at_least):
     for n_workers in at_least:
         simulation = LaneSimulation(n_workers, n_rows, length, costs)
         outcome = simulation.calls_of(plan, 100 if plan.timesteps == 4_000 else 3)
-        assert outcome.copies <= 3
+        assert outcome.copies <= 7
         found[n_workers] = simulation.share(outcome)
     assert all(found[n_workers] > share for n_workers, share in at_least.items()), found
 
@@ -199,6 +251,6 @@ def test_a_slow_worker_that_runs_lanes_is_not_waited_for(plan, least, monkeypatc
         return simulation.share(simulation.calls_of(plan, 10))
 
     assert share_of() > least
-    monkeypatch.setattr(in_flight, "WORTH_A_COPY", float("inf"))
+    monkeypatch.setattr(copies, "WORTH_A_COPY", float("inf"))
     monkeypatch.setattr(gathering, "NOTABLY_SLOWER", float("inf"))
     assert share_of() < 0.7 * least

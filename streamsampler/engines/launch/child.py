@@ -1,9 +1,8 @@
-"""What all processes of a worker do first, whatever started them."""
+"""What all processes of a worker do first, whatever started them. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -11,7 +10,13 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = [
+    "END_SECONDS",
     "PARENT_FD",
     "STATUS",
     "Main",
@@ -35,14 +40,21 @@ PARENT_FD = 2
 """The place, among a worker's descriptors, of the pipe whose other end only the sampler's process holds."""
 
 
+END_SECONDS = 5.0
+"""How long a killed process may take to be gone. One that hangs in the kernel, by a file system perhaps that does not
+answer, does not take SIGKILL either until that returns; it is not waited for any longer than this."""
+
+
 def ignore_terminal() -> None:
     """Ignore what the terminal sends, in a child: the sampler's process decides what Ctrl-C means.
 
     A process outside the terminal's foreground group would be stopped by SIGTTOU or SIGTTIN when it uses the terminal.
     """
-    for number in (signal.SIGINT, signal.SIGTTIN, signal.SIGTTOU):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for name in ("SIGINT", "SIGTTIN", "SIGTTOU"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextlib.contextmanager
@@ -51,6 +63,9 @@ def interrupts_blocked() -> Iterator[None]:
 
     The terminal sends Ctrl-C to the whole process group; a child that is still importing would print a traceback.
     """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -60,7 +75,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 def own_group(pid: int = 0) -> None:
     """Make a process, this one or a child, the leader of a process group."""
-    with contextlib.suppress(OSError):  # a child that was quicker, or has ended, or leads a session
+    with contextlib.suppress(OSError, AttributeError):  # a child that was quicker, or has ended, or leads a session
         os.setpgid(pid, pid)
 
 
@@ -111,7 +126,7 @@ def close_all_but(kept: Iterable[int]) -> None:
 
 
 def run_as_child(main: Callable[[], None]) -> None:
-    """Run `main` in a forked process, and end the process: it must not return into its parent's code."""
+    """Run `main`, and end this process: it does not return into code of its parent's, nor wait for threads."""
     status = 1
     try:
         null = os.open(os.devnull, os.O_RDONLY)

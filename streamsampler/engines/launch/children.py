@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import subprocess
-import threading
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
 
-from streamsampler.engines.launch.descriptors import close_fd, own_fd, readable_within
+from streamsampler.engines.launch.child import END_SECONDS
+from streamsampler.engines.launch.descriptors import own_fd
 
-__all__ = ["ServerProcess", "end_of_life_pipe", "forget_or_reap", "open_pidfd", "reap_strays"]
+__all__ = ["end_server", "forget_or_reap", "open_pidfd", "reap_strays"]
 
 
 def open_pidfd(pid: int) -> int | None:
@@ -27,41 +27,22 @@ def open_pidfd(pid: int) -> int | None:
         raise
 
 
-def end_of_life_pipe() -> tuple[int, int]:
-    """Return a pipe whose first descriptor reports the end of a child, which alone is to hold the second."""
-    read_end, write_end = os.pipe()
-    return own_fd(read_end), write_end
-
-
-# ---------------------------------------------------------------------- children of this process that live on
-
-
-class _Stray(Protocol):
-    def is_stray(self) -> bool:
-        """Whether a process that was given up still runs; reap it if it has ended."""
-
-
-class _StrayWatchdog:
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def is_stray(self) -> bool:
-        try:
-            return os.waitpid(self.pid, os.WNOHANG)[0] == 0
-        except ChildProcessError:
-            return False  # other code of this process has waited for all children
-
-
-# Processes that were given up before they ended.
-_strays: list[_Stray] = []
+_strays: list[Callable[[], bool]] = []  # processes that were given up: whether one still runs, reaped if it does not
 
 
 def reap_strays() -> None:
     """Reap processes that were given up and have ended since, so that none stays a zombie."""
-    for child in list(_strays):
-        if not child.is_stray():
+    for is_running in list(_strays):
+        if not is_running():
             with contextlib.suppress(ValueError):  # another thread was quicker
-                _strays.remove(child)
+                _strays.remove(is_running)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False  # other code of this process has waited for all children
 
 
 def forget_or_reap(pid: int, *, ended: bool) -> None:
@@ -71,72 +52,23 @@ def forget_or_reap(pid: int, *, ended: bool) -> None:
         pid: Its process id.
         ended: Whether it has ended, or is about to.
     """
-    stray = _StrayWatchdog(pid)
     if ended:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
-    elif stray.is_stray():
-        _strays.append(stray)
+    elif _is_running(pid):
+        _strays.append(partial(_is_running, pid))
 
 
-class ServerProcess:
-    """A server that forks workers: a child of this process, started as a fresh interpreter.
-
-    The kernel reports its end where that is possible, else a pipe does.
+def end_server(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for the end of a server; kill it if it takes too long. If it hangs in the kernel, it is reaped later.
 
     Args:
-        process: The process.
-        end_of_life: The reading end of a pipe whose other end the process alone holds.
-
-    Attributes:
-        pid: Its process id.
+        process: The server.
+        seconds: How long it may take.
     """
-
-    def __init__(self, process: subprocess.Popen[bytes], end_of_life: int) -> None:
-        self.pid = process.pid
-        self._process = process
-        self._closed = False
-        self._fd = end_of_life
-        try:
-            pidfd = open_pidfd(self.pid)
-        except OSError:
-            close_fd(end_of_life)
-            os.kill(self.pid, signal.SIGKILL)
-            _strays.append(self)
-            raise
-        self._has_pidfd = pidfd is not None
-        if pidfd is not None:
-            close_fd(end_of_life)
-            self._fd = pidfd
-
-    def ended(self, timeout: float) -> bool:
-        """Whether the process ends within `timeout` seconds."""
-        return readable_within(self._fd, timeout)
-
-    def kill(self, signal_number: int = signal.SIGKILL) -> None:
-        """Send a signal; nothing happens if the process was waited for."""
-        if not self._closed:
-            self._process.send_signal(signal_number)  # knows whether it was reaped
-
-    def discard(self, timeout: float) -> None:
-        """Kill the process, wait for its end and close the descriptor; a process that hangs in the kernel is left."""
-        self.kill()
-        gone = not self.is_stray() if self._has_pidfd and self.ended(timeout) else self._reaped_within(timeout)
-        self._closed = True
-        close_fd(self._fd)
-        if not gone:
-            _strays.append(self)
-
-    def _reaped_within(self, timeout: float) -> bool:
-        """Wait for the end, in a thread where there can be one: `waitpid` has no time limit."""
-        reaper = threading.Thread(target=self._process.wait, daemon=True)
-        try:
-            reaper.start()
-        except RuntimeError:  # there are no threads left; or, in Python 3.12, the interpreter is about to end
-            return not self.is_stray() if not self.ended(timeout) else self._process.wait() is not None
-        reaper.join(timeout)
-        return not reaper.is_alive()
-
-    def is_stray(self) -> bool:
-        """Whether the process still runs; reap it if it has ended."""
-        return self._process.poll() is None
+    for patience in (seconds, END_SECONDS):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            return
+        process.kill()
+    _strays.append(lambda: process.poll() is None)

@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 
 from streamsampler.errors import ResourceLimitError
+
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
 
 __all__ = ["PER_WORKER", "allow_all", "lower_limit", "make_room", "original_limit"]
 
@@ -26,11 +30,13 @@ _raised: int | None = None  # what it was raised to
 
 
 def make_room(n_workers: int) -> None:
-    """Raise this process's limit if the descriptors of so many more workers need it.
+    """Raise this process's limit if the descriptors of so many more workers need it; where there is none, do nothing.
 
     Raises:
         ResourceLimitError: The system does not allow it.
     """
+    if not hasattr(resource, "getrlimit"):
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     n_open = _n_open()
     needed = n_open + _SHARED + PER_WORKER * n_workers
@@ -66,7 +72,8 @@ def _too_few(n_workers: int, needed: int, limit: int, n_open: int) -> ResourceLi
 
 def original_limit() -> int | None:
     """Return the limit before `make_room` raised it; None if it did not, or other code changed it since."""
-    return _original if resource.getrlimit(resource.RLIMIT_NOFILE)[0] == _raised else None
+    # Nothing was raised where there is no limit.
+    return _original if _raised and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == _raised else None
 
 
 def lower_limit(limit: int | None) -> None:

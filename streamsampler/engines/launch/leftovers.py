@@ -17,14 +17,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["END_SECONDS", "TERM_SECONDS", "Stat", "can_find_descendants", "end_descendants", "end_group", "stat_of"]
+from streamsampler.engines.launch.child import END_SECONDS
+
+__all__ = ["TERM_SECONDS", "Stat", "can_find_descendants", "end_descendants", "end_group", "stat_of"]
 
 TERM_SECONDS = 1.0
 """How long what a worker leaves may take to end after SIGTERM, before it is killed."""
-
-END_SECONDS = 5.0
-"""How long a killed process may take to be gone. One that hangs in the kernel, by a file system perhaps that does not
-answer, does not take SIGKILL either until that returns; it is not waited for any longer than this."""
 
 _PHASES = ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, END_SECONDS))
 _LOOKS = 3  # without finding anything, where it is not known whether there are children

@@ -31,15 +31,13 @@ from streamsampler.engines.launch.child import (
     run_as_child,
 )
 from streamsampler.engines.launch.children import (
-    ServerProcess,
-    end_of_life_pipe,
+    end_server,
     forget_or_reap,
     reap_strays,
 )
 from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between
 from streamsampler.engines.launch.fork_server import serve, serve_commands
 from streamsampler.engines.launch.import_path import import_path
-from streamsampler.engines.launch.leftovers import END_SECONDS
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.watchdog import prepare_watchdogs, watch_over
 from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
@@ -167,7 +165,7 @@ class _Server:
         weakref.finalize(self, _close_server, self._fds, self._process, self._owner)
 
     def alive(self) -> bool:
-        return self._owner == os.getpid() and not self._process.ended(0)
+        return self._owner == os.getpid() and self._process.poll() is None
 
     def launch(self, number: int, fds: Sequence[int]) -> WorkerChild:
         status_read, status_write = os.pipe()
@@ -195,30 +193,21 @@ class _Server:
                     del _servers[key]
 
 
-def _start(command: Sequence[str], fds: Sequence[int], threads: int | None) -> ServerProcess:
+def _start(command: Sequence[str], fds: Sequence[int], threads: int | None) -> subprocess.Popen[bytes]:
     environ = dict(os.environ)
     set_unset(environ, threads)
-    end_of_life, held_by_child = end_of_life_pipe()
-    try:
-        with interrupts_blocked():
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[*fds, held_by_child], env=environ)
-    except BaseException:
-        close_fd(end_of_life)
-        raise
-    finally:
-        os.close(held_by_child)
-    return ServerProcess(process, end_of_life)
+    with interrupts_blocked():
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environ)
 
 
-def _close_server(fds: Sequence[int], process: ServerProcess, owner: int) -> None:
+def _close_server(fds: Sequence[int], process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() != owner:
         return
     # At the end of the program a second Ctrl-C would be printed as an exception that nothing catches.
     with interrupts_blocked():
         for fd in fds:
             close_fd(fd)
-        process.ended(_CLOSE_SECONDS)
-        process.discard(END_SECONDS)  # killed, if it is stopped or hangs
+        end_server(process, _CLOSE_SECONDS)  # killed, if it is stopped or hangs
 
 
 _servers: dict[tuple[StartMethod, int | None], _Server] = {}  # with their number of threads: hardly ever more than one

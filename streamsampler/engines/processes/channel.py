@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import select
 from collections import deque
@@ -21,7 +20,8 @@ from streamsampler.engines.processes.wire import (
     send,
     unpack,
 )
-from streamsampler.protocol.messages import BY_NAME, Answer, Exit, Message, Start
+from streamsampler.engines.worker_channel import WorkerChannel
+from streamsampler.protocol.messages import BY_NAME, Answer, Exit, Message
 from streamsampler.serialization import Contents, dumps_report
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit
@@ -29,7 +29,7 @@ from streamsampler.workers.threads import ThreadLimit
 __all__ = ["ProcessChannel"]
 
 
-class ProcessChannel:
+class ProcessChannel(WorkerChannel):
     """A worker's connection to a sampler in another process.
 
     Args:
@@ -47,8 +47,6 @@ class ProcessChannel:
         send: Writes a message to a descriptor.
     """
 
-    interruptible = False
-
     def __init__(
         self,
         commands_fd: int,
@@ -60,7 +58,8 @@ class ProcessChannel:
         threads: ThreadLimit,
         before_answer: Callable[[], None] | None,
     ) -> None:
-        self._commands = MessageReader(commands_fd)
+        super().__init__(keeper, threads)
+        self._commands = MessageReader(commands_fd, inline_limit)
         self._unread: deque[bytes] = deque()
         self._answers_fd = answers_fd
         self._arena = ArenaWriter(arena_fd)
@@ -68,17 +67,11 @@ class ProcessChannel:
         self._poller = select.poll()
         self._poller.register(commands_fd, select.POLLIN)
         self._inline_limit = inline_limit
-        self._keeper = keeper
-        self._threads = threads
         self._before_answer = before_answer
-        self._pid = os.getpid()
         self.allocate = self._arena.allocate
         self.send: Callable[[int, bytes], None] = send
 
-    def receive(self, *, wait: bool) -> Message | None:
-        """Return the next message; `Exit` when the sampler is gone."""
-        self._end_copies()
-        self._threads.hold()
+    def _next(self, *, wait: bool) -> Message | None:
         while not self._unread:
             if not self._poller.poll(None if wait else 0):
                 return None
@@ -87,58 +80,33 @@ class ProcessChannel:
                 return Exit()
             self._unread.extend(messages)
         flat, released = pickle.loads(self._unread.popleft())
-        message: Message = restored(flat)
         for region in released:
             self._arena.give_back(Region(*region))
-        if isinstance(message, Start):
-            if message.levels is not None:
-                self._keeper.set_levels(self.load(message.levels))
-            else:
-                self._keeper.apply()
+        message: Message = restored(flat)
         return message
 
-    def load(self, payload: Stored) -> Any:
-        """Return the object of a published payload."""
+    def _loaded(self, payload: Stored) -> Any:
         packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
         # This copy is private memory: the arrays of the object may use it for good.
         head, buffers = unpack(memoryview(packed))
-        loaded = pickle.loads(head, buffers=buffers)
-        self._keeper.apply()  # modules that were imported just now may have set levels of their own
-        self._threads.hold()  # torch may be among them
-        return loaded
+        return pickle.loads(head, buffers=buffers)
 
-    def _end_copies(self) -> None:
-        """End this process if it is a forked copy of the worker: two processes would read messages and answer them."""
-        if os.getpid() != self._pid:
-            with contextlib.suppress(OSError):
-                send(self._answers_fd, FORKED_COPY)
-            os._exit(1)
+    def _end_copy(self) -> None:
+        with contextlib.suppress(OSError):
+            send(self._answers_fd, FORKED_COPY)
+        super()._end_copy()
 
-    def answer(self, answer: Answer, contents: Any = None) -> None:
-        """Send an answer, and the contents that were recorded in the arena as they lie there."""
-        self._end_copies()
-        parts: list[Any] = []
-        if contents is None or isinstance(contents, BaseException):  # a failure has it pickled, and as text
-            contents = None
-        else:
-            rollouts, spaces = contents
-            contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
-            parts = [self._arena.lent_region(buffer) or buffer for buffer in buffers]
+    def _pickled(self, rollouts: Any, spaces: Any) -> tuple[Contents, list[Any]]:
+        contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
+        return contents, [self._arena.lent_region(buffer) or buffer for buffer in buffers]
+
+    def _send(self, records: bytes, answer: Answer | None, pickled: tuple[Contents, list[Any]] | None) -> None:
         if self._before_answer is not None:
             self._before_answer()
-        self._send(answer, contents, parts)
-        for region in parts:
-            if isinstance(region, Region):
-                self._arena.hand_over(region)
-
-    def send_records(self) -> None:
-        """Send the log records that were made since the last answer."""
-        self._send(None, None, [])
-
-    def _send(self, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
-        records = self._keeper.take()
-        if answer is None and not records:
-            return
+        contents, parts = pickled or (None, [])
         packed = pack_answer(records, answer, contents, parts)
         with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and this process ends in a moment
             self.send(self._answers_fd, frame(packed, self._arena.write, self._inline_limit))
+        for region in parts:
+            if isinstance(region, Region):
+                self._arena.hand_over(region)

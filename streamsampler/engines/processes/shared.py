@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from mmap import mmap
 
 from streamsampler.engines.launch.descriptors import close_fd, own_fd
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
 from streamsampler.engines.processes.wire import Stored, pack, unpack
+from streamsampler.engines.worker_setup import ProcessSetup
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import StatusBoard, board_bytes
 
@@ -19,20 +21,23 @@ class SharedFiles:
     """Files that the workers of a sampler share, and payloads that are written once for all of them.
 
     Args:
-        setup_fd: The file that `worker_main.setup_file` made; closed by `close`.
+        setup: What workers are given at their start.
         n_workers: How many workers there are.
-        inline_limit: Bytes up to which a payload travels in messages.
+        inline_limit: Bytes up to which a report travels in the message itself.
+        report_memory: Whether workers write to the status board how much memory they have.
 
     Attributes:
+        inline_limit: As above.
         board: The status board.
         stacks_fd: Where workers' stacks are read; never blocking.
         setup_fd, board_fd, updates_fd, stacks_write_fd: What workers are given.
     """
 
-    def __init__(self, setup_fd: int, n_workers: int, inline_limit: int) -> None:
-        self._inline_limit = inline_limit
+    def __init__(self, setup: ProcessSetup, n_workers: int, inline_limit: int, *, report_memory: bool) -> None:
+        self.inline_limit = inline_limit
+        pickled = pickle.dumps((setup, inline_limit, report_memory), protocol=5)
         with contextlib.ExitStack() as self._opened:
-            self._own(setup_fd)
+            setup_fd = self._own(anonymous_file("streamsampler-setup", pickled))
             self.board_fd = self._own(anonymous_file("streamsampler-board", bytes(board_bytes(n_workers))))
             updates_fd = self._own(anonymous_file("streamsampler-updates"))
             # Read-only: what one worker wrote there by mistake, all others would read.
@@ -56,8 +61,8 @@ class SharedFiles:
 
     def write(self, payload: Payload) -> Stored:
         """Write a payload once, where all workers can read it."""
-        packed = pack(payload.data, payload.buffers)
-        if sum(view.nbytes for view in packed) <= self._inline_limit // 3:  # a message carries up to four
+        packed = pack(payload)
+        if sum(view.nbytes for view in packed) <= self.inline_limit // 3:  # a message carries up to four
             return Stored(None, b"".join(packed))
         return Stored(self._writer.write(packed))
 

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from streamsampler.engines.launch.leftovers import stat_of
+from streamsampler.engines.linked import shown_stacks
 
 if TYPE_CHECKING:
     from streamsampler.engines.launch.worker_child import WorkerChild
@@ -24,7 +25,6 @@ __all__ = ["answer_with_stacks", "stacks_of"]
 _FIRST_SECONDS = 1.0
 _SILENCE_SECONDS = 0.1  # handlers write without a pause, and do not say when they are done
 _MOST_BYTES = 1 << 18
-_OURS = ("/streamsampler/workers/loop.py", "/streamsampler/engines/", '"<string>"')  # frames that a user has no use for
 
 
 def answer_with_stacks(fd: int) -> None:
@@ -58,7 +58,7 @@ def stacks_of(process: WorkerChild, fd: int) -> str:
         wait = _SILENCE_SECONDS
     text = written.decode(errors="replace").strip()
     if text:
-        return "\n".join(line for line in text.splitlines() if not any(frame in line for frame in _OURS))
+        return shown_stacks(text)
     return "(it waits in the kernel and takes no signal)" if state == "D" else "(it did not answer)"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +18,7 @@ from typing import Any
 
 from streamsampler.engines.processes.shared_memory import Region
 from streamsampler.protocol.messages import Answer, Continue, Message, Report, Ticket, Times, by_position
-from streamsampler.serialization import Contents, Place
+from streamsampler.serialization import Contents, Payload, Place
 
 __all__ = [
     "FORKED_COPY",
@@ -48,7 +49,6 @@ _MOST_AT_ONCE = 1 << 16
 _LENGTH = struct.Struct("<i")
 _SIZE = struct.Struct("<q")
 _LOCATION = struct.Struct("<qq")
-_ANY = (1 << 31) - 1
 _ZEROS = memoryview(bytes(_ALIGNMENT))
 
 
@@ -121,12 +121,12 @@ class MessageReader:
 
     Args:
         fd: The pipe's descriptor; owned by the caller.
-        longest: Bytes of the longest message that can be; None for any.
+        inline_limit: Bytes up to which a payload travels in the message itself; what has more lies in an arena.
     """
 
-    def __init__(self, fd: int, longest: int | None = None) -> None:
+    def __init__(self, fd: int, inline_limit: int = INLINE_LIMIT) -> None:
         self._fd = fd
-        self._longest = _ANY if longest is None else longest
+        self._longest = max(select.PIPE_BUF, 2 * inline_limit)
         self._data = b""
 
     def read(self) -> list[bytes] | None:
@@ -165,41 +165,48 @@ class MessageReader:
         self._data = self._data[position:]
 
 
-def pack(head: bytes, buffers: Sequence[Any]) -> list[memoryview]:
-    """Lay out a pickle and its out-of-band buffers: a table, the pickle, each buffer on a cache line."""
-    everything = [memoryview(head), *map(_bytes_of, buffers)]
-    table = b"".join(map(_SIZE.pack, (len(everything), *(part.nbytes for part in everything))))
-    return _aligned([memoryview(table), *everything])[1]
+def _laid_out(head: tuple[Any, ...], parts: Sequence[Any]) -> list[memoryview]:
+    """Lay out parts, each on a cache line, after the pickle of a head, which says where each part lies.
 
-
-def _aligned(parts: Sequence[memoryview]) -> tuple[list[int], list[memoryview]]:
-    """Return where parts lie if each begins on a cache line, and these parts with what lies between them."""
-    places: list[int] = []
+    Args:
+        head: Some objects.
+        parts: Memory; or, for what lies in the reader's arena already, its region.
+    """
+    where: list[Any] = []
     laid_out: list[memoryview] = []
     end = 0
     for part in parts:
+        if isinstance(part, Region):
+            where.append(tuple(part))
+            continue
         padding = -end % _ALIGNMENT
-        places.append(end + padding)
-        laid_out += [_ZEROS[:padding], part]
-        end += padding + part.nbytes
-    return places, laid_out
+        where.append(end + padding)
+        laid_out += [_ZEROS[:padding], memoryview(part)]
+        end += padding + laid_out[-1].nbytes
+    pickled = pickle.dumps((*head, where), protocol=5)
+    padding = -(_SIZE.size + len(pickled)) % _ALIGNMENT
+    return [memoryview(b"".join((_SIZE.pack(len(pickled) + padding), pickled, bytes(padding)))), *laid_out]
 
 
-def _bytes_of(buffer: Any) -> memoryview:
-    view = buffer.raw() if isinstance(buffer, pickle.PickleBuffer) else memoryview(buffer)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+def _read(memory: Any, begin: int) -> tuple[list[Any], int, list[Any]]:
+    """Return the head of what `_laid_out` made, where its parts begin, and where each lies from there or its region."""
+    start = begin + _SIZE.size
+    end = start + _SIZE.unpack_from(memory, begin)[0]
+    *head, where = pickle.loads(memoryview(memory)[start:end])
+    return head, end, where
+
+
+def pack(payload: Payload) -> list[memoryview]:
+    """Lay out a payload."""
+    sizes = [memoryview(buffer).nbytes for buffer in payload.buffers]
+    return _laid_out((len(payload.data), sizes), (payload.data, *payload.buffers))
 
 
 def unpack(packed: memoryview) -> tuple[memoryview, list[memoryview]]:
     """Return the pickle and the buffers of what `pack` laid out in one piece, as views."""
-    (count,) = _SIZE.unpack_from(packed)
-    position = _SIZE.size * (1 + count)
-    parts = []
-    for (size,) in _SIZE.iter_unpack(packed[_SIZE.size : position]):
-        position += -position % _ALIGNMENT
-        parts.append(packed[position : position + size])
-        position += size
-    return parts[0], parts[1:]
+    (size, sizes), end, where = _read(packed, 0)
+    data, *buffers = [packed[end + at : end + at + n] for n, at in zip((size, *sizes), where, strict=True)]
+    return data, buffers
 
 
 def pack_answer(
@@ -207,8 +214,7 @@ def pack_answer(
 ) -> list[memoryview]:
     """Lay out an answer and the arrays of its contents.
 
-    The head, a pickle, says where each array lies, so that no table is read besides. It holds the rollouts' pickle as
-    bytes: the answer can be read even where the rollouts cannot.
+    The rollouts' pickle is there as bytes: the answer can be read even where the rollouts cannot.
 
     Args:
         records: Log records.
@@ -216,12 +222,7 @@ def pack_answer(
         contents: What it carries besides arrays.
         parts: The memory of the arrays; or, for those that lie in the reader's arena already, their regions.
     """
-    places, laid_out = _aligned([part for part in parts if not isinstance(part, Region)])
-    found = iter(places)
-    where = [tuple(part) if isinstance(part, Region) else next(found) for part in parts]
-    head = pickle.dumps((records, answer and flattened(answer), contents, where), protocol=5)
-    padding = -(_SIZE.size + len(head)) % _ALIGNMENT
-    return [memoryview(b"".join((_SIZE.pack(len(head) + padding), head, bytes(padding)))), *laid_out]
+    return _laid_out((records, answer and flattened(answer), contents), parts)
 
 
 def unpack_answer(
@@ -239,9 +240,7 @@ def unpack_answer(
     if message[:1] != b"i":
         regions.append(Region(*_LOCATION.unpack_from(message, 1)))
         memory, begin = look(regions[0])
-    start = begin + _SIZE.size
-    end = start + _SIZE.unpack_from(memory, begin)[0]
-    records, answer, contents, where = pickle.loads(memoryview(memory)[start:end])
+    (records, answer, contents), end, where = _read(memory, begin)
     places: list[Place] = []
     for place in where:
         if place.__class__ is int:

@@ -8,47 +8,19 @@ import os
 import pickle
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.launch.child import ignore_terminal
-from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
 from streamsampler.engines.processes.channel import ProcessChannel
 from streamsampler.engines.processes.memory_report import MemoryReporter
-from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.worker_setup import ProcessSetup
-from streamsampler.serialization import Payload
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import Channel, run_worker
 
-__all__ = ["main", "setup_file"]
-
-
-@dataclass(frozen=True)
-class _Setup:
-    """What all workers of a sampler are given at their start.
-
-    Attributes:
-        process: What is the same on other engines.
-        inline_limit: Bytes up to which a report travels in the message itself.
-        report_memory: Whether the worker writes its memory to the status board.
-        descriptors: How many descriptors the process may have; None for as many as the sampler's process may.
-    """
-
-    process: ProcessSetup
-    inline_limit: int
-    report_memory: bool
-    descriptors: int | None
-
-
-def setup_file(make_worker: Payload, seed: int, inline_limit: int, *, report_memory: bool, threads: int | None) -> int:
-    """Return an anonymous file with what all workers are given; see `_Setup` and `ProcessSetup`."""
-    process = ProcessSetup.of_this_process(make_worker, seed, threads)
-    setup = _Setup(process, inline_limit, report_memory, original_limit())
-    return anonymous_file("streamsampler-setup", pickle.dumps(setup, protocol=5))
+__all__ = ["main"]
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -63,17 +35,17 @@ def main(number: int, fds: Sequence[int]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork would inherit a handler of the user's program
     commands_fd, answers_fd, _, setup_fd, board_fd, arena_fd, updates_fd, stacks_fd = fds
     answer_with_stacks(stacks_fd)
-    setup: _Setup = pickle.loads(bytes(ArenaReader(setup_fd).read(Region(0, os.fstat(setup_fd).st_size))))
-    lower_limit(setup.descriptors)
-    threads = setup.process.apply()
+    setup: ProcessSetup
+    setup, inline_limit, report_memory = pickle.loads(mmap.mmap(setup_fd, 0, access=mmap.ACCESS_READ))
+    threads = setup.apply()
     row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
     _redirect_descriptors_of(board_fd)
     keeper = RecordKeeper(number)
     keeper.install()
-    memory = MemoryReporter(row) if setup.report_memory else None
-    channel = ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, setup.inline_limit, keeper, threads, memory)
-    context = WorkerContext(row, number, setup.process.seed, allocate=channel.allocate)
-    run_worker(_with_fail_points(channel, number), setup.process.worker, context)
+    memory = MemoryReporter(row) if report_memory else None
+    channel = ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, inline_limit, keeper, threads, memory)
+    context = WorkerContext(row, number, setup.seed, allocate=channel.allocate)
+    run_worker(_with_fail_points(channel, number), setup.worker, context)
     channel.send_records()
 
 

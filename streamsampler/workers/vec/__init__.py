@@ -23,8 +23,8 @@ What is computed in one batch may influence the last bits of a network's numbers
 shape do not, the agent says `row_independent = True`. Then trajectories run in *lanes*: each is a function of itself
 alone, in environment i mod `n_envs`, and no environment waits for another one. What the agent says is probed where it
 runs; `worker_args={"independent": "fallback"}` runs it in blocks where it is not true. Such an agent draws from the
-keyword `draws` of its `get_actions`, and an environment from its `np_random`: the global generators are everybody's,
-and drawing from them is an error.
+keyword `draws` of its `get_actions`, and an environment from its `np_random`: the trajectories share the global
+generators, so that drawing from those is an error.
 
 All other agents, and those with a `block_size`, run in *blocks* of consecutive indices, and the trajectories of a block
 are a function of the block alone. The global generators and the agent are seeded once a block, each environment once a
@@ -43,7 +43,7 @@ is `DISABLED`, such an environment does not reseed itself between trajectories: 
 start trajectory `i` again, but its block does. At the end of a block environments stand silent until its longest
 trajectory has ended; where that is much of the time, a hint names a longer `block_size`.
 
-An environment that ignores `reset(seed=…)`, and draws from the seed that it is made with, as EnvPool's do, is made anew
-for each block: pass a function that takes a seed,
+An environment that ignores `reset(seed=…)`, and draws from the seed that it is made with, as EnvPool's do, is made
+again for each block: pass a function that takes a seed,
 `lambda seed=0: envpool.make("CartPole-v1", "gymnasium", num_envs=32, seed=seed)`.
 """

@@ -19,7 +19,7 @@ from streamsampler.agents.updates import apply_agent_update, updated_agent
 from streamsampler.data.trees import Tree, snapshot
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
-from streamsampler.seeding import Stream, derived_seed
+from streamsampler.seeding import Stream, derived_seed, derived_seeds
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.columns import Columns
@@ -97,23 +97,27 @@ class _Together(BatchedAgent):
         self._reset = reset_agent_function(agent)
         self._n_rows = n_rows
         self._keywords = _keywords(self._get_actions)
-        self._draws = Draws(n_rows)
+        self._draw_from(Draws(n_rows))
         self._seeds = [0] * n_rows
         self._starts = np.ones(n_rows, dtype=np.bool_)
         self._by_row = bool(self._keywords - {"slots"})
+
+    def _draw_from(self, draws: Draws) -> None:
+        self._draws = draws
+        self._same = {"draws": draws} if "draws" in self._keywords else _NONE  # what keywords stand for in each step
 
     def begin_block(self, seed: int) -> None:
         seed = derived_seed(seed, Stream.AGENT)
         if self._reset is not None:
             self._reset(seed)
-        self._draws = Draws(self._n_rows)
+        self._draw_from(Draws(self._n_rows))
         self._seeds = [seed] * self._n_rows
         self._starts[:] = False
 
     def prepare(self, seeds: list[int]) -> Any:
         if not self._by_row:
             return None
-        mine = _agent_seeds(seeds)
+        mine = derived_seeds(seeds, Stream.AGENT)
         return mine, self._draws.prepare(mine) if "draws" in self._keywords else None
 
     def begin(self, row: int, prepared: Any, position: int) -> None:
@@ -128,8 +132,7 @@ class _Together(BatchedAgent):
     ) -> tuple[Any, dict[str, Any]]:
         del live, record_info  # all rows are asked for, together
         worker.phase = _ACTION
-        keywords = self._values() if self._keywords else _NONE
-        chosen = self._get_actions(observations, **keywords)
+        chosen = self._get_actions(observations, **self._values())
         # A tuple and nothing else: an array of two rows unpacks just as well.
         if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
             raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
@@ -138,7 +141,9 @@ class _Together(BatchedAgent):
     def _values(self) -> dict[str, Any]:
         """Return what the keywords stand for in this step."""
         wanted = self._keywords
-        values: dict[str, Any] = {"draws": self._draws} if "draws" in wanted else {}
+        if len(wanted) == len(self._same):
+            return self._same
+        values = {**self._same}
         if "slots" in wanted:
             values["slots"] = np.arange(self._n_rows)
         if "starts" in wanted:
@@ -200,7 +205,7 @@ class _OneByOne(BatchedAgent):
         self._reset = [reset_agent_function(agent) for agent in agents]
 
     def prepare(self, seeds: list[int]) -> Any:
-        return _agent_seeds(seeds) if any(self._reset) else None
+        return derived_seeds(seeds, Stream.AGENT) if any(self._reset) else None
 
     def begin(self, row: int, prepared: Any, position: int) -> None:
         reset = self._reset[row % len(self._reset)]
@@ -324,10 +329,6 @@ class AgentPool:
                 "and starts, or reset the mask of slots that begin, reset(do_resets).", type(agent).__qualname__,
             )  # fmt: skip
         return _Together(agent, n_rows)
-
-
-def _agent_seeds(seeds: list[int]) -> list[int]:
-    return [derived_seed(seed, Stream.AGENT) for seed in seeds]
 
 
 def _keywords(function: Callable[..., Any]) -> set[str]:

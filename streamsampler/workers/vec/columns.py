@@ -7,7 +7,7 @@ into any order, all at once: so a step of n rows costs a few operations on array
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, cast
@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from streamsampler.data.conversion import Leaf
 from streamsampler.data.copying import Allocate
+from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace, misfit, short
 from streamsampler.data.trees import Array, Tree, snapshot
-from streamsampler.errors import DataError
+from streamsampler.errors import ActionError, DataError, ObservationError
+from streamsampler.workers.vec.infos import BatchInfos
 
-__all__ = ["Column", "Columns"]
+__all__ = ["Column", "Columns", "RowRecorder"]
 
 _FIRST_BYTES = 1 << 16
 _FEWEST_STEPS = 16
@@ -236,6 +239,95 @@ class _LeafColumn(Column):
             return np.asarray(batch)
         except (TypeError, ValueError, RuntimeError) as reason:
             raise self._error(f"a batch for {self._path} is no array: {reason}; it is {short(batch)}") from reason
+
+
+class RowRecorder:
+    """Records what n rows did in each step, in columns, and gathers trajectories.
+
+    The value of a row in a step has the number ``step * n_rows + row``.
+
+    Args:
+        observation_space: The space of a single observation.
+        action_space: The space of a single action.
+        n_rows: How many rows.
+        env_infos: Records the infos of steps.
+        episode_infos: Records the infos of resets.
+
+    Attributes:
+        n_rows: The same.
+        step: The step in hand.
+        observations: The observations, those before each step.
+        actions: The actions.
+        agent_infos: The agent's infos, by number, where they come for all rows together.
+        record_agent_info: Takes (number, info), where they come one by one.
+        n_begun: How many trajectories began.
+    """
+
+    def __init__(
+        self, observation_space: AnySpace, action_space: AnySpace, n_rows: int,
+        env_infos: InfoRecorder | BatchInfos, episode_infos: InfoRecorder | BatchInfos,
+    ) -> None:  # fmt: skip
+        self.n_rows, self._action_space = n_rows, action_space
+        self.observations = Columns(observation_space, n_rows, "observation", ObservationError)
+        self.actions = Columns(action_space, n_rows, "action", ActionError)
+        self._env_infos, self._episode_infos = env_infos, episode_infos
+        self.agent_infos, self._agent_info = BatchInfos("agent_infos"), InfoRecorder("agent_infos")
+        self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_info.record
+        self.step = self.n_begun = 0
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for part in (
+            self.observations, self.actions, self._env_infos, self._episode_infos, self.agent_infos, self._agent_info
+        ):  # fmt: skip
+            part.clear()
+        self.step = self.n_begun = 0
+
+    def gathered(
+        self, first: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
+        rewards: Callable[[NDArray[np.int64]], Array], last_observations: Callable[[], Tree],
+        terminated: NDArray[np.bool_], truncated: NDArray[np.bool_],
+    ) -> Rollouts:  # fmt: skip
+        """Return trajectories.
+
+        Args:
+            first: The number of the first value of each.
+            lengths: Their timesteps.
+            episodes: What their resets' infos were recorded as.
+            allocate: Makes the arrays of what there is of each timestep.
+            rewards: Returns the rewards of numbers, in their order.
+            last_observations: Returns their last observations.
+            terminated: How they ended.
+            truncated: How they ended.
+
+        Raises:
+            ActionError: An action outside its space; its attribute `position` is the trajectory's position among them.
+            DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
+        """
+        n_rows, stops = self.n_rows, np.cumsum(lengths)
+        # Trajectories one after the other, and in each every `n_rows`-th number.
+        numbers = np.repeat(first - (stops - lengths) * n_rows, lengths)
+        numbers += np.arange(0, len(numbers) * n_rows, n_rows)
+        actions = self.actions.gather(numbers, allocate)
+        refuse_actions_outside(self._action_space, actions, lengths)
+
+        def owners(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+            return np.searchsorted(stops, rows, side="right")
+
+        agent_infos = self._agent_info.select(numbers, owners)
+        return Rollouts(
+            observations=self.observations.gather(numbers, allocate),
+            last_observations=last_observations(),
+            actions=actions,
+            rewards=rewards(numbers),
+            terminated=terminated,
+            truncated=truncated,
+            lengths=lengths,
+            env_infos=self._env_infos.select(numbers, owners),
+            # An agent always uses the same of the two.
+            agent_infos=agent_infos if agent_infos.columns else self.agent_infos.select(numbers, owners),
+            episode_infos=self._episode_infos.select(episodes, lambda positions: positions),
+        )
 
 
 @contextmanager

@@ -50,19 +50,24 @@ class LaneRunner:
         worker: Shows phase and trajectory.
 
     Attributes:
+        spaces: Observation and action space of one environment.
         n_ran: Timesteps that were run and are in no answer yet.
         seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
     """
 
     def __init__(self, envs: list[gymnasium.Env[Any, Any]], worker: Worker) -> None:
         self._envs, self._worker, self._n_rows = envs, worker, len(envs)
+        # Through wrappers it takes a microsecond to look them up.
+        self.spaces = envs[0].observation_space, envs[0].action_space
         self._limit = _NO_LIMIT if worker.context.max_episode_length is None else worker.context.max_episode_length
         self._recorder = StepRecorder(*self.spaces, self._n_rows)
         self._agent: BatchedAgent | None = None
         self._tickets = RunningTickets(worker, self._n_rows)
         self._running: list[Trajectory | None] = [None] * self._n_rows
         self._live: list[int] = []  # the rows that are not silent
-        self._steps: list[Any] = []  # the step methods of their environments
+        self._step_of: list[Any] = []  # the step methods of all environments
+        self._steps: list[Any] = []  # those of the rows that are not silent
+        self._sources: list[int] | None = None  # where some are silent: for each row the one that it is a copy of
         self._in_lanes = True
         self._row = -1  # the row in hand; -1 while it is about all of them
         self._at_fault: Trajectory | None = None
@@ -74,11 +79,6 @@ class LaneRunner:
     def n_slots(self) -> int:
         """How many trajectories run side by side."""
         return self._n_rows
-
-    @property
-    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        """Observation and action space of one environment."""
-        return self._envs[0].observation_space, self._envs[0].action_space
 
     @property
     def failed_ahead(self) -> bool:
@@ -135,7 +135,7 @@ class LaneRunner:
 
     def gather(self, most: int | None) -> Rollouts:
         """Return the first trajectories of the ticket in hand, or all of them; see `StepRecorder.gather`."""
-        return self._recorder.gather(self.ended()[:most])
+        return self._recorder.gather(self.ended()[:most], self._worker.context.allocate)
 
     def end_ticket(self) -> None:
         """Forget the ticket in hand."""
@@ -158,19 +158,19 @@ class LaneRunner:
         """Begin trajectories in the rows that are silent."""
         began = perf_counter()
         for row, trajectory in enumerate(self._running):
-            if trajectory is None:
-                self._begin_next(row)
+            if trajectory is None and (found := self._tickets.next_in(row)) is not None:
+                self._begin(row, *found)
+        self._step_of = [env.step for env in self._envs]
         self._find_live()
         self.seconds[0] += perf_counter() - began
 
     def _find_live(self) -> None:
-        self._live = [row for row, trajectory in enumerate(self._running) if trajectory is not None]
-        self._steps = [self._envs[row].step for row in self._live]
-
-    def _begin_next(self, row: int) -> None:
-        """Begin the next trajectory that is to run in a row, if there is one."""
-        if (found := self._tickets.next_in(row)) is not None:
-            self._begin(row, *found)
+        running = self._running
+        live = self._live = [row for row, trajectory in enumerate(running) if trajectory is not None]
+        self._steps, self._sources = self._step_of, None
+        if live and len(live) < self._n_rows:
+            self._steps = [self._step_of[row] for row in live]
+            self._sources = [live[0] if each is None else row for row, each in enumerate(running)]
 
     def _begin(self, row: int, running: RunningTicket, position: int) -> None:
         """Begin a trajectory in a row, and record its first observation."""
@@ -197,8 +197,7 @@ class LaneRunner:
             agent.begin(row, running.prepared, position)
         worker.phase = _RECORDING
         try:
-            trajectory.number = recorder.begin(info)
-            recorder.record(row, observation)
+            trajectory.number = recorder.begin(row, observation, info)
         except DataError as error:
             locate(error, env, 0)
             raise
@@ -213,7 +212,8 @@ class LaneRunner:
         trajectory.ticket.n_ended += 1
         self._running[row] = None
         began = perf_counter()
-        self._begin_next(row)
+        if (found := self._tickets.next_in(row)) is not None:
+            self._begin(row, *found)
         elapsed = perf_counter() - began
         self.seconds[0] += elapsed
         self.seconds[2] -= elapsed
@@ -255,9 +255,7 @@ class LaneRunner:
         worker, recorder, live = self._worker, self._recorder, self._live
         assert self._agent is not None
         worker.phase = _RECORDING
-        sources = None
-        if len(live) < self._n_rows:
-            sources = [live[0] if each is None else row for row, each in enumerate(self._running)]
+        sources = self._sources
         batch = recorder.batch(sources)
         actions, infos = self._agent.choose(batch, live, worker, self._record_agent_info)
         worker.phase = _ACTION

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data.copying import Allocate
-from streamsampler.data.infos import InfoRecorder
-from streamsampler.data.recorder import Rollouts, refuse_actions_outside
+from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.step_values import check_rewards
 from streamsampler.data.trees import Tree, concatenate, leaves, take
-from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.workers.vec.columns import Column, Columns
+from streamsampler.errors import DataError, ObservationError
+from streamsampler.workers.vec.columns import Column, Columns, RowRecorder
 from streamsampler.workers.vec.infos import BatchInfos
 from streamsampler.workers.vec.native_values import column_of_slots
 from streamsampler.workers.vec.rows import row_of
@@ -26,7 +26,7 @@ _FLOAT64 = np.dtype(np.float64)
 _EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds
 
 
-class NativeRecorder:
+class NativeRecorder(RowRecorder):
     """Records the trajectories of a ticket, all slots at a time.
 
     Steps count on over the ticket's blocks. Each has a column of observations, those before the step, and columns of
@@ -38,41 +38,29 @@ class NativeRecorder:
         n_slots: How many slots there are.
 
     Attributes:
-        step: The step in hand.
-        observations: The slots' observations.
-        actions: The slots' actions.
-        env_infos: Infos of steps, by the number `step * n_slots + slot`.
-        agent_infos: The same.
+        env_infos: Infos of steps, by number.
         episode_infos: Infos of resets, by the trajectories' positions in the ticket.
-        record_agent_info: Takes (number, info), for agents that are asked for one action at a time.
-        n_begun: Trajectories that have begun.
         n_ended: Trajectories that have ended.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_slots: int) -> None:
-        self._action_space, self._n_slots, self._shape = action_space, n_slots, (n_slots,)
-        self.observations = Columns(observation_space, n_slots, "observation", ObservationError)
-        self.actions = Columns(action_space, n_slots, "action", ActionError)
+        self.env_infos, self.episode_infos = BatchInfos("env_infos"), BatchInfos("episode_infos")
+        super().__init__(observation_space, action_space, n_slots, self.env_infos, self.episode_infos)
+        self._n_slots, self._shape = n_slots, (n_slots,)
         self._apart = Columns(observation_space, n_slots, "observation", ObservationError)
         self._rewards = Column(n_slots, _FLOAT64)
-        self.env_infos, self.agent_infos = BatchInfos("env_infos"), BatchInfos("agent_infos")
-        self._agent_info = InfoRecorder("agent_infos")
-        self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_info.record
-        self.episode_infos = BatchInfos("episode_infos")
         self._last_observations: list[Tree] = []
         # What began, or ended, before one step: the slots, the step, and how they ended.
         self._begun: list[tuple[NDArray[np.int64], int]] = []
         self._ended: list[tuple[NDArray[np.int64], int, NDArray[np.bool_], NDArray[np.bool_]]] = []
-        self.step = self.n_begun = self.n_ended = 0
+        self.n_ended = 0
 
     def clear(self) -> None:
         """Forget everything."""
-        for part in (
-            self.observations, self.actions, self.env_infos, self.agent_infos, self.episode_infos,
-            self._agent_info, self._last_observations, self._begun, self._ended,
-        ):  # fmt: skip
+        super().clear()
+        for part in (self._last_observations, self._begun, self._ended):
             part.clear()
-        self.step = self.n_begun = self.n_ended = 0
+        self.n_ended = 0
 
     def begin_block(self, observations: Any, silent: NDArray[np.bool_]) -> None:
         """Record what slots begin a block with; what silent ones show does not matter."""
@@ -189,35 +177,17 @@ class NativeRecorder:
         in_order[np.argsort(slots, kind="stable")] = np.argsort(ended, kind="stable")
         in_order, slots, first = in_order[:most], slots[:most], first[:most]
         last = last[in_order]
-        lengths = last - first
-        stops = np.cumsum(lengths)
-        # Trajectories one after the other, and in each every `n_slots`-th number.
-        numbers = np.repeat(first * n_slots + slots - (stops - lengths) * n_slots, lengths)
-        numbers += np.arange(0, len(numbers) * n_slots, n_slots)
-        actions = self.actions.gather(numbers, allocate)
-        refuse_actions_outside(self._action_space, actions, lengths)
-        if self._last_observations:
-            last_observations = take(concatenate(self._last_observations), in_order)
-        else:
-            last_observations = self.observations.gather(last * n_slots + slots)
 
-        def owners(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-            return np.searchsorted(stops, rows, side="right")
+        def last_observations() -> Tree:
+            if self._last_observations:
+                return take(concatenate(self._last_observations), in_order)
+            return self.observations.gather(last * n_slots + slots)
 
-        agent_infos = self._agent_info.select(numbers, owners)
-        return Rollouts(
-            observations=self.observations.gather(numbers, allocate),
-            last_observations=last_observations,
-            actions=actions,
-            rewards=self._rewards.gather(numbers, allocate),
-            terminated=np.concatenate([each[2] for each in self._ended])[in_order],
-            truncated=np.concatenate([each[3] for each in self._ended])[in_order],
-            lengths=lengths,
-            env_infos=self.env_infos.select(numbers, owners),
-            # An agent always uses the same of the two.
-            agent_infos=agent_infos if agent_infos.columns else self.agent_infos.select(numbers, owners),
-            episode_infos=self.episode_infos.select(np.arange(len(lengths)), lambda positions: positions),
-        )
+        terminated, truncated = (np.concatenate([each[k] for each in self._ended])[in_order] for k in (2, 3))
+        return self.gathered(
+            first * n_slots + slots, last - first, np.arange(len(first)), allocate,
+            partial(self._rewards.gather, allocate=allocate), last_observations, terminated, truncated,
+        )  # fmt: skip
 
 
 def _flat(events: Sequence[tuple[Any, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -14,15 +14,15 @@ from streamsampler.environments.updates import AnyVectorEnv, EnvUpdate, NewEnvUp
 from streamsampler.errors import UsageError
 from streamsampler.workers.explain import name_of_env
 
-__all__ = ["heeding_seeds"]
+__all__ = ["using_seeds"]
 
 if TYPE_CHECKING:
     _Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
 else:
-    _Wrapper = VectorWrapper  # which older versions of Gymnasium do not let anybody subscribe
+    _Wrapper = VectorWrapper  # which takes no parameters in older versions of Gymnasium
 
 
-def heeding_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
+def using_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
     """Return a vector environment whose beginning is a function of the seeds that it is reset with.
 
     It is reset twice and compared: some environments, such as EnvPool's, draw from the seed that they are made with,
@@ -40,7 +40,7 @@ def heeding_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
     """
     if isinstance(env, _MadeFromSeeds):
         raise UsageError(
-            f"{name_of_env(env)} is made anew for each block of trajectories, because it ignores the seeds of resets, "
+            f"{name_of_env(env)} is made again for each block of trajectories, because it ignores the seeds of resets, "
             "so that a change of it would be lost: pass a function that makes the environment as it is to be"
         )
     seeds = list(range(env.num_envs))

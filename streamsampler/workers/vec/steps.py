@@ -6,19 +6,18 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamsampler.data.copying import make_recorder
+from streamsampler.data.copying import Allocate, make_recorder
 from streamsampler.data.infos import InfoRecorder
-from streamsampler.data.recorder import Rollouts, refuse_actions_outside
+from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree, leaves, map_tree, object_array, snapshot
-from streamsampler.errors import ActionError, DataError, ObservationError
-from streamsampler.workers.vec.columns import Columns
-from streamsampler.workers.vec.infos import BatchInfos
+from streamsampler.errors import DataError, ObservationError
+from streamsampler.workers.vec.columns import RowRecorder
 
 __all__ = ["AlignedCopies", "StepRecorder", "Trajectory"]
 
@@ -54,11 +53,10 @@ class Trajectory:
     truncated: bool = False
 
 
-class StepRecorder:
+class StepRecorder(RowRecorder):
     """Records what n rows did in each step, whatever trajectories the rows are of.
 
-    The value of a row in a step has the number ``step * n_rows + row``. Steps are counted from the first one that is
-    kept.
+    Steps are counted from the first one that is kept. While environments are stepped, `step` is the one after.
 
     Args:
         observation_space: The space of a single observation.
@@ -69,51 +67,37 @@ class StepRecorder:
         encoded: The rows' next observations: a loop may write the bytes of one of just that `dtype` and `shape`.
         dtype: See there; where rows are not kept as bytes, no observation has it.
         shape: See there.
-        step: The next step; while environments are stepped, the one after.
-        actions: The actions.
         rewards: The rewards: a loop appends n for each step.
         record_env_info: Takes (number, info).
-        record_agent_info: Takes (number, info).
-        n_begun: How many trajectories began.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_rows: int) -> None:
-        self.n_rows = n_rows
-        self._action_space = action_space
-        self._observations = Columns(observation_space, n_rows, "observation", ObservationError)
-        self.actions = Columns(action_space, n_rows, "action", ActionError)
+        env_infos, self._resets = InfoRecorder("env_infos"), InfoRecorder("episode_infos")
+        super().__init__(observation_space, action_space, n_rows, env_infos, self._resets)
+        self.record_env_info: Callable[[int, dict[str, Any]], None] = env_infos.record
         self._last = make_recorder(observation_space, "observation", ObservationError)
         self._is_encoded = self._last.encoded is not None
         self.encoded, self.dtype, self.shape = [b""] * n_rows, self._last.dtype, self._last.shape
         self._copies = AlignedCopies()
         self.rewards = array("d")
-        self._env_infos = InfoRecorder("env_infos")
-        self._agent_infos = InfoRecorder("agent_infos")
-        self._agent_batches = BatchInfos("agent_infos")
-        self._episode_infos = InfoRecorder("episode_infos")
-        self.record_env_info: Callable[[int, dict[str, Any]], None] = self._env_infos.record
-        self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_infos.record
-        self.step = self.n_begun = 0
 
     def clear(self) -> None:
         """Forget everything."""
-        self._observations.clear()
-        self.actions.clear()
+        super().clear()
         del self.rewards[:]
-        for infos in (self._env_infos, self._agent_infos, self._agent_batches, self._episode_infos):
-            infos.clear()
-        self.step = self.n_begun = 0
 
-    def begin(self, reset_info: Any) -> int:
-        """Begin a trajectory, and return its number.
+    def begin(self, row: int, observation: Any, reset_info: Any) -> int:
+        """Begin a trajectory with its first observation, and return its number.
 
         Raises:
             DataError: The info of its reset is no dict, or has a key that is no string.
+            ObservationError: The observation does not fit its space.
         """
         number = self.n_begun
         if reset_info.__class__ is not dict or reset_info:
-            self._episode_infos.record(number, reset_info)
+            self._resets.record(number, reset_info)
         self.n_begun = number + 1
+        self.record(row, observation)
         return number
 
     def record(self, row: int, observation: Any) -> None:
@@ -125,7 +109,7 @@ class StepRecorder:
         if observation.__class__ is np.ndarray and observation.dtype == self.dtype and observation.shape == self.shape:
             self.encoded[row] = observation.tobytes()
             return
-        columns, step = self._observations, self.step
+        columns, step = self.observations, self.step
         columns.put(step, row, observation)
         if self._is_encoded:
             self.encoded[row] = cast("Array", columns.row_batch(step))[row].tobytes()
@@ -138,7 +122,7 @@ class StepRecorder:
         Args:
             sources: For each row the one whose observation it has, itself or another one; None for itself.
         """
-        columns, step, encoded = self._observations, self.step, self.encoded
+        columns, step, encoded = self.observations, self.step, self.encoded
         rows = columns.row_batch(step)
         if self._is_encoded:
             if sources is not None:
@@ -153,48 +137,35 @@ class StepRecorder:
 
     def repeated(self, row: int) -> Tree:
         """Return a batch that has one row's observation in the step before `step` in all rows."""
-        rows = self._observations.row_batch(self.step - 1)
+        rows = self.observations.row_batch(self.step - 1)
         return self._copies.copy(map_tree(lambda leaf: leaf[[row] * self.n_rows], rows))
 
     def record_agent_infos(self, infos: dict[str, Any]) -> None:
         """Record the infos of all rows of the step before `step`, arrays of n rows each."""
         first = (self.step - 1) * self.n_rows
-        self._agent_batches.record(np.arange(first, first + self.n_rows), infos)
+        self.agent_infos.record(np.arange(first, first + self.n_rows), infos)
 
-    def gather(self, trajectories: Sequence[Trajectory]) -> Rollouts:
+    def gather(self, trajectories: Sequence[Trajectory], allocate: Allocate) -> Rollouts:
         """Return trajectories that have ended, in order.
+
+        Args:
+            trajectories: The trajectories.
+            allocate: Makes the arrays of what there is of each timestep.
 
         Raises:
             ActionError: An action outside its space; its attribute `position` is the position in `trajectories`.
             ObservationError: A last observation that does not fit its space, with the same attribute.
             DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
         """
-        n_rows = self.n_rows
-        lengths = np.array([each.length for each in trajectories], dtype=np.int64)
-        firsts = np.array([each.begun * n_rows + each.row for each in trajectories], dtype=np.int64)
-        ends = np.cumsum(lengths)
-        n_timesteps = int(ends[-1])
-        numbers = np.arange(n_timesteps) * n_rows + np.repeat(firsts - (ends - lengths) * n_rows, lengths)
-        actions = self.actions.gather(numbers)
-        refuse_actions_outside(self._action_space, actions, lengths)
-
-        def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
-            return np.searchsorted(ends, steps, side="right")
-
-        agent_infos = self._agent_infos.select(numbers, owners)
-        return Rollouts(
-            observations=self._observations.gather(numbers),
-            last_observations=self._last_of(trajectories),
-            actions=actions,
-            rewards=np.frombuffer(self.rewards, np.float64).take(numbers),
-            terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
-            truncated=np.array([each.truncated for each in trajectories], dtype=np.bool_),
-            lengths=lengths,
-            env_infos=self._env_infos.select(numbers, owners),
-            agent_infos=agent_infos if agent_infos.columns else self._agent_batches.select(numbers, owners),
-            episode_infos=self._episode_infos.select(
-                np.array([each.number for each in trajectories], dtype=np.int64), lambda positions: positions
-            ),
+        return self.gathered(
+            np.array([each.begun * self.n_rows + each.row for each in trajectories], dtype=np.int64),
+            np.array([each.length for each in trajectories], dtype=np.int64),
+            np.array([each.number for each in trajectories], dtype=np.int64),
+            allocate,
+            lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),  # a view that stays cannot grow
+            partial(self._last_of, trajectories),
+            np.array([each.terminated for each in trajectories], dtype=np.bool_),
+            np.array([each.truncated for each in trajectories], dtype=np.bool_),
         )
 
     def _last_of(self, trajectories: Sequence[Trajectory]) -> Tree:
@@ -218,12 +189,12 @@ class StepRecorder:
         if 2 * step < self.step:  # what is kept has to be moved
             return
         number = min(each.number for each in trajectories)
-        for columns in (self._observations, self.actions):
+        for columns in (self.observations, self.actions):
             columns.forget_before(step)
         del self.rewards[: step * self.n_rows]
-        for infos in (self._env_infos, self._agent_infos, self._agent_batches):
+        for infos in (self._env_infos, self._agent_info, self.agent_infos):
             infos.forget_before(step * self.n_rows)
-        self._episode_infos.forget_before(number)
+        self._resets.forget_before(number)
         self.step -= step
         self.n_begun -= number
         for each in trajectories:
@@ -234,8 +205,8 @@ class StepRecorder:
 class AlignedCopies:
     """Copies batches into memory that is aligned as a vector processor likes it, and the same each time.
 
-    The last bits of a network's numbers may depend on where a batch lies. Where somebody still holds the last copy, the
-    next one gets memory of its own.
+    The last bits of a network's numbers may depend on where a batch lies. Where the last copy is still in use, the next
+    one gets memory of its own.
     """
 
     def __init__(self) -> None:
@@ -265,7 +236,7 @@ def _references(arrays: list[Array], number: int) -> int:
 
 
 _FREE = _references([np.empty(0)], 0)
-"""The references to an array that nobody but a list holds: how many there are is the interpreter's affair."""
+"""How many references there are to an array that only a list holds: it depends on the interpreter."""
 
 
 def _aligned(like: Array) -> Array:

@@ -28,7 +28,7 @@ from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner
-from streamsampler.workers.vec.native_seeds import heeding_seeds
+from streamsampler.workers.vec.native_seeds import using_seeds
 
 __all__ = ["VecWorker"]
 
@@ -183,7 +183,7 @@ class VecWorker(Worker):
         if isinstance(envs[0], VectorEnv):
             while old:
                 old.pop(0).close()
-            envs[0] = heeding_seeds(envs[0], update)
+            envs[0] = using_seeds(envs[0], update)
             return envs
         for _ in range(1, self._n_envs or _N_ENVS):
             mine = update if pickled is None else loads(pickled)

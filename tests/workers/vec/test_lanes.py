@@ -516,3 +516,16 @@ def test_an_agent_that_keeps_nothing_finds_its_observations_in_the_same_place():
     Looking.places.clear()
     worker.rollout(Ticket(1, range(9)), seeds_of(range(9)))
     assert len(Looking.places) == 1
+
+
+def test_observations_and_actions_are_gathered_into_memory_from_which_they_are_sent():
+    made = []
+
+    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    rollouts = worker_of(allocate=allocate).rollout(Ticket(1, range(9)), seeds_of(range(9))).rollouts
+    assert rollouts is not None
+    assert any(rollouts.observations is array for array in made)
+    assert any(rollouts.actions is array for array in made)

@@ -65,7 +65,10 @@ def whole(version, n, env, **options):
         return TrajectoryBatch.concatenate(taken)
 
 
-def ask_at_random(data, longest_batch):
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(data=st.data())
+def test_any_request_gives_the_same_batch(data):
     options = {
         "n_envs": data.draw(st.integers(1, 4)),
         "block_size": data.draw(st.sampled_from([None, 4, 9])),
@@ -73,22 +76,8 @@ def ask_at_random(data, longest_batch):
     }
     with make_sampler(LocalSampler, n_workers=data.draw(st.integers(1, 3)), **options) as sampler:
         for version in range(3):
-            n = data.draw(st.integers(1, longest_batch))
+            n = data.draw(st.integers(1, 300))
             assert sampler.obtain_samples(n) == whole(version, n, **options)
-
-
-@pytest.mark.slow
-@settings(max_examples=3)
-@given(data=st.data())
-def test_any_request_gives_the_same_batch(data):
-    ask_at_random(data, 100)
-
-
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(data=st.data())
-def test_any_request_gives_the_same_batch_at_length(data):
-    ask_at_random(data, 500)
 
 
 def test_the_same_in_processes():

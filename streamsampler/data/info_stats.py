@@ -1,0 +1,47 @@
+"""Make one number of what environments report in infos: a mean, a sum, or the last value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from streamsampler.data.trees import Array
+from streamsampler.errors import UsageError
+
+__all__ = ["Aggregation", "aggregate"]
+
+Aggregation = Literal["mean", "sum", "last"]
+_HOW = ("mean", "sum", "last")
+
+
+def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dict[str, float]:
+    """Return a number for each name whose info was there in any timestep.
+
+    Args:
+        infos: Infos of a batch, with their masks.
+        how: Names of infos, and what is made of their values: "mean" and "sum" of the timesteps in which it was there,
+            or "last" for its value in the last of them, in index order.
+
+    Raises:
+        UsageError: Another word, or an info that is no number in each timestep.
+    """
+    return {name: value for name, word in how.items() if (value := _number(infos, name, word)) is not None}
+
+
+def _number(infos: Mapping[str, Array], name: str, how: Any) -> float | None:
+    if how not in _HOW:
+        raise UsageError(f"an info can be aggregated by {', '.join(_HOW)}; for {name!r} it is {how!r}")
+    if name not in infos:
+        return None
+    values = infos[name]
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise UsageError(f"the info {name!r} cannot be aggregated: it is not one number in each timestep")
+    mask = infos.get(f"_{name}")
+    values = values if mask is None else values[mask]
+    if not len(values):
+        return None
+    if how == "last":
+        return float(values[-1])
+    return float(values.sum() if how == "sum" else values.mean())

@@ -1,0 +1,306 @@
+"""What engines have in common whose workers are processes of this machine. Imports nothing that only POSIX has.
+
+Each worker has a link: what only it shares with the sampler. So its death breaks nothing that another one uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from streamsampler.engines.base import Answered, Engine, Event, Logged, unreadable
+from streamsampler.engines.known_spaces import KnownSpaces
+from streamsampler.engines.launch.child import END_SECONDS
+from streamsampler.protocol.messages import BY_NAME, NEVER_AGAIN, Answer, Exit, Message, Phase, Start
+from streamsampler.serialization import Contents, Place, loads_report
+
+__all__ = ["GRACE_SECONDS", "STUCK_SECONDS", "Link", "LinkedEngine", "shown_stacks"]
+
+STUCK_SECONDS = 1.0
+"""How long a worker that is not closing its environment may take to begin with it, before it is killed."""
+
+GRACE_SECONDS = 1.0
+"""How long a worker may take to end once it has closed its end of what it shares with the sampler."""
+
+_TERM_SECONDS = 0.25  # from SIGTERM to SIGKILL
+_OURS = ("/streamsampler/workers/loop.py", "/streamsampler/engines/", '"<string>"')  # frames that a user has no use for
+
+
+class Link(ABC):
+    """The sampler's ends of what it shares with one worker process.
+
+    Args:
+        number: The worker number.
+
+    Attributes:
+        number: The worker number.
+        spaces: The spaces that the worker sent last, pickled; empty before.
+        ended: Whether the worker is dead, or counts as dead: it is sent nothing, and nothing of it is taken in.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.spaces = b""
+        self.ended = False
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """The worker's process id."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Send a message. The protocol bounds the messages under way, so there is always room."""
+
+    @abstractmethod
+    def ends_within(self, timeout: float) -> bool:
+        """Return whether the worker ends within `timeout` seconds."""
+
+    @abstractmethod
+    def kill(self, *, gently: bool = False) -> None:
+        """Kill the worker; gently, if the system knows the difference, by SIGTERM. From any thread."""
+
+    @abstractmethod
+    def stacks(self) -> str:
+        """Return the worker's Python stacks; the reason why there are none, in parentheses."""
+
+    @abstractmethod
+    def close(self, timeout: float) -> None:
+        """Kill the worker if it lives, and close all ends; may be repeated, also after an interrupt.
+
+        Args:
+            timeout: Seconds that the worker may take to be gone; one that hangs in the kernel takes longer.
+        """
+
+    def unpickled(
+        self, answer: Answer, contents: Contents, places: Sequence[Place], oldest: int, known_spaces: KnownSpaces
+    ) -> tuple[Answer, Any]:
+        """Return an answer with its rollouts and spaces.
+
+        Args:
+            answer: The answer.
+            contents: What came with it besides arrays.
+            places: Where the arrays lie.
+            oldest: The oldest agent version whose rollouts are wanted.
+            known_spaces: The spaces of all workers.
+
+        Returns:
+            The answer, or the failure that stands for it; `(rollouts, spaces or None)`, or None if they are not wanted.
+        """
+        if answer.ticket is None or answer.ticket.version < oldest:
+            return answer, None
+        try:
+            return answer, (loads_report(contents, places, BY_NAME), known_spaces.new(self, contents[1]))
+        except Exception as error:
+            return unreadable(answer, error), None
+
+
+LinkT = TypeVar("LinkT", bound=Link)
+
+
+class LinkedEngine(Engine, Generic[LinkT]):
+    """Workers in processes, each behind a link.
+
+    A subclass makes `board` and the links, and closes what all workers share when `_opened` is left.
+
+    Args:
+        n_workers: How many workers there are.
+        close_timeout: Seconds that all workers together may take to close their environments at the end.
+    """
+
+    has_own_loggers = True
+
+    def __init__(self, n_workers: int, close_timeout: float) -> None:
+        self.n_workers = n_workers
+        self._close_timeout = close_timeout
+        self._owner = os.getpid()
+        self._links: list[LinkT] = []
+        self._opened = contextlib.ExitStack()  # what all workers share
+        self._oldest_version = 0  # that is not abandoned
+        self._spaces = KnownSpaces()
+        self._killed: dict[int, float] = {}  # workers, and the time at which their ends are no longer waited for
+        self._restarting = self._closing = self._closed = False
+
+    # ------------------------------------------------------------------ to be written
+
+    @abstractmethod
+    def _started(self, number: int) -> LinkT:
+        """Start a worker; return its link. If the worker cannot be started, nothing is left of it."""
+
+    @abstractmethod
+    def _events(self, timeout: float | None) -> list[Event]:
+        """Sleep until a worker answers or dies; return the events."""
+
+    @abstractmethod
+    def _take_in_death(self, link: LinkT, *, given_up: bool = False) -> list[Event]:
+        """Return the last events of a worker which has ended, or is about to, or whose end is not waited for."""
+
+    # ------------------------------------------------------------------ talking
+
+    def abandon_older(self, version: int) -> None:
+        """Let workers abandon rollouts of versions older than `version`."""
+        self._oldest_version = version
+        if self._is_ours():
+            self.board.abandon_older(version)
+
+    def _is_ours(self) -> bool:
+        """Whether this is the process that started the workers, and not a forked copy of it.
+
+        A copy that leaves a stream's loop must not stop the workers: it shares the board, and the numbers of its
+        descriptors may belong to other files.
+        """
+        return os.getpid() == self._owner
+
+    def send(self, worker: int, message: Message) -> None:
+        """Send a message."""
+        link = self._links[worker]
+        if link.ended or os.getpid() != self._owner:  # not a call of `_is_ours`: once a report
+            return  # `wait` reports its death
+        if isinstance(message, Start):
+            self.board.lower_flag(worker)
+        link.send(message)
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Sleep until a worker answers, dies or is given up."""
+        if not self._killed:
+            return self._events(timeout)
+        events = self._events(min([math.inf if timeout is None else timeout, *self._seconds_left().values()]))
+        for worker, left in self._seconds_left().items():
+            if left <= 0:
+                events += self._take_in_death(self._links[worker], given_up=True)
+        return events
+
+    def _seconds_left(self) -> dict[int, float]:
+        """Return for how many more seconds the end of each killed worker is waited for."""
+        return {worker: max(0.0, until - time.monotonic()) for worker, until in self._killed.items()}
+
+    # ------------------------------------------------------------------ workers that hang or are replaced
+
+    def restart(self, worker: int) -> None:
+        """Start a new process in the place of a dead one, with a link of its own."""
+        self.board.clear(worker)
+        self._restarting = True
+        try:
+            # First the new worker: if it cannot be started, nothing has changed, and `restart` can be repeated.
+            new, old = self._started(worker), self._links[worker]
+            self._links[worker] = new
+            if self._oldest_version == NEVER_AGAIN:
+                new.kill()  # another thread has killed all workers, and may not have seen this one
+            old.close(END_SECONDS)
+            if self._closing:
+                new.close(END_SECONDS)
+        finally:
+            self._restarting = False
+            if self._closed:
+                self._close_shared()
+
+    def stacks(self, worker: int) -> str:
+        """Return the Python stacks of a worker."""
+        return self._links[worker].stacks()
+
+    def kill_worker(self, worker: int) -> None:
+        """Kill a worker. If it hangs in the kernel, it counts as dead after `END_SECONDS`."""
+        if not self._links[worker].ended:
+            self._links[worker].kill()
+            self._killed.setdefault(worker, time.monotonic() + END_SECONDS)
+
+    def retire(self, worker: int) -> bool:
+        """Let a worker end."""
+        self.send(worker, Exit())
+        return True
+
+    def pids(self) -> list[int]:
+        """Return the workers' process ids."""
+        return [link.pid for link in self._links]
+
+    # ------------------------------------------------------------------ ending
+
+    def kill(self) -> None:
+        """Kill all workers."""
+        self.abandon_older(NEVER_AGAIN)
+        for link in self._links if self._is_ours() else ():
+            link.kill()
+
+    def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
+        """Let all workers close their environments and end; send SIGTERM, then SIGKILL, to those that take too long.
+
+        May be repeated after an interrupt.
+        """
+        if not self._is_ours() or self._closed:
+            return []
+        self._closing = True
+        last_answers: list[Answered | Logged] = []
+        try:
+            self.abandon_older(NEVER_AGAIN)
+            for worker in range(self.n_workers):
+                self.send(worker, Exit())
+            last_answers = self._await_ends(read_answers=read_answers)
+        finally:
+            self._end_all()
+        self._closed = True
+        # A worker that is being started is given what is shared: by its numbers, which other files may get once closed.
+        if not self._restarting:
+            self._close_shared()
+        return last_answers
+
+    def _close_shared(self) -> None:
+        self.board = self.board.copy()  # which is asked for timesteps still
+        self._opened.close()
+
+    def _end_all(self) -> None:
+        """Kill the workers that live, and close all links."""
+        for link in self._links:
+            link.kill()
+        deadline = time.monotonic() + END_SECONDS
+        for link in self._links:
+            link.close(deadline - time.monotonic())
+
+    def _await_ends(self, *, read_answers: bool) -> list[Answered | Logged]:
+        """Wait for the workers' ends; return their last answers."""
+        last_answers: list[Answered | Logged] = []
+        begin = time.monotonic()
+        for limit in sorted({STUCK_SECONDS, self._close_timeout}):
+            if read_answers:
+                last_answers += self._read_until(begin + limit)
+            else:  # the protocol leaves room for what they send until then
+                for link in self._links:
+                    link.ended = link.ended or link.ends_within(begin + limit - time.monotonic())
+            _terminate([link for link in self._links if not link.ended and self._seconds_to_end(link.number) <= limit])
+        return last_answers
+
+    def _seconds_to_end(self, worker: int) -> float:
+        """Return how many seconds a worker has to end, from the beginning of `close`."""
+        closing = self.board.progress(worker).phase is Phase.CLOSE
+        return self._close_timeout if closing else STUCK_SECONDS
+
+    def _read_until(self, deadline: float) -> list[Answered | Logged]:
+        """Wait for the workers' ends until the deadline; return their answers, without contents."""
+        last_answers: list[Answered | Logged] = []
+        while any(not link.ended for link in self._links) and (left := deadline - time.monotonic()) > 0:
+            for event in self.wait(left):
+                if isinstance(event, Logged):
+                    last_answers.append(event)
+                elif isinstance(event, Answered):
+                    last_answers.append(Answered(event.worker, event.answer))
+        return last_answers
+
+
+def _terminate(late: Iterable[Link]) -> None:
+    """Send SIGTERM to workers, and SIGKILL a quarter of a second later."""
+    for link in late:
+        link.kill(gently=True)
+    deadline = time.monotonic() + _TERM_SECONDS
+    for link in late:
+        link.ends_within(deadline - time.monotonic())
+        link.kill()
+
+
+def shown_stacks(text: str, hidden: Sequence[str] = ()) -> str:
+    """Return stacks without the frames of engines and of the worker's loop, and without those that are `hidden`."""
+    frames = (*_OURS, *hidden)
+    return "\n".join(line for line in text.splitlines() if not any(it in line.replace(os.sep, "/") for it in frames))

@@ -1,0 +1,313 @@
+"""The engine whose workers are actors of a Ray cluster, on one machine or many. Needs the extra `ray`.
+
+::
+
+              ┌─────────┐  talk(Start | Continue | Stop | Exit) ────▶ ┌─────────────────┐
+              │         │  ◀──── row of the board, answers ────────── │ actor of worker │
+              │ sampler │                                             │   mailbox       │
+              │         │  abandon_older, look, request_progress ───▶ │   status board  │
+              │         │  run ◀── returns, or fails, at the end ──── │   worker's loop │
+              └─────────┘                                             └─────────────────┘
+
+*Messages* are calls of an actor's method `talk`, each of which returns when its tickets are answered: one call for a
+message and its answer, some 1 ms of latency and half of it of processor time. So the shortest tickets of a call are
+longer than in processes of one machine. The protocol bounds the calls under way. Calls run in several threads of the
+actor, which keep no order, so messages are numbered.
+
+*The board* lies in the actor. Calls in a second group of threads reach a busy actor and write the oldest version
+wanted: older rollouts are abandoned within a timestep. The sampler has a copy of each row, which comes with each
+answer, and is fetched in addition while somebody asks for progress.
+
+*Payloads* are put into the object store once for all workers. What workers recorded comes back through the store, is
+read where it lies, and is copied once into the batch, which may be written to.
+
+*Losses*: Ray restarts nothing (`max_restarts=0`), and a call of an actor that died is not repeated. The end of the call
+`run` is the end of the worker, whatever brought it. What was said before is waited for, but not for long: it may be
+lost with its node. A new actor is started at once. It gets no ticket before it runs, because the cluster may lack the
+room as long as a node is missing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import queue
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import ray
+
+from streamsampler.engines.base import Answered, Died, Event, Logged
+from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
+from streamsampler.engines.ray_cluster import Demand, attach
+from streamsampler.engines.ray_link import Kind, RayLink, cause_of_loss
+from streamsampler.engines.ray_starts import Starts
+from streamsampler.engines.ray_worker import Published, RaySetup, Said
+from streamsampler.errors import SamplerError
+from streamsampler.protocol.messages import Message, Phase
+from streamsampler.serialization import Payload
+from streamsampler.workers.board import Progress, StatusBoard, board_bytes
+
+__all__ = ["RayEngine"]
+
+_LAST_SECONDS = 1.0  # that the last answers of a dead worker are waited for
+_LOOK_SECONDS = 0.05  # between two looks at a worker's row
+_MOST_INLINE = 1 << 16  # bytes of a payload that travels in messages
+
+_engines: weakref.WeakSet[RayEngine] = weakref.WeakSet()
+
+
+class RayEngine(LinkedEngine[RayLink]):
+    """Workers in actors of Ray.
+
+    Args:
+        n_workers: How many workers there are.
+        make_worker: A pickled callable that makes a worker from its context.
+        seed: The sampler's seed.
+        address: See `streamsampler.engines.ray_cluster.attach`.
+        worker_resources: What Ray is asked for each worker.
+        runtime_env: Ray's runtime environment for workers; None for that of this process.
+        close_timeout: Seconds that all workers together may take to close their environments at the end.
+        threads: How many threads libraries compute on in workers; None for no limit.
+        report_memory: Whether `memory_bytes` is asked for.
+
+    Raises:
+        UsageError: An argument cannot work.
+        SamplerError: There is no cluster, it lacks room, or its nodes have other versions.
+    """
+
+    shortest_ticket_seconds = 0.02
+
+    def __init__(
+        self,
+        n_workers: int,
+        make_worker: Payload,
+        seed: int,
+        *,
+        address: str | None = None,
+        worker_resources: Mapping[str, Any],
+        runtime_env: Mapping[str, Any] | None = None,
+        close_timeout: float,
+        threads: int | None = None,
+        report_memory: bool = False,
+    ) -> None:
+        super().__init__(n_workers, close_timeout)
+        self.board = StatusBoard(memoryview(bytearray(board_bytes(n_workers))))  # copies of rows
+        self._inbox: queue.SimpleQueue[tuple[RayLink, Kind, int, Future[Any]] | None] = queue.SimpleQueue()
+        self._looked: dict[int, float] = {}
+        demand = Demand(n_workers, worker_resources)
+        self._lease = attach(address, demand)
+        self._opened.callback(self._lease.release)
+        try:
+            setup = RaySetup.of_this_process(make_worker, seed, threads, report_memory=report_memory)
+            self._starts = Starts(setup, demand, runtime_env, self._post)
+            self._links = [self._starts.new(number) for number in range(n_workers)]
+            self._await_all()
+        except BaseException:
+            self._end_all()
+            self._opened.close()
+            raise
+        _engines.add(self)
+
+    # ------------------------------------------------------------------ starting
+
+    def _post(self, link: RayLink, kind: Kind, place: int, future: Future[Any]) -> None:
+        """Take in that a call is done; called in a thread of Ray's."""
+        self._inbox.put((link, kind, place, future))
+
+    def _await_all(self) -> None:
+        """Wait until all workers run."""
+        began = time.monotonic()
+        for limit in self._starts.limits:
+            while missing := [link for link in self._links if link.hello is None]:
+                left = began + limit - time.monotonic()
+                if left <= 0:
+                    break
+                for event in self.wait(left):
+                    if isinstance(event, Died):
+                        raise SamplerError(f"worker {event.worker} could not be started: it {event.why}")
+            self._starts.check(missing, time.monotonic() - began)
+
+    def can_restart(self, worker: int) -> bool:
+        """Return whether a new worker has started in the place of a dead one: the cluster may lack the room."""
+        return self._starts.is_ready(worker)
+
+    def _started(self, number: int) -> RayLink:
+        return self._starts.take(number)
+
+    # ------------------------------------------------------------------ talking
+
+    def _is_ours(self) -> bool:
+        """Whether this is the process that started the workers, still attached, and not a forked copy of it."""
+        return os.getpid() == self._owner and self._lease.valid
+
+    def abandon_older(self, version: int) -> None:
+        """Let workers abandon rollouts of versions older than `version`; those without tickets need not know."""
+        self._oldest_version = version
+        for link in self._links if self._is_ours() else ():
+            if link.unanswered and not link.ended:
+                link.abandon_older(version)
+
+    def send(self, worker: int, message: Message) -> None:
+        """Send a message."""
+        if os.getpid() == self._owner and not self._lease.valid:
+            raise SamplerError("Ray was shut down in this process, and the workers with it: make a new sampler")
+        super().send(worker, message)
+
+    def publish(self, payload: Payload) -> Any:
+        """Put a payload into the object store, or, if it is small, into the handle itself."""
+        if payload.nbytes <= _MOST_INLINE:
+            return super().publish(payload)
+        return Published(ray.put((payload.data, [np.frombuffer(buffer, np.uint8) for buffer in payload.buffers])))
+
+    def published(self, handle: Any) -> Payload:
+        """Return the payload of a handle."""
+        if isinstance(handle, Published):
+            data, buffers = ray.get(handle.ref)
+            return Payload(data, tuple(bytes(buffer) for buffer in buffers))
+        payload: Payload = handle
+        return payload
+
+    def _events(self, timeout: float | None) -> list[Event]:
+        events: list[Event] = []
+        limit = self._limit(math.inf if timeout is None else timeout)
+        with contextlib.suppress(queue.Empty):
+            item = self._inbox.get(timeout=None if limit == math.inf else max(0.0, limit))
+            while True:
+                if item is not None:
+                    events += self._events_of(*item)
+                item = self._inbox.get_nowait()
+        for link in self._links:
+            if link.dying is not None and not link.ended and link.deadline <= time.monotonic():
+                events += self._take_in_death(link)
+        if not self._closing and not events:  # what came is handled first
+            self._starts.raise_trouble()
+        return events
+
+    def _limit(self, limit: float) -> float:
+        """Return for how many seconds to wait at most."""
+        alive = [link for link in self._links if not link.ended]
+        dying = [link.deadline - time.monotonic() for link in alive if link.dying is not None]
+        return min([limit, self._starts.seconds_idle(idle=not any(link.unanswered for link in alive)), *dying])
+
+    def _events_of(self, link: RayLink, kind: Kind, place: int, future: Future[Any]) -> list[Event]:
+        if link.ended:
+            return []
+        if (error := future.exception()) is not None:
+            link.note_look()
+            return [] if kind is Kind.LOOK else self._die(link, cause_of_loss(error), place)
+        if kind is Kind.HELLO:
+            self._starts.greet(link, future.result())
+        elif kind is Kind.LOOK:
+            link.note_look()
+            self.board.show(link.number, future.result())
+        elif kind is Kind.END:
+            link.note_end(future.result())
+            return self._die(link, "ended")
+        else:
+            link.said[place] = future.result()
+            return self._in_order(link)
+        return []
+
+    def _in_order(self, link: RayLink) -> list[Event]:
+        """Return what came, as far as nothing is missing before it; the death at last."""
+        events: list[Event] = []
+        while (returned := link.take_next()) is not None:
+            row, said = returned
+            if row is not None:
+                self.board.show(link.number, row)
+            for one in said:
+                events += self._said(link, one)
+        if link.dying is not None and link.is_silent:
+            events += self._take_in_death(link)
+        return events
+
+    def _said(self, link: RayLink, said: Said) -> list[Event]:
+        records, answer, contents, arrays = said
+        events: list[Event] = [Logged(link.number, records)] if records else []
+        if answer is None:
+            return events
+        link.unanswered -= answer.ticket is not None
+        if contents is not None:
+            places = [(array, 0) for array in arrays]
+            answer, contents = link.unpickled(answer, contents, places, self._oldest_version, self._spaces)
+        return [*events, Answered(link.number, answer, contents)]
+
+    # ------------------------------------------------------------------ deaths
+
+    def _die(self, link: RayLink, why: str, place: int = -1) -> list[Event]:
+        """Take in that a worker has ended, or that what it said is lost; its death follows what it said before.
+
+        Args:
+            link: The worker.
+            why: What Ray says.
+            place: The place of the call whose answers are lost; -1 for none.
+        """
+        if place >= 0:
+            link.said[place] = None, []
+        if link.dying is None:
+            link.dying, link.deadline = why, time.monotonic() + _LAST_SECONDS
+            link.kill()
+        return self._in_order(link)
+
+    def _take_in_death(self, link: RayLink, *, given_up: bool = False) -> list[Event]:
+        """Return the death of a worker, and start another one in its place."""
+        del given_up
+        link.ended = True
+        self._killed.pop(link.number, None)
+        if link.unanswered and self.board.progress(link.number).phase is Phase.WAITING:
+            self.board.row(link.number).set_phase(Phase.UNSEEN)  # what was seen is older than its tickets
+        is_current = any(link is other for other in self._links)
+        if not self._closing and self._lease.valid:
+            if not is_current:
+                self._starts.again(link)
+            elif link.hello is not None:
+                self._starts.begin(link.number)
+        return [Died(link.number, None, link.dying or "")] if is_current else []
+
+    # ------------------------------------------------------------------ progress
+
+    def progress(self, worker: int) -> Progress:
+        """Return the last known progress of a worker, and ask for a newer one, which a later call returns."""
+        link, now = self._links[worker], time.monotonic()
+        if link.unanswered and self._looked.get(worker, 0.0) + _LOOK_SECONDS <= now and self._is_ours():
+            self._looked[worker] = now
+            link.look()
+        return self.board.progress(worker)
+
+    def request_progress(self, worker: int) -> None:
+        """Ask a worker to show each timestep and each action."""
+        if not self._links[worker].ended and self._is_ours():
+            self._links[worker].request_progress()
+
+    # ------------------------------------------------------------------ ending
+
+    def kill(self) -> None:
+        """Kill all workers."""
+        super().kill()
+        for link in self._starts.links if self._is_ours() else ():
+            link.kill()
+        self._inbox.put(None)
+
+    def _seconds_to_end(self, worker: int) -> float:
+        return self._close_timeout if self._links[worker].closing else STUCK_SECONDS
+
+    def _end_all(self) -> None:
+        super()._end_all()
+        for link in self._starts.links:
+            link.close(0)
+
+
+def _close_all() -> None:
+    """Close what is open at the end of the program, before Ray ends."""
+    for engine in list(_engines):
+        engine.close()
+
+
+atexit.register(_close_all)

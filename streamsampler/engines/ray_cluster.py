@@ -1,0 +1,288 @@
+"""The Ray cluster that workers live in: attach to one, or start one; say what it lacks. Needs the extra `ray`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from streamsampler.errors import SamplerError, UsageError
+
+__all__ = ["Demand", "Lease", "attach"]
+
+_LOOK_SECONDS = 4.0  # that a machine may take to answer at a port
+_RELEASE_SECONDS = 3.0  # that Ray may take to count as free what an actor had that has ended
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty frame of settings
+_SETTINGS = 4  # the type of the frame that every server of HTTP/2 answers with, which is what Ray speaks
+_NOISE = re.compile("A worker died or was killed while executing a task")
+_ADVICE = "see `ray status`; take fewer workers, ask for less in worker_resources, or add nodes"
+_OPTIONS = (
+    *("num_cpus", "num_gpus", "memory", "resources"),
+    *("accelerator_type", "label_selector", "scheduling_strategy"),
+)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What workers need of a cluster.
+
+    Attributes:
+        n_workers: How many workers there are.
+        options: What Ray is asked for each of them; see `worker_resources` of `RaySampler`.
+    """
+
+    n_workers: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.options, Mapping) or not set(self.options) <= set(_OPTIONS):
+            raise UsageError(f"worker_resources must be a dict with keys among {', '.join(_OPTIONS)}; {self.options!r}")
+        for name, amount in self.amounts().items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
+                raise UsageError(f"worker_resources: {name} must be a number of at least 0, got {amount!r}")
+
+    def amounts(self) -> dict[str, Any]:
+        """Return how much a worker needs of each resource, by Ray's names."""
+        given = {"CPU": self.options.get("num_cpus", 1), "GPU": self.options.get("num_gpus", 0)}
+        given["memory"] = self.options.get("memory", 0)
+        return {**given, **self.options.get("resources", {})}
+
+    def room(self, free: Mapping[str, float]) -> int:
+        """Return how many of the workers fit where these resources are free."""
+        fits = [int(free.get(name, 0.0) / amount + 1e-9) for name, amount in self.amounts().items() if amount]
+        return min([self.n_workers, *fits])
+
+    def __str__(self) -> str:
+        return ", ".join(f"{amount:g} {name}" for name, amount in self.amounts().items() if amount) or "nothing"
+
+    def check(self) -> None:
+        """Raise an error if the nodes of the cluster could not hold the workers even if nothing else ran there.
+
+        Raises:
+            SamplerError: They could not.
+        """
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        room = sum(self.room(node["Resources"]) for node in nodes)
+        if room < self.n_workers:
+            names = self.amounts()
+            has = [f"{node['NodeManagerHostname']} has {_listed(node['Resources'], names)}" for node in nodes]
+            raise SamplerError(
+                f"the Ray cluster has room for {room} of {self.n_workers} workers, of which each needs {self} on one "
+                f"node: {'; '.join(has)}; {_ADVICE}"
+            )
+
+    def check_free(self) -> None:
+        """Raise an error if what else runs there leaves no room; what has just ended may be free soon.
+
+        Raises:
+            SamplerError: There is no room.
+        """
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while self.room(ray.available_resources()) < self.n_workers:
+            if time.monotonic() >= deadline:
+                raise SamplerError(
+                    f"the Ray cluster has no room now for {self.n_workers} workers, of which each needs {self}: "
+                    f"{self.in_use()}; {_ADVICE}, or wait for what else runs there"
+                )
+            time.sleep(_RELEASE_SECONDS / 20)  # Ray has no event for resources that become free
+
+    def in_use(self) -> str:
+        """Return what the cluster has of what workers need, and what of that is free."""
+        names = self.amounts()
+        has, free = (_listed(amounts, names) for amounts in (ray.cluster_resources(), ray.available_resources()))
+        return f"it has {has}, of which {free} is free"
+
+
+def _listed(has: Mapping[str, float], names: Mapping[str, float]) -> str:
+    return ", ".join(f"{has.get(name, 0.0):g} {name}" for name, amount in names.items() if amount)
+
+
+# ---------------------------------------------------------------------- attaching
+
+_lock = threading.Lock()
+_leases: set[Lease] = set()
+_is_ours = False  # whether this module has called `ray.init`
+
+
+class Lease:
+    """The use of the cluster that this process is attached to; the last one to be released ends what was started."""
+
+    def __init__(self) -> None:
+        self._job = ray.get_runtime_context().get_job_id()
+
+    @property
+    def valid(self) -> bool:
+        """Whether this process is still attached; somebody else may have called `ray.shutdown`."""
+        return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job)
+
+    def release(self) -> None:
+        """Release it; may be repeated."""
+        global _is_ours
+        with _lock:
+            if self not in _leases:
+                return
+            _leases.discard(self)
+            if _is_ours and not _leases:
+                _is_ours = False
+                _drop_noise(dropped=False)
+                if self.valid:
+                    ray.shutdown()
+
+
+def attach(address: str | None, demand: Demand) -> Lease:
+    """Attach this process to a cluster, or start one; check that it has room.
+
+    Args:
+        address: `host:port`, "auto" for a cluster that runs on this machine, "local" to start one; None for what this
+            process is attached to already, or the variable RAY_ADDRESS says, or else "local".
+        demand: What the workers need.
+
+    Raises:
+        UsageError: This is no address, or this process is attached to another cluster.
+        SamplerError: There is no cluster, none can be started, or it has no room.
+    """
+    global _is_ours
+    with _lock:
+        if ray.is_initialized():
+            _check_same(address)
+        else:
+            _leases.clear()  # somebody else called `ray.shutdown`
+            _init(address or os.environ.get("RAY_ADDRESS") or "local", demand)
+            _drop_noise(dropped=True)
+            _is_ours = True
+        lease = Lease()
+        _leases.add(lease)
+    try:
+        demand.check()
+        demand.check_free()
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def _check_same(address: str | None) -> None:
+    if address in (None, "auto"):
+        return
+    here = str(ray.get_runtime_context().gcs_address)
+    if address == "local" or _resolved(str(address)) != _resolved(here):
+        raise UsageError(
+            f"ray_address={address!r}, but this process is attached to the Ray cluster at {here} already: leave "
+            "ray_address out, or call ray.shutdown() first"
+        )
+
+
+def _resolved(address: str) -> tuple[str, int]:
+    """Return the numbers of `host:port`.
+
+    Raises:
+        UsageError: It is none.
+        SamplerError: The host is unknown.
+    """
+    host, _, port = address.rpartition(":")
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"ray_address={address!r}: Ray's client protocol is not supported; run this program on a node of the "
+            "cluster, and give the address that `ray start` shows, such as 10.0.0.1:6379"
+        )
+    if not host or not port.isdigit():
+        raise UsageError(f'ray_address must be "host:port", "auto" or "local", got {address!r}')
+    try:
+        return socket.gethostbyname(host.strip("[]")), int(port)
+    except OSError as error:
+        raise SamplerError(f"ray_address={address!r}: the host {host!r} is unknown ({error})") from error
+
+
+def _init(address: str, demand: Demand) -> None:
+    if address == "local":
+        n_cpus = max(len(os.sched_getaffinity(0)), math.ceil(demand.n_workers * demand.amounts()["CPU"]))
+        options = {"num_cpus": n_cpus, "include_dashboard": False}
+        if not demand.amounts()["GPU"]:
+            options["num_gpus"] = 0
+    else:
+        options = {}
+        if address != "auto":
+            _check_listening(address)
+            _check_node(address)
+    try:
+        with _quiet():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (Exception, SystemExit) as error:
+        with contextlib.suppress(Exception):
+            ray.shutdown()  # what was started before it failed
+        what = "no Ray cluster could be started" if address == "local" else f"cannot attach to Ray at {address}"
+        raise SamplerError(f"{what}: {_explained(error)}") from error
+
+
+def _explained(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "ersion mismatch" in text:
+        return f"{text}. Ray needs the same versions of Python, to the patch level, and of Ray on all nodes and here"
+    return text
+
+
+def _check_listening(address: str) -> None:
+    """Look who listens: Ray itself would try for minutes."""
+    advice = (
+        "start a cluster with `ray start --head --port=PORT`, take the address that it shows, or leave ray_address out "
+        "to start one on this machine"
+    )
+    try:
+        with socket.create_connection(_resolved(address), timeout=_LOOK_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+                return
+            connection.sendall(_HTTP2)
+            answer = connection.recv(9)
+    except TimeoutError:
+        answer = b""
+    except OSError as error:
+        raise SamplerError(f"no Ray cluster at {address}: {error}; {advice}") from None
+    if answer[3:4] != bytes([_SETTINGS]):
+        raise SamplerError(f"what listens at {address} is no Ray cluster: it does not answer as one; {advice}")
+
+
+def _check_node(address: str) -> None:
+    """Raise an error if this machine is no node of a cluster, which a program that attaches must be on."""
+    try:
+        from ray._private.services import find_node_ids
+    except ImportError:  # not public: then Ray says it, after a minute
+        return
+    if not find_node_ids():
+        raise SamplerError(
+            f"there is a Ray cluster at {address}, but this machine is none of its nodes: run `ray start "
+            f"--address={address}` here, or this program there"
+        )
+
+
+def _drop_noise(*, dropped: bool) -> None:
+    """Let Ray print nothing on standard output about workers that died: the sampler logs it. This is not public."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from ray._private.ray_logging import stdout_deduplicator
+
+        if stdout_deduplicator.skip_re in (None, _NOISE):
+            stdout_deduplicator.skip_re = _NOISE if dropped else None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Ray report nothing about its use, and print nothing on its way."""
+    names = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    before = {name: os.environ.get(name) for name in names}
+    for name, value in names.items():
+        os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                del os.environ[name]

@@ -1,0 +1,221 @@
+"""The sampler's end of what it shares with one actor; for the engine of Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+
+from streamsampler.engines.linked import Link, shown_stacks
+from streamsampler.engines.ray_worker import GROUPS, Hello, RaySetup, RayWorker
+from streamsampler.protocol.messages import Continue, Exit, Message, Start
+
+__all__ = ["Kind", "Post", "RayLink", "cause_of_loss"]
+
+_MOST_SECONDS = 1.0
+"""How long the end of an actor that was killed is waited for."""
+
+_STACKS_SECONDS = 1.0
+
+_ACTOR = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(RayWorker)
+
+
+class Kind(Enum):
+    """What a call of an actor's method was for."""
+
+    HELLO = "hello"
+    END = "end"
+    TALK = "talk"
+    LOOK = "look"
+
+
+Post = Callable[["RayLink", Kind, int, "Future[Any]"], None]
+
+
+class RayLink(Link):
+    """An actor, and the calls of its methods that have not returned.
+
+    Nothing here waits for the actor: each call's future tells the engine when it is done, in a thread of Ray's.
+
+    Args:
+        number: The worker number.
+        options: What Ray is to give the actor.
+        node: The id of this process's node.
+        post: Is given the link, the kind and the place of a call, and its future.
+
+    Attributes:
+        hello: What the worker said first; None before.
+        dying: Why the worker died, while its last answers may still arrive; None otherwise.
+        deadline: Until when they are waited for.
+        said: What calls returned, by place, that came before others of an earlier place.
+        unanswered: How many tickets are.
+        closing: Whether the worker has received an `Exit`.
+    """
+
+    def __init__(self, number: int, options: Mapping[str, Any], node: str, post: Post) -> None:
+        super().__init__(number)
+        self.hello: Hello | None = None
+        self.dying: str | None = None
+        self.deadline = 0.0
+        self.said: dict[int, Any] = {}
+        self.unanswered = 0
+        self.closing = False
+        self._node = node
+        self._post = post
+        self._place = self._next_place = 0  # how many messages were sent, and how many calls are done
+        self._exit_place = -1
+        self._looking = False
+        self._end: Future[Any] = Future()
+        self._actor = _ACTOR.options(**options).remote(number)
+        self._call(Kind.HELLO, self._actor.hello)
+
+    def _call(self, kind: Kind, method: Any, *arguments: Any, place: int = -1) -> Future[Any]:
+        future: Future[Any] = method.remote(*arguments).future()
+        future.add_done_callback(partial(self._post, self, kind, place))
+        return future
+
+    def run(self, hello: Hello, setup: RaySetup) -> None:
+        """Let the worker run, which has said hello."""
+        self.hello = hello
+        self._end = self._call(Kind.END, self._actor.run, setup)
+
+    def send(self, message: Message) -> None:
+        """Send a message."""
+        if isinstance(message, Start | Continue):
+            self.unanswered += len(message.tickets)
+        elif isinstance(message, Exit):
+            self._exit_place = self._place
+        self._call(Kind.TALK, self._actor.talk, self._place, message, place=self._place)
+        self._place += 1
+
+    def take_next(self) -> tuple[bytes | None, list[Any]] | None:
+        """Return what the next call in order returned, None if that has not come: a row of the board, and answers.
+
+        The last one is that of the call which lasts as long as the worker.
+        """
+        if self._next_place not in self.said:
+            return None
+        self.closing = self.closing or self._next_place == self._exit_place
+        self._next_place += 1
+        row, said = self.said.pop(self._next_place - 1)
+        return row, said
+
+    def note_end(self, returned: Any) -> None:
+        """Note what the call returned that lasts as long as the worker: it comes after all others."""
+        self.said[self._place] = returned
+        self._place += 1
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether all calls are done."""
+        return self._next_place == self._place
+
+    def look(self) -> None:
+        """Ask for the worker's row of the board, unless it was asked already."""
+        if not self._looking and not self.ended:
+            self._looking = True
+            self._call(Kind.LOOK, self._actor.look)
+
+    def note_look(self) -> None:
+        """Note that the worker's row came, or never will."""
+        self._looking = False
+
+    def abandon_older(self, version: int) -> None:
+        """Let the worker abandon rollouts of older versions."""
+        self._actor.abandon_older.remote(version)
+
+    def request_progress(self) -> None:
+        """Ask the worker to show each timestep."""
+        self._actor.request_progress.remote()
+
+    # ------------------------------------------------------------------ the end
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, on its own machine; 0 before it has started."""
+        return 0 if self.hello is None else self.hello.pid
+
+    def ends_within(self, timeout: float) -> bool:
+        """Return whether the worker ends within `timeout` seconds."""
+        return bool(wait([self._end], max(0.0, timeout)).done)
+
+    def kill(self, *, gently: bool = False) -> None:
+        """Kill the actor. Ray gives a stopped process five seconds; on this machine, a signal gives it none."""
+        del gently
+        stopped = self._is_here and not self.ended and _is_stopped(self.pid)
+        with contextlib.suppress(Exception):  # Ray itself may be gone
+            ray.kill(self._actor)
+        if stopped:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    @property
+    def _is_here(self) -> bool:
+        return self.hello is not None and self.hello.node == self._node
+
+    def stacks(self) -> str:
+        """Return the worker's Python stacks."""
+        with contextlib.suppress(Exception):
+            text = ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS)
+            threads = shown_stacks(text, ["/site-packages/ray/", "/threading.py"]).split("\n\n")
+            return "\n\n".join(thread for thread in threads if " File " in thread)
+        return "(it did not answer: it is stopped or lost, or native code holds the interpreter's lock)"
+
+    def close(self, timeout: float) -> None:
+        """Kill the actor, and wait for its end, as far as it has run, and on this machine for that of its process."""
+        if not self.ended:
+            self.kill()
+        self.ended = True
+        if self.hello is not None:
+            deadline = time.monotonic() + min(timeout, _MOST_SECONDS)
+            self.ends_within(deadline - time.monotonic())
+            if self._is_here:
+                _await_process(self.pid, deadline - time.monotonic())
+
+
+def _await_process(pid: int, timeout: float) -> None:
+    """Wait until a process of this machine, which is no child of this one, is gone."""
+    with contextlib.suppress(OSError, AttributeError):  # gone already; not on every system
+        descriptor = os.pidfd_open(pid)
+        try:
+            select.select([descriptor], [], [], max(0.0, timeout))
+        finally:
+            os.close(descriptor)
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def cause_of_loss(error: BaseException) -> str:
+    """Return what Ray says of an actor's end, as the end of a sentence about the worker."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ActorUnavailableError):
+        return f"could not be reached by Ray ({text})"
+    if isinstance(error, ActorDiedError):
+        for begin, what in (
+            ("its node has died", "was lost with its node"),
+            ("Worker exit detail:", "ended"),
+            ("creation task failed", "could not be started"),
+            ("The actor is dead because", "ended"),
+        ):
+            if begin in text:
+                detail = text.partition(begin)[2].partition("Some common causes")[0].strip(" .:")[:_MOST_CHARACTERS]
+                return f"{what} (Ray: {detail})" if detail else what
+    return f"was lost ({type(error).__name__}: {text[:_MOST_CHARACTERS]})" if isinstance(error, RayError) else str(text)
+
+
+_MOST_CHARACTERS = 400

@@ -1,0 +1,361 @@
+"""A worker that is an actor of Ray: what runs on a node of the cluster. Needs the extra `ray`."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import platform
+import socket
+import sys
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from queue import Empty, SimpleQueue
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import ray
+
+from streamsampler.data.memory import Pool
+from streamsampler.data.trees import Array
+from streamsampler.engines.worker_channel import WorkerChannel
+from streamsampler.protocol.messages import BY_NAME, Answer, Continue, Exit, Message, Start
+from streamsampler.protocol.states import CAPACITY
+from streamsampler.serialization import Contents, Payload, dumps_report, loads
+from streamsampler.version import __version__
+from streamsampler.workers.base import WorkerContext
+from streamsampler.workers.board import StatusBoard, WorkerRow, board_bytes
+from streamsampler.workers.logs import RecordKeeper
+from streamsampler.workers.loop import run_worker
+from streamsampler.workers.threads import VARIABLES, ThreadLimit
+
+__all__ = ["GROUPS", "Hello", "Published", "RaySetup", "RayWorker", "Said", "versions"]
+
+GROUPS = {"talk": CAPACITY + 3, "board": 1}
+"""The actor's groups of threads besides the worker's own one, and how many each has.
+
+A call in "talk" lasts until its tickets are answered: the protocol allows so many messages under way, two `Stop` and an
+`Exit` among them. A call in "board" is short.
+"""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COMPARED = ("cloudpickle", "gymnasium", "numpy")
+
+Said = tuple[bytes, Answer | None, Any, list[Any]]
+"""What a worker says at once: its log records, the answer, the pickled contents and their arrays as bytes."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions, in this process, of what decides about trajectories and pickles, by name."""
+    found = {"python": platform.python_version(), "streamsampler": __version__}
+    return found | {name: metadata.version(name) for name in _COMPARED}
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first thing that a worker says.
+
+    Attributes:
+        versions: See `versions`.
+        node: The id of its node.
+        host: The name of that machine.
+        pid: Its process id there.
+    """
+
+    versions: dict[str, str]
+    node: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """The handle of a payload that lies in the object store.
+
+    Attributes:
+        ref: The reference to its data and buffers.
+    """
+
+    ref: Any
+
+
+@dataclass(frozen=True)
+class RaySetup:
+    """What all workers of a sampler are given.
+
+    Attributes:
+        make_worker: A pickled callable that makes a worker from its context.
+        seed: The sampler's seed.
+        threads: How many threads libraries compute on; None for no limit.
+        path: The sampler's `sys.path`.
+        variables: The environment variables about threads that are set in the sampler's process.
+        report_memory: Whether workers write their memory to the board.
+    """
+
+    make_worker: Payload
+    seed: int
+    threads: int | None
+    path: list[str]
+    variables: dict[str, str]
+    report_memory: bool
+
+    @classmethod
+    def of_this_process(
+        cls, make_worker: Payload, seed: int, threads: int | None, *, report_memory: bool = False
+    ) -> Self:
+        """Return the setup of workers that are to find what this process finds; the arguments are as in the class."""
+        make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
+        variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        return cls(make_worker, seed, threads, list(sys.path), variables, report_memory)
+
+    def apply(self, number: int) -> ThreadLimit:
+        """Let this process, worker `number`, find the sampler's modules; return what limits its threads."""
+        with contextlib.suppress(ImportError):
+            import setproctitle
+
+            setproctitle.setproctitle(f"worker:{number} of streamsampler")
+        # Its own ones first: on another machine the folders of the same name may be others.
+        sys.path += [folder for folder in self.path if folder not in sys.path and os.path.isdir(folder or ".")]
+        for name in VARIABLES if self.threads is not None else ():
+            os.environ[name] = self.variables.get(name, str(self.threads))  # Ray has set some to the actor's CPUs
+        return ThreadLimit(self.threads, self.variables)
+
+
+class _Reply:
+    """What a call waits for.
+
+    Args:
+        n_tickets: How many tickets of its message are to be answered.
+    """
+
+    def __init__(self, n_tickets: int) -> None:
+        self.missing = n_tickets
+        self.said: list[Said] = []
+        self.complete = threading.Event()
+
+
+class Mailbox:
+    """What came for the worker, and who waits for answers.
+
+    Args:
+        board: The worker's own status board.
+
+    Attributes:
+        last: What the worker said after its last ticket.
+    """
+
+    def __init__(self, board: StatusBoard) -> None:
+        self._board = board
+        self._messages: SimpleQueue[tuple[Message, _Reply]] = SimpleQueue()
+        self._early: dict[int, tuple[Message, _Reply]] = {}  # by place: they came before those in front of them
+        self._place = 0
+        self._replies: deque[_Reply] = deque()
+        self._lock = threading.Lock()
+        self._ended = False
+        self.last: list[Said] = []
+
+    def put(self, place: int, message: Message) -> list[Said]:
+        """Put a message into its place in the order; wait until its tickets are answered, or an `Exit` is received.
+
+        Calls in several threads keep no order.
+
+        Args:
+            place: How many messages come before.
+            message: The message.
+
+        Returns:
+            The answers; those that a worker which has ended did not give are missing.
+        """
+        reply = _Reply(len(message.tickets) if isinstance(message, Start | Continue) else 0)
+        with self._lock:
+            self._early[place] = message, reply
+            while self._place in self._early:
+                self._deliver(*self._early.pop(self._place))
+                self._place += 1
+            if self._ended:
+                reply.complete.set()
+        reply.complete.wait()
+        return reply.said
+
+    def _deliver(self, message: Message, reply: _Reply) -> None:
+        if reply.missing:
+            self._replies.append(reply)
+        elif not isinstance(message, Exit):
+            reply.complete.set()
+        if isinstance(message, Start):
+            self._board.lower_flag(0)
+        self._messages.put((message, reply))
+
+    def get(self, *, wait: bool) -> Message | None:
+        """Return the next message; None if there is none, and `wait` is false."""
+        try:
+            message, reply = self._messages.get(wait)
+        except Empty:
+            return None
+        if isinstance(message, Exit):
+            reply.complete.set()
+        return message
+
+    def answer(self, said: Said) -> None:
+        """Answer the ticket that has waited longest; what is no answer to a ticket is kept to the end."""
+        answer = said[1]
+        if answer is None or answer.ticket is None:
+            self.last.append(said)
+            return
+        with self._lock:
+            reply = self._replies[0]
+            reply.said.append(said)
+            reply.missing -= 1
+            if not reply.missing:
+                self._replies.popleft()
+                reply.complete.set()
+
+    def end(self) -> None:
+        """Let no call wait any longer: the worker has ended."""
+        with self._lock:
+            self._ended = True
+            for reply in (*self._replies, *(reply for _, reply in self._early.values())):
+                reply.complete.set()
+
+
+class RayChannel(WorkerChannel):
+    """A worker's connection to a sampler anywhere in the cluster.
+
+    Args:
+        mailbox: Where messages come, and answers go.
+        keeper: Keeps log records until they are sent.
+        threads: How many threads libraries compute on.
+        report_memory: Called before each answer.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, keeper: RecordKeeper, threads: ThreadLimit, report_memory: Callable[[], None]
+    ) -> None:
+        super().__init__(keeper, threads)
+        self._mailbox = mailbox
+        self._report_memory = report_memory
+        self._pool = Pool()
+        self._lent: list[weakref.ref[Array]] = []
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Make an array whose memory is used again only when all views of it are gone."""
+        array = self._pool.allocate(shape, dtype)
+        self._lent = [lent for lent in self._lent if lent() is not None]
+        self._lent.append(weakref.ref(array))
+        return array
+
+    def _next(self, *, wait: bool) -> Message | None:
+        return self._mailbox.get(wait=wait)
+
+    def _loaded(self, payload: Any) -> Any:
+        return loads(Payload(*ray.get(payload.ref)) if isinstance(payload, Published) else payload)
+
+    def _pickled(self, rollouts: Any, spaces: Any) -> tuple[Contents, list[Any]]:
+        contents, buffers = dumps_report(rollouts, spaces, BY_NAME)
+        # As arrays, which Ray leaves outside its own pickle. It copies them later, in another thread: what does not lie
+        # in arrays of this channel is copied now, as the recorder uses its memory again.
+        ours = [(lent.ctypes.data, lent.nbytes) for ref in self._lent if (lent := ref()) is not None]
+        return contents, [_kept(np.frombuffer(buffer, np.uint8), ours) for buffer in buffers]
+
+    def _send(self, records: bytes, answer: Answer | None, pickled: tuple[Contents, list[Any]] | None) -> None:
+        self._report_memory()
+        contents, arrays = pickled or (None, [])
+        self._mailbox.answer((records, answer, contents, arrays))
+
+
+def _reporter(setup: RaySetup, row: WorkerRow) -> Callable[[], None]:
+    """Return what writes this process's memory to the board; nothing where the sampler does not ask for it."""
+    if not setup.report_memory:
+        return lambda: None
+    from streamsampler.engines.processes.memory_report import MemoryReporter  # which needs POSIX
+
+    return MemoryReporter(row)
+
+
+def _kept(array: Array, ours: list[tuple[int, int]]) -> Array:
+    """Return an array that stays as it is: itself if it lies in one of these pieces of memory, otherwise a copy."""
+    place = array.ctypes.data
+    return array if any(start <= place < start + size for start, size in ours) else array.copy()
+
+
+def _in_group(name: str) -> Callable[[F], F]:
+    """Let a method of the actor be called in the threads of a group."""
+    mark: Callable[[F], F] = ray.method(concurrency_group=name)
+    return mark
+
+
+class RayWorker:
+    """A worker as an actor.
+
+    Args:
+        number: The worker number.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._board = StatusBoard(memoryview(bytearray(board_bytes(1))))
+        self._mailbox = Mailbox(self._board)
+
+    @_in_group("board")
+    def hello(self) -> Hello:
+        """Say who this is, before anything is unpickled that another version may not understand."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return Hello(versions(), node, socket.gethostname(), os.getpid())
+
+    def run(self, setup: RaySetup) -> tuple[bytes, list[Said]]:
+        """Run the worker until it is to exit.
+
+        This call lasts as long as the worker: its end tells the sampler of the worker's end, whatever brought that.
+
+        Returns:
+            The last row of the board, and what was said after the last ticket.
+        """
+        keeper = RecordKeeper(self._number)
+        row = self._board.row(0)
+        channel = RayChannel(self._mailbox, keeper, setup.apply(self._number), _reporter(setup, row))
+        keeper.install()
+        try:
+            run_worker(channel, loads(setup.make_worker), WorkerContext(row, self._number, setup.seed))
+            channel.send_records()
+        finally:
+            self._mailbox.end()
+        return self.look(), self._mailbox.last
+
+    @_in_group("talk")
+    def talk(self, place: int, message: Message) -> tuple[bytes, list[Said]]:
+        """Give the worker a message; see `Mailbox.put`.
+
+        Returns:
+            The worker's row of the board, and the answers.
+        """
+        said = self._mailbox.put(place, message)
+        return self.look(), said
+
+    @_in_group("board")
+    def look(self) -> bytes:
+        """Return the worker's row of the board."""
+        return self._board.row_bytes(0)
+
+    @_in_group("board")
+    def abandon_older(self, version: int) -> None:
+        """Let the worker abandon rollouts of versions older than `version` at its next timestep."""
+        self._board.abandon_older(version)
+
+    @_in_group("board")
+    def request_progress(self) -> None:
+        """Ask the worker to show each timestep."""
+        self._board.request_progress(0)
+
+    @_in_group("board")
+    def stacks(self) -> str:
+        """Return the Python stacks of all threads."""
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode(errors="replace")

@@ -1,0 +1,54 @@
+"""Evaluate agents: numbers with the interval that holds for each.
+
+```python
+from streamsampler import evaluate
+
+evaluation = evaluate("random", "CartPole-v1", num_trajectories=100, seed=1)
+print(evaluation)
+```
+
+```text
+RandomAgent in CartPole-v1: 100 trajectories
+  mean return          22.27  95 % [20.188, 24.352]  t
+  …
+```
+
+`streamsampler.evaluate` takes exactly `num_trajectories` trajectories; or one from each of `seeds`; or one for each of
+`scenarios`, which are dicts of a seed, reset options and a name. With `until_halfwidth=5` it goes on until the mean
+return is known to ±5, with `precision_of="success"` the success rate. The trajectories are the same for any number of
+workers.
+
+The agent is whatever samplers take, a model of Stable-Baselines3 or its `.zip` file, another object with `predict`, or
+a torch module.
+
+The result is a `streamsampler.evaluation.evaluation.Evaluation`. It has every return with index and seed, can be
+printed, and is saved as JSON (`evaluation.save("cartpole.json")`).
+
+Which interval
+--------------
+
+Below 10 trajectories, and below 30 where returns are skewed or in two groups (as where an agent sometimes fails), no
+interval of the mean holds, and the evaluation says so. From then on it is Student's; where the skewness asks for it,
+the studentised bootstrap. Rates have Wilson's, medians and interquartile means the percentile bootstrap from 30
+trajectories on. See `streamsampler.evaluation.intervals`.
+
+An interval that decides when to stop is wrong more often than it says: after at least 30 trajectories, in 5 to 10 of
+100 evaluations. With `guarantee=True` it is a betting confidence sequence, which holds whenever one stops
+(`streamsampler.evaluation.betting`).
+
+Comparing
+---------
+
+```python
+from streamsampler import compare
+
+comparison = compare({"random": "random", "left": lambda observation: 0}, "CartPole-v1", num_trajectories=100, seed=1)
+print(comparison)
+```
+
+`streamsampler.compare` runs two agents or more on the same seeds. Differences are taken pair by pair, so that what the
+seed decides for both cancels; `correlation` says how much that was, and "as good as 410 unpaired trajectories" what it
+was worth. `until_decided=0.05` stops as soon as a test is sure which agent is better, and tells equal agents apart in
+at most 5 of 100 comparisons although it looks after each pair. It needs the `bounds` of returns; success rates need
+none (`decide_on="success"`). Of more than two agents each is compared with the first.
+"""

@@ -1,0 +1,117 @@
+"""Make agents of what users evaluate, and say which agent it was."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from streamsampler.adapters.parameters import is_module
+from streamsampler.adapters.sb3 import SB3Agent
+from streamsampler.agents.base import as_agent
+from streamsampler.data.trees import leaves
+from streamsampler.errors import UsageError
+from streamsampler.samplers.per_worker import items_by_worker
+
+__all__ = ["agent_facts", "evaluated_agent", "shown_name", "storable"]
+
+_NOT_APPLICABLE = (
+    "deterministic is for agents with predict and for torch modules; this {} decides for itself: leave it out"
+)
+
+
+def evaluated_agent(
+    agent: Any, deterministic: bool | None, vec_normalize: Any, action_space: Callable[[], Space[Any]]
+) -> Any:
+    """Return what a sampler takes.
+
+    Args:
+        agent: An agent in any form that samplers take; a model of Stable-Baselines3, the `.zip` file of one, another
+            object with `predict`; or a torch module.
+        deterministic: Whether to act without drawing; None for True where there is `predict`, and otherwise for what
+            the agent does by itself.
+        vec_normalize: See `SB3Agent`.
+        action_space: Returns the environment's; called for torch modules only.
+
+    Raises:
+        UsageError: `deterministic` or `vec_normalize` is for another kind of agent.
+        ImportError: A library is missing.
+        OSError: A file cannot be read.
+    """
+    if isinstance(agent, PathLike) or (isinstance(agent, str) and agent.endswith(".zip")):
+        return SB3Agent.load(fspath(agent), deterministic=deterministic is not False, vec_normalize=vec_normalize)
+    if callable(getattr(agent, "predict", None)) and not callable(getattr(agent, "get_action", None)):
+        return SB3Agent(agent, deterministic=deterministic is not False, vec_normalize=vec_normalize)
+    if vec_normalize is not None:
+        raise UsageError("vec_normalize is for a model of Stable-Baselines3")
+    if is_module(agent) and not callable(getattr(agent, "get_action", None)):
+        from streamsampler.adapters.torch import TorchAgent  # needs torch, which the module has loaded
+
+        return TorchAgent(agent, action_space(), deterministic=bool(deterministic))
+    if deterministic is not None and getattr(agent, "deterministic", None) != deterministic:
+        raise UsageError(_NOT_APPLICABLE.format(type(agent).__qualname__))
+    return agent
+
+
+def agent_facts(agent: Any) -> dict[str, Any]:
+    """Return what tells an agent from others: its name, a digest of its parameters, whether it is deterministic.
+
+    Args:
+        agent: What a sampler takes for agents.
+    """
+    items = items_by_worker(agent)
+    if items is not None:
+        return {"name": f"{len(items)} agents, one for each worker"}
+    agent = as_agent(agent)
+    facts: dict[str, Any] = {"name": shown_name(getattr(agent, "function", agent))}
+    if isinstance(said := getattr(agent, "deterministic", None), bool):
+        facts["deterministic"] = said
+    if (digest := _digest(agent)) is not None:
+        facts["parameters"] = f"sha256:{digest}"
+    return facts
+
+
+def shown_name(value: Any) -> str:
+    """Return a value's short name, the same in each process."""
+    if (name := getattr(value, "__qualname__", None)) is not None:
+        return str(name)
+    text = repr(value)
+    # What Python prints by itself has an address, which is another one each time.
+    return text if " at 0x" not in text and len(text) <= 80 else type(value).__qualname__
+
+
+def storable(value: Any) -> Any:
+    """Return a value as JSON can hold it: what JSON has no word for by its name."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return shown_name(value)
+
+
+def _digest(agent: Any) -> str | None:
+    """Return a digest of an agent's parameters; None where it has none to show."""
+    get_param_values = getattr(agent, "get_param_values", None)
+    if not callable(get_param_values):
+        return None
+    try:
+        values = get_param_values()
+        found = leaves(values) if not isinstance(values, dict) else [(key, values[key]) for key in sorted(values)]
+        digest = hashlib.sha256()
+        for name, leaf in found:
+            array = np.ascontiguousarray(leaf)
+            if array.dtype.hasobject:
+                return None
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(array.tobytes())
+    except Exception:  # parameters of a kind of their own are no reason not to evaluate
+        return None
+    return digest.hexdigest()

@@ -1,0 +1,191 @@
+"""Evaluate an agent: exactly so many trajectories, or as many as a precision needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from streamsampler.data.words import count
+from streamsampler.errors import UsageError
+from streamsampler.evaluation.agents import agent_facts
+from streamsampler.evaluation.amounts import Amount, amount_of
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.gathering import Gathering, opened_sampler
+from streamsampler.evaluation.intervals import FEWEST, Interval, t_interval
+from streamsampler.evaluation.printing import number
+from streamsampler.evaluation.rows import SuccessMeaning
+from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule
+from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.progress import ProgressArgument
+from streamsampler.samplers.progress_output import display
+
+__all__ = ["INTERRUPTED", "EvaluationInterruptedError", "evaluate", "gather"]
+
+INTERRUPTED = "interrupted"
+"""Why an evaluation has no more trajectories, after Ctrl-C."""
+
+_BY_SAMPLER: Mapping[str, Any] = {"name": "the sampler's agent"}
+
+
+class EvaluationInterruptedError(KeyboardInterrupt):
+    """Ctrl-C during an evaluation or a comparison: a `KeyboardInterrupt` that has what is finished.
+
+    Attributes:
+        found: The `Evaluation`, or the `Comparison`, of the trajectories that were there: the first ones by index.
+    """
+
+    def __init__(self, found: Any, n_trajectories: int) -> None:
+        super().__init__(f"interrupted after {count(n_trajectories, 'trajectory')}")
+        self.found = found
+
+
+def evaluate(
+    agent: Any = None,
+    env: Any = None,
+    *,
+    num_trajectories: int | None = None,
+    seeds: Iterable[int] | None = None,
+    scenarios: Iterable[Mapping[str, Any]] | None = None,
+    until_halfwidth: float | None = None,
+    precision_of: PrecisionOf = "return",
+    guarantee: bool = False,
+    bounds: Bounds | None = None,
+    min_trajectories: int | None = None,
+    max_trajectories: int | None = None,
+    success: SuccessMeaning = "end",
+    deterministic: bool | None = None,
+    vec_normalize: Any = None,
+    sampler: Sampler[Any, Any] | None = None,
+    progress: ProgressArgument = False,
+    **options: Any,
+) -> Evaluation:
+    """Evaluate an agent in an environment, and return its returns with intervals that hold.
+
+    The same trajectories for any number of workers. Give one of `num_trajectories`, `seeds`, `scenarios` and
+    `until_halfwidth`; the last one may go through `seeds`.
+
+    Args:
+        agent: Whatever samplers take; a model of Stable-Baselines3 or its `.zip` file; another object with `predict`;
+            or a torch module. None for the agent that `sampler` has.
+        env: Whatever samplers take. None for the environment that `sampler` has.
+        num_trajectories: Exactly so many, from seeds of the sampler's own (see its argument `seed`).
+        seeds: One trajectory from each of these seeds, in this order.
+        scenarios: One trajectory for each of these dicts, in this order: "seed", a seed; "options", what
+            `env.reset(options=…)` gets; "name", by which the result is found: `evaluation["name"]`. All have a seed, or
+            none has.
+        until_halfwidth: Go on, in index order, until half the width of an interval is at most this. The result is the
+            shortest such prefix that has `min_trajectories`.
+        precision_of: Of what: the mean "return", or the rate of "success".
+        guarantee: Use an interval that holds although it decides when to stop, a betting confidence sequence. It needs
+            more trajectories; for returns it needs their `bounds`. Without, intervals of returns hold in 90 to 95 of
+            100 evaluations that stop at the earliest, and Wilson's for success rates in 92 to 99.
+        bounds: The least and the largest return that there can be.
+        min_trajectories: The fewest trajectories that `until_halfwidth` may stop after: at least 30 for returns and 10
+            for success rates, which are the defaults; with `guarantee` any, 1 by default.
+        max_trajectories: The most; 10,000 by default, or as many as there are `seeds`. The evaluation then says that
+            the precision was not reached.
+        success: A trajectory whose infos have `success` or `is_success` succeeds if its last timestep says so ("end"),
+            or any of them ("once").
+        deterministic: For agents with `predict` (None: True) and torch modules (None: False): whether to act without
+            drawing.
+        vec_normalize: For models of Stable-Baselines3: see `streamsampler.adapters.sb3.SB3Agent`.
+        sampler: A sampler to use; it stays open. `agent` and `env` then replace what it has.
+        progress: See `streamsampler.Sampler.obtain_samples`; shows the interval as well.
+        options: All other arguments of `streamsampler.MultiprocessingSampler`: `n_workers` (0 for none but this
+            process), `seed`, `env_kwargs`, `max_episode_length`, `worker_class`, …
+
+    Returns:
+        The evaluation, which can be printed.
+
+    Raises:
+        UsageError: An argument cannot work (a ValueError).
+        EvaluationInterruptedError: Ctrl-C; has the evaluation so far. (A KeyboardInterrupt.)
+        RolloutError: User code raised in a worker. For other errors see `streamsampler.Sampler.obtain_samples`.
+    """
+    if success not in ("end", "once"):
+        raise UsageError(f'success must be "end" or "once", got {success!r}')
+    amount = amount_of(
+        num_trajectories=num_trajectories,
+        seeds=seeds,
+        scenarios=scenarios,
+        until_halfwidth=until_halfwidth,
+        precision_of=precision_of,
+        guarantee=guarantee,
+        bounds=bounds,
+        min_trajectories=min_trajectories,
+        max_trajectories=max_trajectories,
+    )
+    with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, given, updates):
+        facts = _BY_SAMPLER if given is None else agent_facts(given)
+        with Gathering(opened, amount, success, updates, options) as gathering:
+            try:
+                stopped = gather(gathering, progress)
+            except KeyboardInterrupt as interrupt:
+                if not gathering.rows:
+                    raise
+                found = gathering.finished(facts, env, INTERRUPTED)
+                raise EvaluationInterruptedError(found, len(found)) from interrupt
+            return gathering.finished(facts, env, stopped)
+
+
+def gather(gathering: Gathering, progress: ProgressArgument) -> str:
+    """Take trajectories until there are enough of them; return why there are enough."""
+    amount, rows = gathering.amount, gathering.rows
+    complete = False
+    with display(progress, amount.n, "trajectories", note=lambda: _note(gathering)) as shown:
+        if progress:
+
+            def watch(timesteps: int, _: int) -> None:
+                shown.update(lambda: (max(timesteps, sum(row.length for row in rows)), len(rows)), complete=False)
+
+            gathering.stream.watch(watch, shown.interval)
+        while (row := gathering.take()) is not None:
+            if amount.rule is not None:
+                if amount.rule.add(row):
+                    complete = True
+                    break
+                shown.expect(_expected(amount.rule, len(rows), amount.n))
+        if amount.rule is not None:
+            shown.expect(len(rows))
+        shown.update(lambda: (sum(row.length for row in rows), len(rows)), complete=True)
+    return _reason(amount, len(rows), complete=complete)
+
+
+def _note(gathering: Gathering) -> str:
+    """Return how far an interval has narrowed, in words."""
+    rule, rows = gathering.amount.rule, gathering.rows
+    if rule is not None:
+        return "" if rule.interval is None else f"{_shown(rule.what, rule.interval)}, to ± {rule.halfwidth:.3g}"
+    if len(rows) < FEWEST:
+        return ""
+    return _shown("mean return", t_interval(np.array([row.value for row in rows])))
+
+
+def _shown(what: str, interval: Interval) -> str:
+    centre = (interval.low + interval.high) / 2
+    # In few words: on a terminal of 80 columns there is little room.
+    return f"{what.removeprefix('mean ').removesuffix(' rate')} {centre:.4g} ± {interval.halfwidth:.3g}"
+
+
+def _expected(rule: Rule, n: int, most: int) -> int:
+    """Estimate how many trajectories a rule will take: an interval shrinks with the root of their number."""
+    if rule.interval is None:
+        return most
+    estimate = n * (rule.interval.halfwidth / rule.halfwidth) ** 2
+    return min(most, max(n + 1, math.ceil(estimate))) if math.isfinite(estimate) else most
+
+
+def _reason(amount: Amount, n: int, *, complete: bool) -> str:
+    rule = amount.rule
+    if rule is None:
+        return amount.asked if n == amount.n else f"{amount.asked}; some raised and were left out"
+    interval = "none" if rule.interval is None else number(rule.interval.halfwidth)
+    if complete:
+        return f"the half-width of the {rule.what}'s interval, {interval}, is at most {number(rule.halfwidth)}"
+    return (
+        f"there were {count(n, 'trajectory')}, the most; the half-width of the {rule.what}'s interval is {interval}, "
+        f"not {number(rule.halfwidth)}"
+    )

@@ -1,0 +1,185 @@
+"""Take trajectories from a sampler's stream until an evaluation has enough of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+from gymnasium import Space
+
+from streamsampler.environments.updates import apply_any_env_update, as_env_update
+from streamsampler.errors import UsageError
+from streamsampler.evaluation.agents import evaluated_agent, storable
+from streamsampler.evaluation.amounts import Amount
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.rows import Row, SuccessMeaning, columns_of, row_of
+from streamsampler.evaluation.rules import BettingRule
+from streamsampler.evaluation.versions import versions_of
+from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.local import LocalSampler
+from streamsampler.samplers.processes import MultiprocessingSampler
+from streamsampler.samplers.streaming import Stream
+
+__all__ = ["Gathering", "opened_sampler"]
+
+
+@contextmanager
+def opened_sampler(
+    agent: Any,
+    env: Any,
+    sampler: Sampler[Any, Any] | None,
+    options: Mapping[str, Any],
+    deterministic: bool | None,
+    vec_normalize: Any,
+) -> Iterator[tuple[Sampler[Any, Any], Any, Mapping[str, Any]]]:
+    """Yield the sampler that an evaluation takes trajectories from.
+
+    Args:
+        agent: See `evaluate`.
+        env: See `evaluate`.
+        sampler: See `evaluate`.
+        options: Arguments of a sampler, which is closed at the end; none with a `sampler`.
+        deterministic: See `evaluate`.
+        vec_normalize: See `evaluate`.
+
+    Yields:
+        The sampler, the agent as samplers take it (None for the sampler's own), and the arguments that change its
+        agent and environment.
+
+    Raises:
+        UsageError: An argument cannot work.
+    """
+
+    def action_space() -> Space[Any]:
+        return _action_space(env, options.get("env_kwargs"))
+
+    if sampler is None:
+        if agent is None or env is None:
+            raise UsageError("evaluate takes an agent and an environment, or a sampler that has them")
+        given = evaluated_agent(agent, deterministic, vec_normalize, action_space)
+        if options.get("order", "index") != "index":
+            raise UsageError('order must be "index": what arrives first favours short trajectories')
+        with _made_sampler(given, env, dict(options)) as made:
+            yield made, given, {}
+        return
+    _check_sampler(sampler, options)
+    if agent is None and (deterministic is not None or vec_normalize is not None):
+        raise UsageError("deterministic and vec_normalize are for an agent that is given with them")
+    given = None if agent is None else evaluated_agent(agent, deterministic, vec_normalize, action_space)
+    yield sampler, given, {"agent_update": given, "env_update": env}
+
+
+def _made_sampler(agent: Any, env: Any, options: dict[str, Any]) -> Sampler[Any, Any]:
+    if (n_workers := options.get("n_workers")) == 0 and n_workers is not False:
+        del options["n_workers"]
+        return LocalSampler(agent, env, **options)
+    return MultiprocessingSampler(agent, env, **options)
+
+
+def _check_sampler(sampler: Any, options: Mapping[str, Any]) -> None:
+    if not isinstance(sampler, Sampler):
+        raise UsageError(f"sampler must be one of this package's samplers, not a {type(sampler).__qualname__}")
+    if options:
+        raise UsageError(f"the sampler has its arguments already: leave out {', '.join(sorted(options))}")
+    if sampler.provenance()["order"] != "index":
+        raise UsageError('the sampler must have order="index": what arrives first favours short trajectories')
+
+
+def _action_space(env: Any, env_kwargs: Any) -> Space[Any]:
+    """Return the action space of one environment, which is made for this, and closed unless it was there before."""
+    if env is None:
+        raise UsageError("a torch module needs the environment's action space: give the environment, or a TorchAgent")
+    made = (
+        None if hasattr(env, "action_space") else apply_any_env_update(as_env_update(env, env_kwargs=env_kwargs), None)
+    )
+    try:
+        space: Space[Any] = getattr(made or env, "single_action_space", None) or (made or env).action_space
+        return space
+    finally:
+        if made is not None:
+            made.close()
+
+
+_DECIDING = "env_kwargs", "worker_class", "worker_args"
+"""Arguments of samplers that decide about trajectories, and are in no provenance."""
+
+
+class Gathering:
+    """The trajectories of one agent, as they come; a context manager, which stops the workers.
+
+    Args:
+        sampler: Where they come from.
+        amount: How many there are to be.
+        success: When a trajectory succeeds.
+        updates: What changes the sampler's agent and environment.
+        options: The arguments that the sampler was made with; none where it was there before.
+
+    Attributes:
+        amount: The same.
+        rows: What is kept of the trajectories, in index order.
+        stream: Where they come from.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler[Any, Any],
+        amount: Amount,
+        success: SuccessMeaning,
+        updates: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.amount = amount
+        self._options = options
+        self._sampler = sampler
+        self._success = success
+        self._left_out = sampler.stats.dropped_trajectories
+        self.rows: list[Row] = []
+        self.stream: Stream[Any, Any] = sampler.stream(
+            n_trajectories=amount.n, seeds=amount.seeds, reset_options=amount.options, **updates
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+    def take(self) -> Row | None:
+        """Return what is kept of the next trajectory; None after the last one."""
+        trajectory = next(self.stream, None)
+        if trajectory is None:
+            return None
+        row = row_of(trajectory, self._success)
+        self.rows.append(row)
+        return row
+
+    def finished(self, agent: Mapping[str, Any], env: Any, stopped: str) -> Evaluation:
+        """Return the evaluation of the trajectories so far.
+
+        Args:
+            agent: What is known of the agent; see `agents.agent_facts`.
+            env: What a sampler takes for an environment; None where it is not known.
+            stopped: Why there are no more.
+        """
+        amount, rule = self.amount, self.amount.rule
+        settings = self._sampler.provenance()
+        environment = settings.pop("environment")
+        for name in ("agent_version", "order"):
+            settings.pop(name, None)
+        settings |= {name: storable(self._options[name]) for name in _DECIDING if self._options.get(name)}
+        betting = rule if isinstance(rule, BettingRule) else None
+        return Evaluation(
+            **columns_of(self.rows),
+            names=None if amount.names is None else tuple(amount.names[row.trajectory] for row in self.rows),
+            agent=agent,
+            environment=environment,
+            settings=settings,
+            versions=versions_of(env),
+            seed=self._sampler.seed if amount.seeds is None else None,
+            success_meaning=self._success,
+            stopped=stopped,
+            guaranteed=None if betting is None else betting.of,
+            bounds=None if betting is None or betting.of == "success" else betting.bounds,
+            left_out=self._sampler.stats.dropped_trajectories - self._left_out,
+        )

@@ -1,0 +1,82 @@
+"""What thousands of simulated workers bring is what one process alone samples, and no report is dearer for them."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.contenders.virtual import Costs, VirtualEngine, VirtualSampler
+from benchmarks.problems.measured import CARTPOLE, ON_POLICY, Replayed, chosen
+from streamsampler import LocalSampler, TrajectoryBatch
+
+
+def alone(distribution, seed=1):
+    return LocalSampler(chosen, Replayed, env_kwargs={"distribution": distribution}, seed=seed)
+
+
+def assert_equal(batch, other):
+    assert type(batch) is type(other)
+    assert batch.seeds == other.seeds
+    names = "observations last_observations actions rewards terminated truncated lengths indices"
+    for name in names.split():
+        one, two = getattr(batch, name), getattr(other, name)
+        assert one.dtype == two.dtype, name
+        np.testing.assert_array_equal(one, two, err_msg=name)
+
+
+@pytest.mark.parametrize("distribution", [CARTPOLE, ON_POLICY], ids=lambda it: it.name)
+def test_simulated_workers_bring_the_batches_of_one_process(distribution):
+    with VirtualSampler(distribution, 40) as many, alone(distribution) as one:
+        for _ in range(2):
+            assert_equal(many.obtain_samples(4_000), one.obtain_samples(4_000))
+        assert_equal(many.obtain_trajectories(90), one.obtain_trajectories(90))
+
+
+def test_losses_and_hangs_of_simulated_workers_change_nothing():
+    costs = Costs(losses=3600 / 0.1, ready=0.01, step_timeout=0.05)  # each lives for a tenth of a second
+    with VirtualSampler(ON_POLICY, 60, costs) as many, alone(ON_POLICY) as one:
+        assert_equal(many.obtain_samples(60_000), one.obtain_samples(60_000))
+        assert many.virtual.deaths > 50
+        assert many.stats.hangs > 10
+        assert many.stats.restarts > 50
+
+
+def test_samplers_that_share_the_indices_bring_the_same_batch_together():
+    with (
+        VirtualSampler(ON_POLICY, 20) as whole,
+        VirtualSampler(ON_POLICY, 10) as first,
+        VirtualSampler(ON_POLICY, 10, seed=5) as second,
+    ):
+        batch = whole.obtain_trajectories(101)
+        parts = [first.obtain_trajectories(seeds=whole.seeds(1, range(50))),
+                 second.obtain_trajectories(seeds=whole.seeds(1, range(50, 101)))]  # fmt: skip
+        joined = TrajectoryBatch.concatenate(parts)
+    for name in ("observations", "last_observations", "actions", "rewards", "lengths"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(batch, name), err_msg=name)
+
+
+def calls_for_a_report(n_workers, per_worker):
+    """Return how many functions the sampler's side calls, those written in C among them."""
+    n_calls, elsewhere = 0, 0
+    codes = {VirtualEngine.wait.__code__, VirtualEngine.send.__code__}
+
+    def count(frame, event, _):
+        nonlocal n_calls, elsewhere
+        if frame.f_code in codes and event in ("call", "return"):
+            elsewhere += 1 if event == "call" else -1
+        elif event in ("call", "c_call") and not elsewhere:
+            n_calls += 1
+
+    with VirtualSampler(ON_POLICY, n_workers, Costs(step_timeout=30.0)) as sampler:
+        sampler.obtain_samples(per_worker * n_workers // 4)
+        reports = sampler.stats.reports
+        sys.setprofile(count)
+        try:
+            sampler.obtain_samples(per_worker * n_workers)
+        finally:
+            sys.setprofile(None)
+        return n_calls / (sampler.stats.reports - reports)
+
+
+def test_a_report_calls_as_many_functions_with_a_thousand_workers():
+    assert calls_for_a_report(1_000, 100) < 2 * calls_for_a_report(40, 100)

@@ -1,0 +1,90 @@
+"""What environments and agents time is in the accounts, on every engine and in every kind of worker."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+import streamsampler
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+
+
+class Timed(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def reset(self, *, seed=None, options=None):
+        with streamsampler.timed("load"):
+            return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        with streamsampler.timed("physics"), streamsampler.timed("contacts"):
+            observation, reward, terminated, truncated, _ = self.env.step(action)
+        return observation, reward, terminated, truncated, {"angle": abs(float(observation[2]))}
+
+
+class Agent:
+    def get_action(self, observation):
+        with streamsampler.timed("net"):
+            return int(observation[2] > 0), {}
+
+    def get_actions(self, observations):
+        with streamsampler.timed("net"):
+            return (observations[:, 2] > 0).astype(np.int64), {}
+
+
+MAKERS = {
+    "local": lambda **options: LocalSampler(Agent(), Timed, n_workers=2, **options),
+    "processes": lambda **options: MultiprocessingSampler(Agent(), Timed, n_workers=2, start_method="fork", **options),
+    "queues": lambda **options: MultiprocessingSampler(
+        Agent(), Timed, n_workers=2, start_method="fork", engine="queues", **options
+    ),
+}
+
+
+def counts(tree):
+    return {"/".join(path): timer.count for path, timer in tree.walk() if timer.count}
+
+
+@pytest.mark.parametrize("engine", MAKERS)
+def test_each_timestep_is_timed_once_in_its_phase(engine):
+    with MAKERS[engine](seed=1) as sampler:
+        batches = [sampler.obtain_samples(300) for _ in range(2)]
+    stats = sampler.stats
+    found = counts(stats.timers())
+    assert set(found) == {"reset/load", "step/physics", "step/physics/contacts", "agent/net"}
+    n_ran = sum(stats.worker_timesteps) - stats.checked_timesteps
+    assert found["step/physics"] == found["step/physics/contacts"] == found["agent/net"] == n_ran
+    assert found["reset/load"] >= sum(map(len, batches))
+    for worker in range(2):
+        own = stats.timers(worker)
+        for name in ("reset", "step", "agent"):
+            phase = own.children[name]
+            assert sum(child.seconds for child in phase.children.values()) <= phase.seconds * 1.01
+    assert sum(stats.timers(worker).seconds for worker in range(2)) == pytest.approx(stats.timers().seconds)
+
+
+def test_environments_side_by_side_are_timed_too():
+    with LocalSampler(Agent(), Timed, seed=1, worker_class=VecWorker, worker_args={"n_envs": 3}) as sampler:
+        batch = sampler.obtain_trajectories(9)
+    found = counts(sampler.stats.timers())
+    assert set(found) == {"reset/load", "step/physics", "step/physics/contacts", "agent/net"}
+    assert found["step/physics"] == batch.n_timesteps
+    assert found["agent/net"] < batch.n_timesteps, "once for all environments"
+
+
+def test_numbers_for_a_tracker():
+    with LocalSampler(Agent(), Timed, seed=1) as sampler:
+        batch = sampler.obtain_trajectories(5)
+        assert sampler.stats.take_infos(batch, {"angle": "mean", "nothing": "sum"}) == {
+            "angle": pytest.approx(batch.env_infos["angle"].mean())
+        }
+        flat = sampler.stats.flat()
+    assert flat["infos/angle"] == flat["recent/infos/angle"] > 0
+    assert flat["kept_timesteps"] == batch.n_timesteps
+    assert flat["ms/step"] >= flat["ms/step/physics"] >= flat["ms/step/physics/contacts"] > 0
+
+
+def test_nothing_is_sent_where_nothing_is_timed():
+    with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
+        sampler.obtain_trajectories(5)
+    assert counts(sampler.stats.timers()) == {}

@@ -1,0 +1,263 @@
+"""The engine of Ray: the same batches whatever happens to its actors, and words for what clusters lack."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamsampler import (
+    ExistingEnvUpdate,
+    LocalSampler,
+    RaySampler,
+    RolloutError,
+    SamplerError,
+    SerializationError,
+    UsageError,
+    WorkerHungError,
+)
+from streamsampler.engines import registry
+from tests.scripted.agents import Linear, always_zero
+from tests.scripted.envs import Steps
+
+pytestmark = [pytest.mark.extras, pytest.mark.ray]
+
+NO_CPU = {"num_cpus": 0}
+
+
+class Raises(Steps):
+    def step(self, action):
+        raise KeyError("on purpose")
+
+
+class Hangs(Steps):
+    def step(self, action):
+        threading.Event().wait()
+
+
+class Locked(Steps):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Large(Linear):
+    """Takes 40 MB of parameters, of which four count."""
+
+    def set_param_values(self, weights):
+        super().set_param_values(weights[:4])
+
+
+@pytest.fixture
+def make(ray_cluster: None) -> Iterator[Any]:
+    made = []
+
+    def make_sampler(agents: Any = "random", envs: Any = "CartPole-v1", **options: Any) -> RaySampler:
+        made.append(RaySampler(agents, envs, **{"n_workers": 2, "seed": 1, "worker_resources": NO_CPU, **options}))
+        return made[-1]
+
+    yield make_sampler
+    for sampler in made:
+        sampler.close()
+
+
+def test_batches_may_be_written_to(make):
+    with LocalSampler("random", "CartPole-v1", seed=1) as local:
+        sampler = make()
+        for _ in range(3):
+            batch = sampler.obtain_samples(2_000)
+            assert batch == local.obtain_samples(2_000)
+            for array in (batch.observations, batch.last_observations, batch.actions, batch.rewards):
+                array[:] = 0
+
+
+def test_killed_actors_change_nothing(make):
+    with LocalSampler("random", "CartPole-v1", seed=1) as local:
+        sampler = make(max_restarts=None, max_lifetime_restarts=None)
+        for number in range(4):
+            os.kill(sampler.worker_pids()[number % 2], signal.SIGKILL)
+            assert sampler.obtain_samples(5_000) == local.obtain_samples(5_000)
+        assert sampler.stats.restarts >= 2
+
+
+def test_a_stopped_actor_hangs_and_is_replaced(make):
+    with LocalSampler(always_zero, "CartPole-v1", seed=1) as local:
+        sampler = make(always_zero, n_workers=1, step_timeout=1.0, construction_timeout=2.0)
+        sampler.obtain_samples(100)
+        local.obtain_samples(100)
+        os.kill(sampler.worker_pids()[0], signal.SIGSTOP)
+        assert sampler.obtain_samples(2_000) == local.obtain_samples(2_000)
+        assert sampler.stats.hangs == 1
+
+
+def test_a_hang_shows_the_stacks(make):
+    sampler = make(always_zero, Hangs, step_timeout=0.5, max_restarts=0, n_workers=1)
+    with pytest.raises(WorkerHungError, match="while stepping the environment") as caught:
+        sampler.obtain_samples(10)
+    assert "in step" in caught.value.stack
+    assert "threading.py" not in caught.value.stack
+
+
+def test_an_exception_comes_with_its_traceback_and_the_sampler_stays_usable(make):
+    sampler = make(always_zero, Raises)
+    with pytest.raises(RolloutError, match="while stepping the environment in trajectory 0") as caught:
+        sampler.obtain_samples(10)
+    assert isinstance(caught.value.original, KeyError)
+    assert "in step" in str(caught.value.__cause__)
+    assert len(sampler.obtain_trajectories(3, env_update=Steps)) == 3
+    with pytest.raises(SerializationError):
+        sampler.obtain_trajectories(1, env_update=ExistingEnvUpdate(Locked()))
+    assert len(sampler.obtain_trajectories(3)) == 3
+
+
+def test_large_updates_reach_all_workers(make):
+    with LocalSampler(Large(), "CartPole-v1", seed=1) as local:
+        sampler = make(Large())
+        for scale in (1.0, -1.0):
+            update = np.full(5_000_000, scale)
+            assert sampler.obtain_samples(500, agent_update=update) == local.obtain_samples(500, agent_update=update)
+
+
+def test_two_samplers_side_by_side(make):
+    first, second = make(seed=1), make(seed=2)
+    streams = first.stream(), second.stream()
+    for _ in range(20):
+        one, other = map(next, streams)
+        assert one.seeds != other.seeds
+    first.close()
+    assert len(second.obtain_trajectories(5)) == 5
+
+
+# ---------------------------------------------------------------------- what a cluster lacks
+
+
+def within_ten_seconds(match: str, error: type[Exception] = SamplerError, **options: Any) -> None:
+    began = time.perf_counter()
+    with pytest.raises(error, match=match):
+        RaySampler("random", "CartPole-v1", seed=1, **{"n_workers": 2, **options})
+    assert time.perf_counter() - began < 10
+
+
+def test_too_few_resources_are_said(ray_cluster):
+    within_ten_seconds(
+        r"room for \d+ of 1000 workers, of which each needs 1 CPU on one node: .* has \d+ CPU", n_workers=1000
+    )
+    within_ten_seconds("each needs 1 CPU, 1 GPU", worker_resources={"num_gpus": 1})
+    within_ten_seconds("each needs 1 CPU, 2 lab", worker_resources={"resources": {"lab": 2}})
+
+
+def test_resources_in_use_are_said(make):
+    import ray
+
+    n_cpus = int(ray.cluster_resources()["CPU"])
+    make(n_workers=1, worker_resources={"num_cpus": n_cpus})
+    within_ten_seconds(f"has no room now for 2 workers.* it has {n_cpus} CPU, of which 0 CPU is free")
+
+
+def test_other_versions_are_said(ray_cluster, monkeypatch):
+    from streamsampler.engines import ray_starts
+    from streamsampler.engines.ray_worker import versions
+
+    here = versions()
+    monkeypatch.setattr(ray_starts, "versions", lambda: {**here, "numpy": "0.1"})
+    with pytest.raises(SamplerError, match=rf"has other versions \(numpy {here['numpy']}, here 0.1\)"):
+        RaySampler("random", "CartPole-v1", n_workers=2, worker_resources=NO_CPU)
+
+
+def test_another_cluster_than_that_of_this_process_is_refused(ray_cluster):
+    within_ten_seconds("attached to the Ray cluster at .* already", UsageError, ray_address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"worker_resources": {"cpus": 1}}, "keys among num_cpus, num_gpus"),
+        ({"worker_resources": {"num_cpus": -1}}, "CPU must be a number of at least 0, got -1"),
+        ({"runtime_env": "numpy"}, "runtime_env must be a dict"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(ray_cluster, options, match):
+    within_ten_seconds(match, UsageError, **options)
+
+
+# ---------------------------------------------------------------------- where no cluster is; without starting one
+
+
+@pytest.fixture
+def unattached(monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+def test_nobody_listens(unattached):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    within_ten_seconds(f"no Ray cluster at 127.0.0.1:{port}: .*refused; start", ray_address=f"127.0.0.1:{port}")
+
+
+def test_something_else_listens(unattached):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        within_ten_seconds("is no Ray cluster", ray_address=f"127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    ("address", "match"),
+    [("ray://h:1", "Ray's client protocol is not supported"), ("10.0.0.1", 'must be "host:port"'), ("h:", "must be")],
+)
+def test_what_is_no_address(unattached, address, match):
+    within_ten_seconds(match, UsageError, ray_address=address)
+
+
+def test_ray_that_cannot_be_started(unattached, monkeypatch):
+    import ray
+
+    def init(**_: Any) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n Ray: 1.0")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    within_ten_seconds("no Ray cluster could be started: Version mismatch: .* Ray needs the same versions of Python")
+
+
+def test_the_engine_is_another_samplers():
+    with pytest.raises(UsageError, match="make a RaySampler"):
+        registry.check_engine("ray", "fork", {})
+
+
+# ---------------------------------------------------------------------- ends
+
+SCRIPT = """
+from streamsampler import RaySampler
+from tests.scripted.envs import Steps
+
+class Mine(Steps):
+    def close(self):
+        with open(CLOSED, "a") as file:
+            print("closed", file=file)
+
+sampler = RaySampler("random", Mine, n_workers=2, seed=1)
+print(sampler.obtain_samples(10).n_timesteps)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_closes_its_environments_and_ends_its_own_cluster(tmp_path):
+    script, closed = tmp_path / "script.py", tmp_path / "closed"
+    script.write_text(f"CLOSED = {str(closed)!r}\n{SCRIPT}")
+    root = str(Path(__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert int(run.stdout) >= 10
+    assert closed.read_text() == "closed\n" * 2

@@ -1,0 +1,233 @@
+"""A cluster of Ray loses nodes while it samples, and the batches are those of one process. Needs the extra `ray`.
+
+Three nodes on this machine. In the middle of each call one of them, never the head, is killed with all its
+actors, by a worker that tells so: while a trajectory is under way, and just after a report was sent. Another node is
+added before the next call. The workers on the head wait until that has happened, so that no call ends before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from streamsampler import LocalSampler, RaySampler
+from tests.proofs.digests import digest_of
+
+__all__ = ["Armed", "ThreeNodes", "Walk", "prove"]
+
+N_CALLS = {"short": 2, "long": 5}
+LENGTH = 20
+SIZES = {"small": 4, "large": 100_000}
+"""Numbers in an observation. A trajectory of the large ones has 16 MB, which lie in the object store of the node."""
+
+
+class Armed:
+    """Where a worker on a node that is to be killed says so, and where the workers of the head wait for that.
+
+    Args:
+        folder: A folder that all processes see.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._flag, self._gate, self._pipe = (os.path.join(folder, name) for name in ("armed", "gate", "pipe"))
+
+    def prepare(self) -> None:
+        """Make the pipe and the gate."""
+        os.mkfifo(self._pipe)
+        Path(self._gate).touch()
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Let a worker say where it is; until the end of the block, workers of the head wait."""
+        with open(self._gate, "r+b") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            Path(self._flag).touch()
+            try:
+                yield
+            finally:
+                Path(self._flag).unlink(missing_ok=True)
+
+    def say(self, node: str) -> None:
+        """Say which node a worker is on, if somebody listens."""
+        with suppress(OSError):
+            pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, node.encode())
+            os.close(pipe)
+
+    def await_node(self) -> str:
+        """Return the id of the node of the first worker that says where it is."""
+        return Path(self._pipe).read_text()
+
+    def meet(self, head: str, *, has_reported: bool) -> None:
+        """Say where this worker is, if nobody has; on the head, wait until the node is gone."""
+        if not os.path.exists(self._flag):
+            return
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        if node != head:
+            if not has_reported:
+                return
+            try:
+                os.rename(self._flag, self._flag + "-taken")
+            except FileNotFoundError:
+                return
+            self.say(node)
+        with open(self._gate, "rb") as gate:
+            fcntl.flock(gate, fcntl.LOCK_SH)
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """A random walk of twenty steps; in the middle of a trajectory it meets the others."""
+
+    def __init__(self, folder: str, head: str, size: int) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._armed, self._head = Armed(folder), head
+        self._state, self._t, self._n_ended = np.zeros(size), 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._state, self._t = self.np_random.normal(size=self._state.shape), 0
+        return self._state, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._t += 1
+        self._state = self._state + (float(action) - 0.5) * self.np_random.normal()
+        if self._t == LENGTH // 2 and self._head:
+            self._armed.meet(self._head, has_reported=self._n_ended > 0)
+        ended = self._t == LENGTH
+        self._n_ended += ended
+        return self._state, float(self._state[0]), False, ended, {}
+
+
+class ThreeNodes:
+    """A cluster of three nodes on this machine: a context manager.
+
+    Attributes:
+        address: The cluster's address.
+        head: The id of the head.
+    """
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        # Sockets allow a path of 107 bytes only. Ray does not delete its logs.
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")
+        options = {"num_cpus": 1, "include_dashboard": False, "temp_dir": self._folder.name}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**self._memory(), **options})
+        self.address: str = self._cluster.address
+        self.head: str = self._cluster.head_node.node_id
+        self._nodes: dict[str, Any] = {}
+        for _ in range(2):
+            self.add()
+
+    def _memory(self) -> dict[str, Any]:
+        return {"object_store_memory": 256 << 20}
+
+    def add(self) -> None:
+        """Add a node with room for two workers."""
+        node = self._cluster.add_node(num_cpus=2, wait=True, **self._memory())
+        self._nodes[node.node_id] = node
+
+    def kill(self, name: str) -> None:
+        """Kill a node and all that runs there."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def __enter__(self) -> ThreeNodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.shutdown()
+        self._folder.cleanup()
+
+
+class Losses(logging.Handler):
+    """Count what the sampler says of lost workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage().splitlines()[0])
+
+
+def call(nodes: ThreeNodes, armed: Armed, sampler: Any, n_trajectories: int) -> Any:
+    """Obtain a batch, and meanwhile kill a node, as soon as a worker there says where it is."""
+    killed: list[str] = []
+
+    def kill() -> None:
+        with armed.armed():
+            ready.set()
+            if node := armed.await_node():
+                nodes.kill(node)
+                killed.append(node)
+
+    ready = threading.Event()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ready.wait()
+    try:
+        batch = sampler.obtain_trajectories(n_trajectories)
+    finally:
+        armed.say("")  # if the call failed, nobody else does
+        killer.join()
+    assert killed, "no worker was in the middle of a trajectory outside of the head"
+    return batch
+
+
+def check(nodes: ThreeNodes, size: int, n_trajectories: int, n_calls: int) -> list[str]:
+    """Lose a node in each call; return what the sampler said of that.
+
+    Raises:
+        AssertionError: A batch is not that of one process, to the bit.
+    """
+    with tempfile.TemporaryDirectory() as folder, LocalSampler("random", Walk(folder, "", size), seed=3) as local:
+        armed, losses = Armed(folder), Losses()
+        armed.prepare()
+        logging.getLogger("streamsampler").addHandler(losses)
+        try:
+            with RaySampler(
+                "random", partial(Walk, folder, nodes.head, size), n_workers=5, seed=3, ray_address=nodes.address,
+                max_restarts=None, max_lifetime_restarts=None, step_timeout=None,
+            ) as sampler:  # fmt: skip
+                for number in range(n_calls):
+                    batch = call(nodes, armed, sampler, n_trajectories)
+                    assert digest_of([batch]) == digest_of([local.obtain_trajectories(n_trajectories)]), number
+                    nodes.add()
+        finally:
+            logging.getLogger("streamsampler").removeHandler(losses)
+    return losses.lines
+
+
+def prove(scale: str) -> None:
+    """Lose nodes with small and with large reports.
+
+    Args:
+        scale: "short": two calls, with large reports. "long": three times five calls, with both.
+    """
+    began, n_calls = time.monotonic(), N_CALLS[scale]
+    with ThreeNodes() as nodes:
+        started = time.monotonic() - began
+        for size in [SIZES["large"]] if scale == "short" else 3 * list(SIZES.values()):
+            began = time.monotonic()
+            lines = check(nodes, size, 40, n_calls)
+            print(
+                f"{n_calls} calls, {8 * size * LENGTH:,} bytes a trajectory: a node lost in each, {len(lines)} workers "
+                f"lost, {time.monotonic() - began:.0f} s (the cluster took {started:.0f} s to start)"
+            )
+            for line in sorted(set(lines)):
+                print(f"  {line}")

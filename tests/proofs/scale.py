@@ -1,0 +1,74 @@
+"""With 100, 1,000 and 10,000 simulated workers a batch is that of one worker, and a report costs at most twice as much.
+
+Workers are simulated in virtual time, with losses; the sampler is the real one. See `benchmarks.contenders.virtual`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import statistics
+
+import numpy as np
+
+from benchmarks.contenders.virtual import Costs, VirtualSampler
+from benchmarks.problems.measured import MEASURED, ON_POLICY, Distribution, Replayed, chosen
+from streamsampler import LocalSampler, TrajectoryBatch
+
+_COSTS = Costs(report=1e-4, start=5e-5, restart=5e-3, losses=0.001, step_timeout=60.0)
+# Each worker lives for two seconds.
+_MANY_LOSSES = Costs(report=1e-4, start=5e-5, restart=5e-3, losses=1800.0, ready=0.01, step_timeout=0.1)
+_FEW, _MANY = 100, 10_000
+
+
+def _check_equal(batch: TrajectoryBatch, other: TrajectoryBatch, what: str) -> None:
+    assert batch.seeds == other.seeds, what
+    for name in ("observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths"):
+        assert np.array_equal(getattr(batch, name), getattr(other, name)), f"{what}: {name}"
+
+
+def _measure(distribution: Distribution, n_workers: int, n_timesteps: int, costs: Costs, n_calls: int) -> float:
+    """Obtain batches, compare each with that of one worker, and return the median µs of CPU for a report."""
+    costs_of_calls = []
+    with VirtualSampler(distribution, n_workers, costs) as many, VirtualSampler(distribution, 1) as one:
+        for call in range(1 + n_calls):
+            gc.collect()  # not in the measured time: it is of what the comparison left
+            before = many.stats.reports
+            batch, seconds = many.measured(lambda: many.obtain_samples(n_timesteps))
+            if call:  # the first one has to learn how long trajectories are
+                costs_of_calls.append(1e6 * seconds / (many.stats.reports - before))
+            if call in (0, 1):
+                _check_equal(batch, one.obtain_samples(n_timesteps), f"{distribution.name}, {n_workers} workers")
+        cost = statistics.median(costs_of_calls)
+        print(
+            f"{distribution.name}, {n_workers} workers: {batch.n_timesteps} timesteps, {many.stats.reports} reports, "
+            f"{many.virtual.deaths} losses, {many.stats.hangs} of them hung; {cost:.0f} µs of CPU for a report",
+            flush=True,
+        )
+    return cost
+
+
+def _check_alone(distribution: Distribution) -> None:
+    """Compare simulated trajectories with those of an environment that is stepped."""
+    with (
+        VirtualSampler(distribution, _FEW) as many,
+        LocalSampler(chosen, Replayed, env_kwargs={"distribution": distribution}, seed=1) as one,
+    ):
+        _check_equal(many.obtain_samples(20_000), one.obtain_samples(20_000), f"{distribution.name}, stepped")
+
+
+def prove(scale: str) -> None:
+    """Sample with few workers and with many."""
+    logging.getLogger("streamsampler").setLevel(logging.ERROR)  # hundreds of losses are meant
+    per_worker = 100 if scale == "short" else 500
+    for distribution in [ON_POLICY] if scale == "short" else MEASURED.values():
+        _check_alone(distribution)
+        timesteps = per_worker * (2 if distribution is MEASURED["half_cheetah"] else 1)
+        few = _measure(distribution, _FEW, _FEW * timesteps, _COSTS, 40)
+        _measure(distribution, 1_000, 1_000 * timesteps, _COSTS, 1)
+        many = _measure(distribution, _MANY, _MANY * timesteps, _COSTS, 3)
+        again = _measure(distribution, _FEW, _FEW * timesteps, _COSTS, 40)
+        growth = many / max(few, again)
+        print(f"{distribution.name}: a report costs {growth:.2f} times as much with {_MANY} workers as with {_FEW}")
+        assert growth <= 2.0, distribution.name
+    _measure(ON_POLICY, 1_000, 1_000 * per_worker, _MANY_LOSSES, 1)
