@@ -62,8 +62,9 @@ class Call:
             dropping=session.supervisor.policy.on_failure == "drop",
             concurrent=self._engine.concurrent,
             shortest_ticket=self._engine.shortest_ticket_seconds,
-            # Not a method of the call: in a cycle, a batch's memory would wait for the garbage collector.
+            # Not methods of the call: in a cycle, a batch's memory would wait for the garbage collector.
             steps_of=session.shown_timesteps,
+            is_awaited=session.is_checking,
         )
         for worker in session.lanes():
             self.gathering.run_lanes(worker)

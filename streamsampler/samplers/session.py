@@ -136,6 +136,10 @@ class Session:
         shown = self.engine.progress(worker)
         return shown.timesteps if shown.version == self.version else 0
 
+    def is_checking(self, worker: int) -> bool:
+        """Whether a worker owes the verdict of a check: a call that copies complete without it would not warn."""
+        return self.records[worker].is_checking
+
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
         """Return the seeds of trajectories of the current call."""
         return (self._resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)

@@ -21,10 +21,13 @@ from streamsampler.scheduling.in_flight import InFlight, removals_between_looks
 from streamsampler.scheduling.throughput import Throughput
 from streamsampler.scheduling.ticket_size import SHORTEST_TICKET_SECONDS
 
-__all__ = ["WORTH_A_COPY", "Copies", "StepsOf"]
+__all__ = ["WORTH_A_COPY", "Copies", "IsAwaited", "StepsOf"]
 
 StepsOf = Callable[[int], int]
 """Returns the timesteps that a worker has shown since it began the first of its tickets."""
+
+IsAwaited = Callable[[int], bool]
+"""Returns whether a call needs an answer of this worker, whatever the others answer."""
 
 WORTH_A_COPY = 1.5
 """How many times longer than its copy a ticket must be expected to take. Noise in the averages of equally fast workers
@@ -59,12 +62,14 @@ class Copies:
         throughput: How fast they are.
         steps_of: What they show; None if they show nothing.
         shortest: Seconds of the shortest parts that a ticket is cut into.
+        is_awaited: Whose tickets are not copied.
     """
 
     def __init__(
         self, n_workers: int, in_flight: InFlight, throughput: Throughput, steps_of: StepsOf | None = None,
-        shortest: float = SHORTEST_TICKET_SECONDS,
+        shortest: float = SHORTEST_TICKET_SECONDS, is_awaited: IsAwaited | None = None,
     ) -> None:  # fmt: skip
+        self._is_awaited = is_awaited or (lambda _: False)
         self._shortest = shortest
         self._n_workers = n_workers
         self._in_flight = in_flight
@@ -142,6 +147,8 @@ class Copies:
 
     def _of_worker(self, worker: int, queue: list[range], now: float) -> Iterator[_Late]:
         """Return what might be copied of a worker's tickets."""
+        if self._is_awaited(worker):
+            return
         for ticket, end in zip(queue, self._ends(worker, queue, now), strict=False):
             for piece in self._in_flight.uncopied(ticket):
                 yield _Late(end, ticket, piece)

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from streamsampler.errors import ProtocolError
 from streamsampler.protocol.messages import Dropped
 from streamsampler.scheduling.blocks import IndexQueue, Layout
-from streamsampler.scheduling.copies import Copies, StepsOf
+from streamsampler.scheduling.copies import Copies, IsAwaited, StepsOf
 from streamsampler.scheduling.in_flight import InFlight
 from streamsampler.scheduling.plans import Exactly, GatherPlan, Streamed, endless
 from streamsampler.scheduling.result import HeldFailure, Order, Result, too_many_dropped
@@ -92,6 +92,7 @@ class Gathering:
         dropping: Whether trajectories may be left out, and later indices take their places.
         shortest_ticket: Seconds below which the last tickets cost more than they are worth.
         steps_of: Returns the timesteps that a worker has shown of its tickets; None if that is unknown.
+        is_awaited: Returns whether a worker must answer before the call may end; None if no worker must.
 
     Attributes:
         result: The result so far, and what is held back from it.
@@ -108,7 +109,7 @@ class Gathering:
         self, plan: GatherPlan, *, n_workers: int, order: Order = "index", throughput: Throughput | None = None,
         own_queues: bool = False, layout: Layout = Layout(), concurrent: bool = True, dropping: bool = False,
         shortest_ticket: float = SHORTEST_TICKET_SECONDS,
-        steps_of: StepsOf | None = None,
+        steps_of: StepsOf | None = None, is_awaited: IsAwaited | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.throughput = throughput if throughput is not None else Throughput()
@@ -128,7 +129,7 @@ class Gathering:
         self._first = min(queue.own.start for queue in self._queues)
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
-        self._copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket)
+        self._copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
         self._handed_out = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
         self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
         self.arrived_trajectories = 0

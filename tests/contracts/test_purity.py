@@ -263,6 +263,32 @@ def test_a_known_wrapper_is_warned_of_without_a_check(make_sampler, caplog):
     assert len(batches) == 2
 
 
+def one_begins_late(folder, *, worker_number):
+    records = Records(folder)
+    if worker_number == 0:
+        records.wait(12, timeout=60.0)
+    return Notes(records)
+
+
+class Notes(NormalizeObservation):
+    def __init__(self, records):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.records = records
+
+    def reset(self, **arguments):
+        self.records.add("reset")
+        self.records.wake()
+        return super().reset(**arguments)
+
+
+def test_a_call_waits_for_the_worker_that_checks_even_if_it_begins_late(tmp_path, caplog):
+    # Worker 0 is still being made when the other one has run nearly all others, and could run its trajectories, too.
+    make = partial(one_begins_late, tmp_path)
+    with MultiprocessingSampler(always_zero, make, n_workers=2, seed=3) as sampler:
+        sampler.obtain_trajectories(14)
+    assert len(warnings_of(caplog)) == 1
+
+
 def recorded(folder):
     sys.modules.setdefault("moviepy", types.ModuleType("moviepy"))  # nothing is encoded here
     env = gymnasium.make("CartPole-v1", render_mode="rgb_array")

@@ -14,12 +14,12 @@ NEVER = 2**62
 class World:
     """Workers that take so many seconds for a trajectory, and hold these tickets since 0."""
 
-    def __init__(self, seconds, tickets, steps=None):
+    def __init__(self, seconds, tickets, steps=None, is_awaited=None):
         self.throughput = throughput_of(*seconds)
         self.in_flight = InFlight(len(seconds), self.throughput)
         for worker, indices in tickets:
             self.in_flight.add(worker, indices, 0.0)
-        self.copies = Copies(len(seconds), self.in_flight, self.throughput, steps and steps.get)
+        self.copies = Copies(len(seconds), self.in_flight, self.throughput, steps and steps.get, is_awaited=is_awaited)
 
     def take(self, worker, now, block=1, end=NEVER):
         return self.copies.take(worker, now, block, end)
@@ -29,6 +29,14 @@ class World:
 def test_a_copy_must_be_expected_to_end_notably_earlier(now, worth_it):
     world = World((4.0, 1.0), [(0, range(1))])
     assert (world.take(1, now) is not None) == worth_it
+
+
+def test_tickets_of_a_worker_that_must_answer_are_not_copied():
+    awaited = {0}
+    world = World((4.0, 8.0, 1.0, 1.0), [(0, range(1)), (1, range(1, 2))], is_awaited=awaited.__contains__)
+    assert world.take(2, 0.0) == range(1, 2)
+    assert world.take(3, 0.0) is None
+    assert not world.copies.pay(0.0)
 
 
 def test_workers_of_about_the_same_speed_copy_nothing():
