@@ -28,7 +28,7 @@ __all__ = ["inspect"]
 _ARRAYS = ("lengths", "indices", "rewards", "terminated", "truncated", "agent_versions")
 _SHOWN_SEEDS = 3
 _SHOWN_DAMAGE = 10
-_OWN_ROWS = ("environment", "agent", "library", "fingerprints")
+_OWN_ROWS = ("environment", "agent", "library", "fingerprints", "versions")
 
 
 def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
@@ -164,6 +164,7 @@ class _Contents:
             "options": ", ".join(f"{name}={value!r:.60}" for name, value in options.items()),
             "fingerprint": " and ".join(facts["fingerprints"]),
             "written by": f"streamsampler {facts['package_version']}, format {facts['format_version']}",
+            "versions": _versions(provenance.get("versions")),
             **self._damage_rows(),
         })  # fmt: skip
 
@@ -239,6 +240,10 @@ def _range(values: list[int], one: str, several: str) -> str:
     if not values:
         return ""
     return one.format(values[0]) if values[0] == values[1] else several.format(*values)
+
+
+def _versions(found: Any) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items()) if isinstance(found, dict) else ""
 
 
 def _finite(value: Any) -> Any:

@@ -28,6 +28,9 @@ from streamsampler.version import __version__
 
 __all__ = ["run"]
 
+_OF_THE_SAMPLER = "worker", "worker_class", "worker_args", "versions"
+"""What a file has of the sampler's provenance; the options say the rest."""
+
 
 class _Follower:
     """Shows a call's progress, and keeps Ctrl-C from cutting short what is complete.
@@ -152,7 +155,8 @@ def _to_file(request: Request, sampler: Sampler, follower: _Follower, bar: Outpu
         written = None if batch is None else request.out
         if batch is not None and written is not None:
             wanted = {request.amount.unit: request.amount.total(sampler.n_workers)}
-            described = {"library": f"streamsampler {__version__}", **request.described(), "wanted": wanted}
+            own = {name: value for name, value in sampler.provenance().items() if name in _OF_THE_SAMPLER}
+            described = {"library": f"streamsampler {__version__}", **request.described(), **own, "wanted": wanted}
             prints = sorted(batch.fingerprints)
             batch.save(written, provenance={**described, "interrupted": interrupted, "fingerprints": prints})
     except (SamplerError, OSError) as error:

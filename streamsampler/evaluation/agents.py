@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from os import PathLike, fspath
 from typing import Any
 
@@ -16,8 +16,9 @@ from streamsampler.agents.base import as_agent
 from streamsampler.data.trees import leaves
 from streamsampler.errors import UsageError
 from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.samplers.provenance import shown_name
 
-__all__ = ["agent_facts", "evaluated_agent", "shown_name", "storable"]
+__all__ = ["agent_facts", "evaluated_agent"]
 
 _NOT_APPLICABLE = (
     "deterministic is for agents with predict and for torch modules; this {} decides for itself: leave it out"
@@ -73,28 +74,6 @@ def agent_facts(agent: Any) -> dict[str, Any]:
     if (digest := _digest(agent)) is not None:
         facts["parameters"] = f"sha256:{digest}"
     return facts
-
-
-def shown_name(value: Any) -> str:
-    """Return a value's short name, the same in each process."""
-    if (name := getattr(value, "__qualname__", None)) is not None:
-        return str(name)
-    text = repr(value)
-    # What Python prints by itself has an address, which is another one each time.
-    return text if " at 0x" not in text and len(text) <= 80 else type(value).__qualname__
-
-
-def storable(value: Any) -> Any:
-    """Return a value as JSON can hold it: what JSON has no word for by its name."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if np.isfinite(value) else repr(value)
-    if isinstance(value, Mapping):
-        return {str(key): storable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [storable(item) for item in value]
-    return shown_name(value)
 
 
 def _digest(agent: Any) -> str | None:

@@ -106,9 +106,9 @@ def compare(
         for agent in named.values():
             opened = opened_sampler(agent, env, None, _shared(options, len(named)), **how)
             sampler, given, updates = stack.enter_context(opened)
-            gathering = stack.enter_context(Gathering(sampler, amount, success, updates, options))
+            gathering = stack.enter_context(Gathering(sampler, amount, success, updates))
             race.add(gathering, agent_facts(given))
-        return race.run(tuple(named), env, alpha, bounds, progress)
+        return race.run(tuple(named), alpha, bounds, progress)
 
 
 def _named(agents: Any) -> dict[str, Any]:
@@ -188,17 +188,17 @@ def _one_after_the_other(
     for agent in named.values():
         with ExitStack() as stack:
             sampler, given, updates = stack.enter_context(opened_sampler(agent, env, None, options, **how))
-            gathering = stack.enter_context(Gathering(sampler, amount, success, updates, options))
+            gathering = stack.enter_context(Gathering(sampler, amount, success, updates))
             try:
                 stopped = gather(gathering, progress)
             except KeyboardInterrupt as interrupt:
                 if not (evaluations and gathering.rows):
                     raise
-                evaluations.append(gathering.finished(agent_facts(given), env, INTERRUPTED))
+                evaluations.append(gathering.finished(agent_facts(given), INTERRUPTED))
                 names = tuple(named)[: len(evaluations)]
                 found = Comparison(names=names, evaluations=tuple(evaluations), stopped=INTERRUPTED)
                 raise EvaluationInterruptedError(found, len(gathering.rows)) from interrupt
-            evaluations.append(gathering.finished(agent_facts(given), env, stopped))
+            evaluations.append(gathering.finished(agent_facts(given), stopped))
     return Comparison(names=tuple(named), evaluations=tuple(evaluations), stopped=amount.asked)
 
 
@@ -222,7 +222,7 @@ class _Race:
         self._facts.append(facts)
 
     def run(
-        self, names: tuple[str, ...], env: Any, alpha: float, bounds: Bounds | None, progress: ProgressArgument
+        self, names: tuple[str, ...], alpha: float, bounds: Bounds | None, progress: ProgressArgument
     ) -> Comparison:
         """Take trajectories until all tests are sure, or there are no more."""
         rows = self._gatherings[0].rows
@@ -231,10 +231,10 @@ class _Race:
         except KeyboardInterrupt as interrupt:
             if not all(gathering.rows for gathering in self._gatherings):
                 raise
-            found = self._found(names, env, alpha, bounds, INTERRUPTED)
+            found = self._found(names, alpha, bounds, INTERRUPTED)
             raise EvaluationInterruptedError(found, len(rows)) from interrupt
         stopped = "decided" if decided else f"not decided after {count(len(rows), 'trajectory')}, the most"
-        return self._found(names, env, alpha, bounds, stopped)
+        return self._found(names, alpha, bounds, stopped)
 
     def _race(self, progress: ProgressArgument) -> bool:
         """Take trajectories; return whether all tests are sure."""
@@ -254,10 +254,9 @@ class _Race:
             shown.update(so_far, complete=True)
         return not open_tests
 
-    def _found(self, names: tuple[str, ...], env: Any, alpha: float, bounds: Bounds | None, stopped: str) -> Comparison:
+    def _found(self, names: tuple[str, ...], alpha: float, bounds: Bounds | None, stopped: str) -> Comparison:
         evaluations = [
-            gathering.finished(facts, env, stopped)
-            for gathering, facts in zip(self._gatherings, self._facts, strict=True)
+            gathering.finished(facts, stopped) for gathering, facts in zip(self._gatherings, self._facts, strict=True)
         ]
         return Comparison(
             names=names,

@@ -120,15 +120,15 @@ def evaluate(
     )
     with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, given, updates):
         facts = _BY_SAMPLER if given is None else agent_facts(given)
-        with Gathering(opened, amount, success, updates, options) as gathering:
+        with Gathering(opened, amount, success, updates) as gathering:
             try:
                 stopped = gather(gathering, progress)
             except KeyboardInterrupt as interrupt:
                 if not gathering.rows:
                     raise
-                found = gathering.finished(facts, env, INTERRUPTED)
+                found = gathering.finished(facts, INTERRUPTED)
                 raise EvaluationInterruptedError(found, len(found)) from interrupt
-            return gathering.finished(facts, env, stopped)
+            return gathering.finished(facts, stopped)
 
 
 def gather(gathering: Gathering, progress: ProgressArgument) -> str:

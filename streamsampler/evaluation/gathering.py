@@ -10,12 +10,11 @@ from gymnasium import Space
 
 from streamsampler.environments.updates import apply_any_env_update, as_env_update
 from streamsampler.errors import UsageError
-from streamsampler.evaluation.agents import evaluated_agent, storable
+from streamsampler.evaluation.agents import evaluated_agent
 from streamsampler.evaluation.amounts import Amount
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.rows import Row, SuccessMeaning, columns_of, row_of
 from streamsampler.evaluation.rules import BettingRule
-from streamsampler.evaluation.versions import versions_of
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.local import LocalSampler
 from streamsampler.samplers.processes import MultiprocessingSampler
@@ -101,10 +100,6 @@ def _action_space(env: Any, env_kwargs: Any) -> Space[Any]:
             made.close()
 
 
-_DECIDING = "env_kwargs", "worker_class", "worker_args"
-"""Arguments of samplers that decide about trajectories, and are in no provenance."""
-
-
 class Gathering:
     """The trajectories of one agent, as they come; a context manager, which stops the workers.
 
@@ -113,7 +108,6 @@ class Gathering:
         amount: How many there are to be.
         success: When a trajectory succeeds.
         updates: What changes the sampler's agent and environment.
-        options: The arguments that the sampler was made with; none where it was there before.
 
     Attributes:
         amount: The same.
@@ -127,10 +121,8 @@ class Gathering:
         amount: Amount,
         success: SuccessMeaning,
         updates: Mapping[str, Any],
-        options: Mapping[str, Any],
     ) -> None:
         self.amount = amount
-        self._options = options
         self._sampler = sampler
         self._success = success
         self._left_out = sampler.stats.dropped_trajectories
@@ -154,20 +146,18 @@ class Gathering:
         self.rows.append(row)
         return row
 
-    def finished(self, agent: Mapping[str, Any], env: Any, stopped: str) -> Evaluation:
+    def finished(self, agent: Mapping[str, Any], stopped: str) -> Evaluation:
         """Return the evaluation of the trajectories so far.
 
         Args:
             agent: What is known of the agent; see `agents.agent_facts`.
-            env: What a sampler takes for an environment; None where it is not known.
             stopped: Why there are no more.
         """
         amount, rule = self.amount, self.amount.rule
         settings = self._sampler.provenance()
-        environment = settings.pop("environment")
+        environment, versions = settings.pop("environment"), settings.pop("versions")
         for name in ("agent_version", "order"):
             settings.pop(name, None)
-        settings |= {name: storable(self._options[name]) for name in _DECIDING if self._options.get(name)}
         betting = rule if isinstance(rule, BettingRule) else None
         return Evaluation(
             **columns_of(self.rows),
@@ -175,7 +165,7 @@ class Gathering:
             agent=agent,
             environment=environment,
             settings=settings,
-            versions=versions_of(env),
+            versions=versions,
             seed=self._sampler.seed if amount.seeds is None else None,
             success_meaning=self._success,
             stopped=stopped,

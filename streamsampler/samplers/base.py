@@ -363,9 +363,10 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
     def provenance(self) -> dict[str, Any]:
         """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
 
-        That are the environment's name and some arguments, the agent version where it is not the first, the number of
-        workers where they differ, and their class where it has a revision; and, after a call, the fingerprints of the
-        workers (see `TrajectoryBatch`). Agents and code are not described. For `batch.save(…, provenance=…)`.
+        That are the environment's name and arguments, limits, threads, the workers' class and arguments where they are
+        not the default, the agent version where it is not the first, the number of workers where they differ, and
+        versions; and, after a call, the fingerprints of the workers (see `TrajectoryBatch`). Agents and code are not
+        described. For `batch.save(…, provenance=…)`.
         """
         self._check_usable()
         updates, version = self._session.updates, self.agent_version + 1

@@ -8,9 +8,10 @@ from typing import Any
 
 from streamsampler.agents.base import as_agent, is_agent
 from streamsampler.agents.updates import AgentTraits, UpdateKind, resolved_update, traits_of
-from streamsampler.environments.updates import EnvUpdate, SetTaskUpdate, as_env_update, describe
+from streamsampler.environments.updates import EnvUpdate, SetTaskUpdate, as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.samplers.per_worker import check_length, items_by_worker
+from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.serialization import Payload, dumps
 
@@ -141,7 +142,7 @@ def makes_environment(env_update: Any) -> bool:
 def pickled_environments(
     given: Any, n_workers: int, name: str, what: str, check: Callable[[Any], EnvUpdate], *, none_is_none: bool = False
 ) -> Any:
-    """Return environments pickled: one payload, or a list with one for each worker. Each is about its name.
+    """Return environments pickled: one payload, or a list with one for each worker, each with its facts.
 
     Args:
         given: What the user passed; a list and a `PerWorker` have one item for each worker.
@@ -166,7 +167,7 @@ def pickled_environments(
 
 
 def _pickled_environment(update: EnvUpdate, what: str) -> Payload:
-    return replace(dumps(update, what), about=describe(update))
+    return replace(dumps(update, what), about=EnvironmentFacts.of(update))
 
 
 def _pickled_agent(given: Any, what: str) -> Payload:

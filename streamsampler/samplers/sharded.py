@@ -129,7 +129,8 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None) -> 
     if sampler.layout.block > 1:
         raise UsageError("sample_to_folder needs workers that run each trajectory by itself, not blocks of them")
     try:
-        provenance = {"environment": own.pop("environment"), **(given or {}), **own}
+        about_env: dict[str, Any] = {name: own.pop(name) for name in ("environment", "env_kwargs") if name in own}
+        provenance: dict[str, Any] = {**about_env, **(given or {}), **own}
         stored: dict[str, Any] = json.loads(json.dumps(provenance, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as reason:
         raise UsageError(f"provenance must be a dict that JSON can hold: {reason}") from None

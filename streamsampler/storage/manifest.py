@@ -97,10 +97,13 @@ class Manifest:
         return sum(shard.timesteps for shard in self.shards)
 
     def decides(self) -> dict[str, Any]:
-        """Everything that decides about the data, by name: two folders that agree in it become the same."""
+        """Everything that decides about the data, by name: two folders that agree in it become the same.
+
+        Versions of libraries are recorded, but do not keep a folder from being resumed with later ones.
+        """
         return {
             "agent_version": 1,  # unless the provenance has another one
-            **self.provenance,
+            **{name: value for name, value in self.provenance.items() if name != "versions"},
             "wanted": dict(self.wanted),
             "shard_size": self.shard_size,
             "seed": self.seed,

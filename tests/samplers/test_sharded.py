@@ -63,10 +63,13 @@ def test_processes_write_the_same_folder(whole, tmp_path):
 def test_each_file_says_where_its_data_are_from(tmp_path):
     with make(max_episode_length=9) as sampler:
         folder = sample_to_folder(sampler, tmp_path / "a", **AMOUNT, provenance={"agent": "mine", "rate": (1, 2)})
+    versions = folder.provenance["versions"]
     assert folder.provenance == {
         "environment": "CartPole-v1", "agent": "mine", "rate": [1, 2], "max_episode_length": 9, "order": "index",
-        "on_failure": "raise", "worker_threads": 1,
+        "on_failure": "raise", "worker_threads": 1, "versions": versions,
     }  # fmt: skip
+    assert versions["numpy"] == np.__version__
+    assert versions["gymnasium"] == gymnasium.__version__
 
 
 # ---------------------------------------------------------------------- ended, and resumed
