@@ -1,6 +1,7 @@
 """The command line: parse, call the library, print.
 
-`streamsampler sample --help` lists all options. ENV_ID is an id of Gymnasium's, or `module:ENV_ID`:
+`streamsampler --help` lists the commands, `streamsampler sample --help` the options of one. ENV_ID is an id of
+Gymnasium's, or `module:ENV_ID`:
 
 ```text
 streamsampler sample CartPole-v1 --num-samples 100000 --out cartpole.npz
@@ -8,11 +9,18 @@ streamsampler sample CartPole-v1 --agent my_agents:greedy --num-trajectories 100
 streamsampler sample CartPole-v1 --num-samples 1000000000 --seed 1 --out big --shard-size 1000000
 streamsampler sample my/Maze-v0 --import my_envs --env-kwarg size=9 --num-samples 5000 --json
 streamsampler info cartpole.npz
+streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 100 --seed 1 --out model.json
+streamsampler evaluate CartPole-v1 --agent my_agents:greedy --until-halfwidth 5
+streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --until-decided 0.05 --bounds 0 500
 ```
 
 Progress and warnings are printed on standard error, the summary on standard output, as text or with `--json` as one
 object. `streamsampler info FILE|FOLDER` prints what was sampled into a file or a folder: environment, returns, spaces,
 seed, version, and which shards are damaged.
+
+`streamsampler evaluate` and `streamsampler compare` print what `streamsampler.evaluate` and `streamsampler.compare`
+find (see `streamsampler.evaluation`), with the same trajectories for any number of workers. `--out` writes it as JSON,
+the same as in Python. While they run, the interval is shown as it narrows.
 
 The exit code is 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C and 143 after SIGTERM.
 
@@ -30,6 +38,8 @@ interrupted   after 300,062 of 1,000,000,000 timesteps
 written to    big (3 shards)
 to go on      streamsampler sample CartPole-v1 --num-samples 1000000000 --out big --shard-size 100000 --resume
 ```
+
+`evaluate` and `compare` print and write what was finished, too, and say that they were interrupted.
 
 Failures
 --------

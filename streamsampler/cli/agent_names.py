@@ -10,10 +10,10 @@ from typing import Any
 
 from gymnasium.spaces import Space
 
+from streamsampler.adapters.parameters import is_module
 from streamsampler.agents.base import (
     NAMED_AGENTS,
     WHAT_AN_AGENT_IS,
-    Agent,
     CallableAgent,
     as_agent,
     binds,
@@ -23,11 +23,12 @@ from streamsampler.agents.base import (
 from streamsampler.agents.random import RandomAgent
 from streamsampler.cli.current_directory import dotted_name, import_named
 from streamsampler.errors import UnknownAgentError, UsageError
+from streamsampler.evaluation.agents import has_predict
 
 __all__ = ["load_agent"]
 
 
-def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Agent:
+def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Any:
     """Load the agent that `--agent` names.
 
     Modules are also looked for in the current directory, after all others; it is the last entry of ``sys.path`` from
@@ -37,12 +38,13 @@ def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any
         name: ``random``, or ``package.module:object``, where the object is an agent, a plain callable
             ``observation -> action``, or a factory: a class, or a function of two arguments, the observation space and
             the action space. A factory with parameters of these names gets those it has; a factory that takes no
-            arguments gets none.
+            arguments gets none. The object, or what a factory makes, may be a policy as well: an object with `predict`,
+            or a torch module.
         observation_space: The environment's observation space.
         action_space: The environment's action space.
 
     Returns:
-        The agent.
+        The agent, or the policy.
 
     Raises:
         UnknownAgentError: If there is none of that name, or what the name stands for is no agent, or the factory fails.
@@ -55,6 +57,8 @@ def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any
     obj = _attribute(import_named(module_name, f"agent {name!r}", UnknownAgentError), path, name)
     if not isinstance(obj, type) and callable(getattr(obj, "get_action", None)):
         return as_agent(obj)
+    if _is_policy(obj):
+        return obj
     if not callable(obj):
         raise UnknownAgentError(
             f"{name!r} is no agent, but of type {type(obj).__qualname__}. An agent is {WHAT_AN_AGENT_IS}"
@@ -116,11 +120,18 @@ def _required(signature: inspect.Signature) -> int:
     return sum(p.kind in kinds and p.default is p.empty for p in signature.parameters.values())
 
 
-def _made(call: Callable[[], Any], name: str) -> Agent:
+def _is_policy(obj: Any) -> bool:
+    """Whether an object is one that adapters make agents of."""
+    return not isinstance(obj, type) and (has_predict(obj) or is_module(obj))
+
+
+def _made(call: Callable[[], Any], name: str) -> Any:
     try:
         made = call()
     except Exception as error:
         raise UnknownAgentError(f"the agent factory {name!r} raised {type(error).__name__}: {error}") from error
+    if _is_policy(made):
+        return made
     with contextlib.suppress(UsageError):
         return as_agent(made)
     raise UnknownAgentError(f"the agent factory {name!r} returned {made!r}, no agent. An agent is {WHAT_AN_AGENT_IS}")

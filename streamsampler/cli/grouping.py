@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-__all__ = ["TYPED", "GroupedCommand", "grouped_option"]
+__all__ = ["TYPED", "GroupedCommand", "grouped_option", "options_of"]
 
 TYPED = "streamsampler.cli.typed"
 
@@ -27,6 +27,17 @@ class GroupedOption(click.Option):
 def grouped_option(heading: str, *names: str, **attributes: Any) -> Callable[[Any], Any]:
     """Do what `click.option` does, under a heading."""
     return click.option(*names, cls=GroupedOption, heading=heading, **attributes)
+
+
+def options_of(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that gives a command several options, in this order."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
 
 
 class GroupedCommand(click.Command):

@@ -9,47 +9,50 @@ from typing import Any
 import gymnasium
 
 from streamsampler.cli.agent_names import load_agent
+from streamsampler.cli.environments import Spaces
 from streamsampler.cli.errors import failure
+from streamsampler.cli.options import is_model_file
 from streamsampler.errors import UnknownAgentError, UsageError
+from streamsampler.evaluation.agents import evaluated_agent, has_predict
 
-__all__ = ["is_model_file", "load_any_agent"]
+__all__ = ["load_any_agent"]
 
 _NO_STATISTICS = "none"
 _log = logging.getLogger("streamsampler")
 
-Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
-
-def is_model_file(agent: str) -> bool:
-    """Whether `--agent` names a file, and no object of a module."""
-    return agent.endswith(".zip")
-
-
-def load_any_agent(name: str, vec_normalize: str | None, spaces: Spaces) -> Any:
+def load_any_agent(
+    name: str, vec_normalize: str | None, spaces: Spaces, deterministic: bool | None, *, predicting: bool = False
+) -> Any:
     """Return the agent that `--agent` names.
 
     Args:
         name: A name as `load_agent` takes it, or a file of Stable-Baselines3.
         vec_normalize: The file with the statistics of the model's `VecNormalize`, or "none"; None if it is not said.
         spaces: The environment's observation space and action space.
+        deterministic: Whether to act without drawing; None for the default.
+        predicting: The default of what has `predict`.
 
     Raises:
         UsageError: There is no such agent, or it is for other spaces.
         click.ClickException: It cannot be loaded.
     """
     if not is_model_file(name):
-        return load_agent(name, *spaces)
+        agent = load_agent(name, *spaces)
+        if deterministic is None and has_predict(agent):
+            deterministic = predicting
+        return evaluated_agent(agent, deterministic, None, lambda: spaces[1])
     path = Path(name)
     if not path.is_file():
         raise UnknownAgentError(f"unknown agent {name!r}: there is no such file")
-    agent = _load_model(path, vec_normalize)
+    agent = _load_model(path, vec_normalize, predicting if deterministic is None else deterministic)
     for what, there, here in zip(("observations", "actions"), _spaces_of(agent), spaces, strict=True):
         if not _fit(there, here):
             raise UsageError(f"--agent {name} was trained with {what} in {there}, and the environment's are in {here}")
     return agent
 
 
-def _load_model(path: Path, vec_normalize: str | None) -> Any:
+def _load_model(path: Path, vec_normalize: str | None, deterministic: bool) -> Any:
     from streamsampler.adapters.normalization import find_statistics
     from streamsampler.adapters.sb3 import SB3Agent
 
@@ -60,7 +63,8 @@ def _load_model(path: Path, vec_normalize: str | None) -> Any:
             _NO_STATISTICS,
         )  # fmt: skip
     try:
-        return SB3Agent.load(path, vec_normalize=False if vec_normalize in (None, _NO_STATISTICS) else vec_normalize)
+        statistics = False if vec_normalize in (None, _NO_STATISTICS) else vec_normalize
+        return SB3Agent.load(path, deterministic=deterministic, vec_normalize=statistics)
     except UsageError:
         raise
     except ImportError as error:

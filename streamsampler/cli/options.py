@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +13,10 @@ import click
 from streamsampler.errors import CheckMode
 from streamsampler.scheduling.restarts import Quota
 
-__all__ = ["Count", "check_mode", "env_kwargs", "number_or_none", "option_of", "parse_value", "quota", "size"]
+__all__ = [
+    "ABOVE_ZERO", "BELOW_HALF", "Count", "check_mode", "check_side_by_side", "check_statistics", "env_kwargs",
+    "is_model_file", "number_or_none", "option_of", "parse_value", "quota", "refuse_without", "seeds", "size",
+]  # fmt: skip
 
 _COUNT = re.compile(
     r"(?P<number>[+-]?([0-9][0-9_,]*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?", re.IGNORECASE
@@ -21,7 +24,13 @@ _COUNT = re.compile(
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])?(i?B)?", re.IGNORECASE)
+_SEEDS = re.compile(r"(?P<first>[0-9]{1,18})(-(?P<last>[0-9]{1,18}))?")
+_MOST_SEEDS = 10_000_000
 _JSON_WORDS = {"true": True, "false": False, "null": None}
+
+
+ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+BELOW_HALF = click.FloatRange(min=0, max=0.5, min_open=True, max_open=True)
 
 
 def option_of(name: str) -> str:
@@ -129,3 +138,66 @@ def env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str
             raise click.BadParameter(f"{key!r} is given twice")
         result[key] = parse_value(text)
     return result
+
+
+def seeds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[int] | None:
+    """Return seeds that were given as ``3,7,10-19``: an option's callback.
+
+    Raises:
+        click.BadParameter: They have no such form.
+    """
+    if text is None:
+        return None
+    found: list[int] = []
+    for bit in text.split(","):
+        match = _SEEDS.fullmatch(bit.strip())
+        if match is None:
+            raise click.BadParameter(f"{bit.strip()!r} is neither a seed nor a range of seeds, such as 3,7,10-19")
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        if last < first:
+            raise click.BadParameter(f"{bit.strip()!r} goes down: a range of seeds is 10-19")
+        if last - first >= _MOST_SEEDS:
+            raise click.BadParameter(f"{bit.strip()!r} has {last - first + 1:,} seeds, more than {_MOST_SEEDS:,}")
+        found += range(first, last + 1)
+    return found
+
+
+def is_model_file(agent: str) -> bool:
+    """Whether `--agent` names a file, and no object of a module."""
+    return agent.endswith(".zip")
+
+
+def check_statistics(agents: Iterable[str], vec_normalize: object) -> None:
+    """Refuse `--vec-normalize` where no agent is a model of Stable-Baselines3.
+
+    Raises:
+        click.UsageError: None is.
+    """
+    if vec_normalize and not any(map(is_model_file, agents)):
+        raise click.UsageError("--vec-normalize is for a model of Stable-Baselines3: give --agent model.zip, too.")
+
+
+def check_side_by_side(options: Mapping[str, Any]) -> None:
+    """Refuse options that make no sense with environments side by side.
+
+    Raises:
+        click.UsageError: One does not.
+    """
+    if options["vec"] is not None and options["on_failure"] == "drop":
+        raise click.UsageError("--vec cannot be used with --on-failure drop: environments side by side fail together.")
+
+
+def refuse_without(options: Mapping[str, Any], needed: str) -> None:
+    """Refuse options that need another one, which is not given.
+
+    Args:
+        options: The options by name.
+        needed: The option that they need.
+
+    Raises:
+        click.UsageError: One is given.
+    """
+    if given := [option_of(name) for name, value in options.items() if value not in (None, False)]:
+        raise click.UsageError(
+            f"{' and '.join(given)} {'needs' if len(given) == 1 else 'need'} {needed}: give it, too."
+        )

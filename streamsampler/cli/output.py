@@ -13,15 +13,19 @@ from streamsampler.errors import StorageError, UsageError
 from streamsampler.storage.atomic import temporary_beside
 from streamsampler.storage.shards import check_folder
 
-__all__ = ["out_file", "storable"]
+__all__ = ["checked_file", "out_file", "storable"]
 
-_OTHER_FORMATS = frozenset((
+_FORMATS = frozenset((
     ".arrow", ".avro", ".csv", ".db", ".feather", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpg", ".json",
-    ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".orc", ".parquet", ".pickle", ".pkl", ".png", ".pt",
+    ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".npz", ".orc", ".parquet", ".pickle", ".pkl", ".png", ".pt",
     ".pth", ".safetensors", ".sqlite", ".tar", ".tfrecord", ".tgz", ".tsv", ".txt", ".xls", ".xlsx", ".xz",
     ".yaml", ".yml", ".zarr", ".zip",
 ))  # fmt: skip
-"""Endings of files that are of another format: a user who asks for one would get something else."""
+"""Endings of files of known formats: a user who asks for one that is not written would get something else."""
+
+_WHERE = (
+    "What is sampled goes into a .npz file, or with --shard-size into a folder of them; streamsampler.load reads both"
+)
 
 
 def out_file(ctx: click.Context, _param: click.Parameter, value: str) -> Path:
@@ -33,23 +37,41 @@ def out_file(ctx: click.Context, _param: click.Parameter, value: str) -> Path:
         click.BadParameter: It cannot be written.
     """
     given = Path(value)
-    sharded = ctx.params.get("shard_size") is not None
-    if given.suffix.lower() in _OTHER_FORMATS and not (given.exists() and sharded) and not given.is_dir():
-        raise click.BadParameter(
-            f"{value!r}: {given.suffix} is not written. What is sampled goes into a .npz file, or with --shard-size "
-            "into a folder of them; streamsampler.load reads both"
-        )
-    if sharded:
-        return _folder(given, resume=bool(ctx.params.get("resume") or ctx.params.get("repair")))
+    if ctx.params.get("shard_size") is None:
+        return checked_file(value, ".npz", _WHERE)
+    if not given.exists():
+        _check_format(given, ".npz", _WHERE)
+    return _folder(given, resume=bool(ctx.params.get("resume") or ctx.params.get("repair")))
+
+
+def checked_file(value: str, suffix: str, where: str) -> Path:
+    """Return a file that can be written; one without the suffix gets it.
+
+    Args:
+        value: The file's name.
+        suffix: Its suffix.
+        where: What is written, and where, for errors.
+
+    Raises:
+        click.BadParameter: It cannot be written, or has the suffix of another format.
+    """
+    given = Path(value)
     if given.is_dir() or not given.name:
-        raise click.BadParameter(f"{value!r} is a directory: name a file in it, such as {str(given / 'out.npz')!r}")
-    target = given if given.name.endswith(".npz") else given.with_name(f"{given.name}.npz")
+        example = str(given / f"out{suffix}")
+        raise click.BadParameter(f"{value!r} is a directory: name a file in it, such as {example!r}")
+    _check_format(given, suffix, where)
+    target = given if given.name.endswith(suffix) else given.with_name(f"{given.name}{suffix}")
     if target.is_dir():
         raise click.BadParameter(f"{str(target)!r} is a directory")
     if not target.parent.is_dir():
         raise click.BadParameter(f"there is no directory {str(target.parent)!r}")
     _try(target)
     return target
+
+
+def _check_format(given: Path, suffix: str, where: str) -> None:
+    if given.suffix.lower() in _FORMATS - {suffix}:
+        raise click.BadParameter(f"{str(given)!r}: {given.suffix} is not written. {where}")
 
 
 def _folder(path: Path, *, resume: bool) -> Path:

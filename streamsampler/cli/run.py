@@ -7,17 +7,13 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-import gymnasium
-
-from streamsampler.cli.current_directory import append_current_directory, warn_of_hidden
-from streamsampler.cli.errors import failure, traceback_of
+from streamsampler.cli.environments import environment_of
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.models import load_any_agent
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.environments.updates import EnvUpdate, as_env_update
-from streamsampler.errors import DamagedShardError, SamplerError, UnknownEnvironmentError
+from streamsampler.errors import DamagedShardError, SamplerError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.samplers.progress_output import Output
@@ -85,15 +81,11 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
         OSError: The file or folder cannot be written.
         Interrupted: A signal came before anything was sampled, or a second one came later.
     """
-    try:
-        env = _env_update(request)
-    except UnknownEnvironmentError as error:
-        raise UnknownEnvironmentError(f"{error} Or import it with --import.") from error.__cause__
-    spaces = _spaces(request.env_id, env)
+    env, spaces = environment_of(request)
     if request.out is not None:
         for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
             check_writable(space, name)
-    agent = load_any_agent(request.agent, request.vec_normalize, spaces)
+    agent = load_any_agent(request.agent, request.vec_normalize, spaces, request.deterministic)
     seed = _seed(request)
     sampler = request.sampler(agent, env, seed)
     with sampler:
@@ -110,31 +102,6 @@ def _seed(request: Request) -> int:
     if (request.resume or request.repair) and request.out is not None and (request.out / MANIFEST).exists():
         return read_manifest(request.out).seed
     return secrets.randbits(53)  # JSON readers take an integer of this length exactly
-
-
-def _env_update(request: Request) -> EnvUpdate:
-    module, colon, _ = request.env_id.rpartition(":")
-    if not colon:
-        return as_env_update(request.env_id, env_kwargs=request.env_kwargs)
-    append_current_directory()
-    update = as_env_update(request.env_id, env_kwargs=request.env_kwargs)
-    warn_of_hidden(module)
-    return update
-
-
-def _spaces(env_id: str, update: EnvUpdate) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Make an environment, here, to see its spaces."""
-    try:
-        env = update(None)
-        try:
-            return env.observation_space, env.action_space
-        finally:
-            env.close()
-    except Exception as error:
-        # Gymnasium's own errors say what to do; where they were raised says nothing more.
-        details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
-        message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
-        raise failure(message, details) from None
 
 
 def _to_file(request: Request, sampler: Sampler, follower: _Follower, bar: Output) -> Outcome:

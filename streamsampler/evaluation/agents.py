@@ -18,7 +18,7 @@ from streamsampler.errors import UsageError
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.provenance import shown_name
 
-__all__ = ["agent_facts", "evaluated_agent"]
+__all__ = ["agent_facts", "evaluated_agent", "has_predict"]
 
 _NOT_APPLICABLE = (
     "deterministic is for agents with predict and for torch modules; this {} decides for itself: leave it out"
@@ -45,7 +45,7 @@ def evaluated_agent(
     """
     if isinstance(agent, PathLike) or (isinstance(agent, str) and agent.endswith(".zip")):
         return SB3Agent.load(fspath(agent), deterministic=deterministic is not False, vec_normalize=vec_normalize)
-    if callable(getattr(agent, "predict", None)) and not callable(getattr(agent, "get_action", None)):
+    if has_predict(agent):
         return SB3Agent(agent, deterministic=deterministic is not False, vec_normalize=vec_normalize)
     if vec_normalize is not None:
         raise UsageError("vec_normalize is for a model of Stable-Baselines3")
@@ -56,6 +56,11 @@ def evaluated_agent(
     if deterministic is not None and getattr(agent, "deterministic", None) != deterministic:
         raise UsageError(_NOT_APPLICABLE.format(type(agent).__qualname__))
     return agent
+
+
+def has_predict(agent: Any) -> bool:
+    """Whether an object acts by `predict`, as models of Stable-Baselines3 do, and is no agent by itself."""
+    return callable(getattr(agent, "predict", None)) and not callable(getattr(agent, "get_action", None))
 
 
 def agent_facts(agent: Any) -> dict[str, Any]:

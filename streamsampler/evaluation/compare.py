@@ -10,7 +10,7 @@ from typing import Any
 
 from streamsampler.data.words import count
 from streamsampler.errors import UsageError, positive
-from streamsampler.evaluation.agents import agent_facts
+from streamsampler.evaluation.agents import agent_facts, has_predict
 from streamsampler.evaluation.amounts import Amount, amount_of
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.deciding import PairTest, check_alpha, make_test
@@ -134,7 +134,7 @@ def _named(agents: Any) -> dict[str, Any]:
 def _name_of(agent: Any) -> str:
     if isinstance(agent, str | PathLike):
         return Path(fspath(agent)).name
-    if callable(getattr(agent, "predict", None)) and not callable(getattr(agent, "get_action", None)):
+    if has_predict(agent):
         return type(agent).__name__
     return str(agent_facts(agent)["name"]) if callable(agent) or hasattr(agent, "get_action") else type(agent).__name__
 

@@ -16,8 +16,7 @@ from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.rows import Row, SuccessMeaning, columns_of, row_of
 from streamsampler.evaluation.rules import BettingRule
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.local import LocalSampler
-from streamsampler.samplers.processes import MultiprocessingSampler
+from streamsampler.samplers.choosing import make_sampler
 from streamsampler.samplers.streaming import Stream
 
 __all__ = ["Gathering", "opened_sampler"]
@@ -59,7 +58,7 @@ def opened_sampler(
         given = evaluated_agent(agent, deterministic, vec_normalize, action_space)
         if options.get("order", "index") != "index":
             raise UsageError('order must be "index": what arrives first favours short trajectories')
-        with _made_sampler(given, env, dict(options)) as made:
+        with make_sampler(given, env, options) as made:
             yield made, given, {}
         return
     _check_sampler(sampler, options)
@@ -67,13 +66,6 @@ def opened_sampler(
         raise UsageError("deterministic and vec_normalize are for an agent that is given with them")
     given = None if agent is None else evaluated_agent(agent, deterministic, vec_normalize, action_space)
     yield sampler, given, {"agent_update": given, "env_update": env}
-
-
-def _made_sampler(agent: Any, env: Any, options: dict[str, Any]) -> Sampler[Any, Any]:
-    if (n_workers := options.get("n_workers")) == 0 and n_workers is not False:
-        del options["n_workers"]
-        return LocalSampler(agent, env, **options)
-    return MultiprocessingSampler(agent, env, **options)
 
 
 def _check_sampler(sampler: Any, options: Mapping[str, Any]) -> None:

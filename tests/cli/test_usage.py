@@ -178,7 +178,7 @@ def test_what_the_library_foresees_is_a_failure(monkeypatch: pytest.MonkeyPatch,
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("streamsampler.cli.request.MultiprocessingSampler", refuse)
+    monkeypatch.setattr("streamsampler.samplers.choosing.MultiprocessingSampler", refuse)
     result = sample("--num-samples", 5)
     assert result.exit_code == 1
     assert words in result.stderr
