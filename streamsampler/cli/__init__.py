@@ -22,6 +22,15 @@ seed, version, and which shards are damaged.
 find (see `streamsampler.evaluation`), with the same trajectories for any number of workers. `--out` writes it as JSON,
 the same as in Python. While they run, the interval is shown as it narrows.
 
+Every command takes options from a TOML file with `--config FILE`; those that are typed win. Keys are the options'
+names, and `env-id`; `--print-config` prints such a file. Paths in it are relative to the current directory:
+
+```text
+env-id = "CartPole-v1"
+num-trajectories = 100
+env-kwarg = { sutton_barto_reward = true }
+```
+
 The exit code is 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C and 143 after SIGTERM.
 
 Interruption

@@ -74,7 +74,7 @@ def compare(
         _check_bounds(until["bounds"], decide_on)
         amount |= {"decide_on": decide_on, **until}
     else:
-        arguments.refuse_without(until, "--until-decided")
+        arguments.refuse_without(ctx, until, "--until-decided", name)
     _check_agents(options["agents"], options["vec_normalize"])
     arguments.check_side_by_side(options)
     from streamsampler.cli.evaluating import execute, run_comparison

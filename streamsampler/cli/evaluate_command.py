@@ -83,7 +83,7 @@ def evaluate(
         _check_bounds(until, options["precision_of"])
         amount |= {"precision_of": options["precision_of"], **until}
     else:
-        arguments.refuse_without(until, "--until-halfwidth")
+        arguments.refuse_without(ctx, until, "--until-halfwidth", name)
     del options["precision_of"]
     agent, statistics = options.pop("agent"), options.pop("vec_normalize")
     arguments.check_statistics([agent], statistics)

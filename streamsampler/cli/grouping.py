@@ -1,11 +1,15 @@
-"""List the options of a command in groups in its help."""
+"""What all commands have: options in groups in the help, and options from a file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from copy import copy
+from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
+
+from streamsampler.cli.config import FILE, RAW, as_toml, from_file
 
 __all__ = ["TYPED", "GroupedCommand", "grouped_option", "options_of"]
 
@@ -22,6 +26,21 @@ class GroupedOption(click.Option):
     def __init__(self, *args: Any, heading: str, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.heading = heading
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert a value, and keep how it was given: `ctx.meta[RAW]`.
+
+        Raises:
+            click.BadParameter: It is something else; names the file that has it.
+        """
+        name = str(self.name)
+        ctx.meta.setdefault(RAW, {})[name] = value
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
+                raise
+            raise click.BadParameter(f"{error.message} (in {ctx.meta[FILE]!r})", ctx, self) from None
 
 
 def grouped_option(heading: str, *names: str, **attributes: Any) -> Callable[[Any], Any]:
@@ -40,13 +59,49 @@ def options_of(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+_FROM_A_FILE = options_of(
+    grouped_option(
+        "Options from a file", "--config", callback=from_file, is_eager=True, expose_value=False, metavar="FILE",
+        help="Take options from a TOML file, such as 'num-trajectories = 100'; those that are typed win.",
+    ),
+    grouped_option(
+        "Options from a file", "--print-config", is_flag=True, expose_value=False,
+        help="Print such a file with the options as they are given, and exit.",
+    ),
+)  # fmt: skip
+
+
+def _optional(param: click.Parameter) -> click.Parameter:
+    """Return a parameter that may be missing, as it may in a file."""
+    optional = copy(param)
+    optional.required = False
+    return optional
+
+
 class GroupedCommand(click.Command):
-    """Lists its options under their headings, in the order in which these first appear."""
+    """Lists its options under their headings, in the order in which these first appear.
+
+    It has `--config` and `--print-config`.
+    """
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        holder = _FROM_A_FILE(lambda: None)
+        self.params += reversed(holder.__click_params__)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and keep what was typed: `ctx.meta[TYPED]`."""
+        """Parse, and keep what was typed: `ctx.meta[TYPED]`; with `--print-config` print, and exit."""
         ctx.meta[TYPED] = (ctx.command_path, *args)
+        if "--print-config" in args:
+            self._print_config(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _print_config(self, ctx: click.Context, args: list[str]) -> NoReturn:
+        relaxed = copy(self)
+        relaxed.params = [_optional(param) for param in self.params]
+        super(GroupedCommand, relaxed).parse_args(ctx, args)
+        click.echo(as_toml(ctx))
+        ctx.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups into the help."""

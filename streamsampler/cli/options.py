@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from streamsampler.errors import CheckMode
 from streamsampler.scheduling.restarts import Quota
@@ -187,17 +188,24 @@ def check_side_by_side(options: Mapping[str, Any]) -> None:
         raise click.UsageError("--vec cannot be used with --on-failure drop: environments side by side fail together.")
 
 
-def refuse_without(options: Mapping[str, Any], needed: str) -> None:
-    """Refuse options that need another one, which is not given.
+def refuse_without(ctx: click.Context, options: Mapping[str, Any], needed: str, given: str) -> None:
+    """Refuse options that need another one, in whose place another one is given.
+
+    Options from a file are passed over where that one is typed, which wins over the file.
 
     Args:
+        ctx: The command's context.
         options: The options by name.
         needed: The option that they need.
+        given: The name of what is given in its place.
 
     Raises:
         click.UsageError: One is given.
     """
-    if given := [option_of(name) for name, value in options.items() if value not in (None, False)]:
-        raise click.UsageError(
-            f"{' and '.join(given)} {'needs' if len(given) == 1 else 'need'} {needed}: give it, too."
-        )
+    of_file = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP}
+    if ctx.get_parameter_source(given) is ParameterSource.DEFAULT_MAP:
+        of_file = set()
+    useless = [option_of(name) for name, value in options.items() if value not in (None, False) and name not in of_file]
+    if useless:
+        verb = "needs" if len(useless) == 1 else "need"
+        raise click.UsageError(f"{' and '.join(useless)} {verb} {needed}: give it, too.")
