@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from streamsampler.evaluation.compare import compare
     from streamsampler.evaluation.evaluate import evaluate
+    from streamsampler.evaluation.merging import merge
     from streamsampler.samplers.base import Sampler
     from streamsampler.samplers.local import LocalSampler
     from streamsampler.samplers.per_worker import PerWorker
@@ -125,6 +126,7 @@ __all__ = [
     "errors",
     "evaluate",
     "load",
+    "merge",
     "run_worker",
     "sample_to_folder",
     "timed",
@@ -150,6 +152,7 @@ _HOMES = {
     "sample_to_folder": "samplers.sharded",
     "compare": "evaluation.compare",
     "evaluate": "evaluation.evaluate",
+    "merge": "evaluation.merging",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
     "run_worker": "workers.loop",

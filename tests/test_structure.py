@@ -160,6 +160,7 @@ def test_the_public_face():
         "compare",
         "evaluate",
         "load",
+        "merge",
         "run_worker",
         "sample_to_folder",
         "timed",

@@ -89,6 +89,7 @@ def assemble(
     seed: int | None,
     stats: Any = None,
     joined: Mapping[str, Any] = MappingProxyType({}),
+    keeps_kinds: bool = False,
 ) -> TrajectoryBatch[Any, Any]:
     """Make a batch of segments, in their order.
 
@@ -102,6 +103,7 @@ def assemble(
         stats: Accounts of the call.
         joined: Fields of the batch that are joined already, by name: the rollouts' own are not looked at. All that have
             rows, or none; of infos the number of segments that are joined, and their columns.
+        keeps_kinds: See `streamsampler.data.info_columns.merge`.
 
     Returns:
         A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
@@ -129,7 +131,7 @@ def assemble(
         others = [(read(it.rollouts), it.rows(name)) for it in parts[n_joined:]]
         if others and (columns.columns or any(part.columns for part, _ in others)):
             pieces = [(columns, 0, columns.length), *((part, span.start, span.stop) for part, span in others)]
-            columns = merge(pieces, name)
+            columns = merge(pieces, name, keeps_kinds=keeps_kinds)
         return trees.owned(cast(Tree, infos_of(columns)))
 
     sizes = [segment.stop - segment.start for segment in segments]

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from streamsampler.data import batch_fields, trees
 from streamsampler.data.estimates import discounted_returns
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
-from streamsampler.data.infos import concatenate_infos, take_infos
+from streamsampler.data.infos import take_infos
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array
 from streamsampler.data.words import count
 from streamsampler.errors import DataError
+from streamsampler.scheduling.parts import Part
 
 __all__ = ["Index", "StepType", "TrajectoryBatch"]
 
@@ -80,6 +81,8 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
             known, as in what was read from a file: it is not saved.
         fingerprints: How the workers computed, such as "numpy=0c3f19d2e4aa": one where all agree, none where it is not
             known. The same seed gives the same trajectories only where they agree. Not saved with a batch, either.
+        part: Which part of a run's trajectories these are, all of it; None where they are no part. See
+            `streamsampler.merge`.
 
     Raises:
         DataError: Fields that do not fit each other or their spaces; names the field and says both numbers.
@@ -104,6 +107,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
     stats: Stats | Any = field(default=None, compare=False)
     worker_numbers: NDArray[np.int64] = field(default=cast("Any", None), compare=False)
     fingerprints: frozenset[str] = field(default=frozenset(), compare=False)
+    part: Part | None = field(default=None, compare=False)
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
@@ -226,7 +230,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         Raises:
             ImportError: PyTorch is not there.
         """
-        return batch_fields.tensors_of({name: getattr(self, name) for name in (*_ARRAYS, *_INFOS)}, device)
+        return batch_fields.tensors_of({name: getattr(self, name) for name in (*batch_fields.ARRAYS, *_INFOS)}, device)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
@@ -343,24 +347,7 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         parts = [batch for item in batches for batch in ([item] if isinstance(item, TrajectoryBatch) else item)]
         if not parts:
             raise DataError("there is nothing to concatenate: 0 batches")
-        first = parts[0]
-        batch_fields.check_same_spaces(parts)
-        joined = {name: trees.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
-        sizes = {"env_infos": "n_timesteps", "agent_infos": "n_timesteps", "episode_infos": "n_trajectories"}
-        infos = {
-            name: concatenate_infos([(getattr(part, name), getattr(part, size)) for part in parts], name)
-            for name, size in sizes.items()
-        }
-        seeds = {part.seed for part in parts}
-        return dataclasses.replace(
-            first,
-            **cast("Mapping[str, Any]", joined),
-            **cast("Mapping[str, Any]", infos),
-            seeds=tuple(seed for part in parts for seed in part.seeds),
-            seed=seeds.pop() if len(seeds) == 1 else None,
-            stats=None,
-            fingerprints=frozenset().union(*(part.fingerprints for part in parts)),
-        )
+        return dataclasses.replace(parts[0], **batch_fields.joined_fields(parts))
 
     # --- Files
 
@@ -380,13 +367,9 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
 
 def _unchecked(**fields: Any) -> TrajectoryBatch[Any, Any]:
     """Make a batch of fields that fit each other."""
-    vars(batch := object.__new__(TrajectoryBatch)).update(fields, stats=None)
+    vars(batch := object.__new__(TrajectoryBatch)).update(fields, stats=None, part=None)
     return batch
 
 
-_ARRAYS = (
-    *("observations", "last_observations", "actions", "rewards", "terminated", "truncated"),
-    *("lengths", "indices", "agent_versions", "worker_numbers"),
-)
 _INFOS = ("env_infos", "agent_infos", "episode_infos")
 _PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types", "env_infos", "agent_infos")

@@ -9,12 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data import trees
-from streamsampler.data.infos import is_mask, validate_infos
+from streamsampler.data.infos import concatenate_infos, is_mask, validate_infos
 from streamsampler.data.spaces import validate
 from streamsampler.data.trees import Array, Tree
 from streamsampler.errors import DataError
 
-__all__ = ["check_batch", "check_same_spaces", "padded_infos", "padded_tree", "tensors_of"]
+__all__ = ["ARRAYS", "check_batch", "check_same_spaces", "joined_fields", "padded_infos", "padded_tree", "tensors_of"]
+
+ARRAYS = (
+    *("observations", "last_observations", "actions", "rewards", "terminated", "truncated"),
+    *("lengths", "indices", "agent_versions", "worker_numbers"),
+)
+"""The fields of a batch that are trees of arrays."""
+_INFO_ROWS = {"env_infos": "n_timesteps", "agent_infos": "n_timesteps", "episode_infos": "n_trajectories"}
 
 
 def check_batch(batch: Any) -> None:
@@ -40,6 +47,32 @@ def check_batch(batch: Any) -> None:
     validate_infos(batch.env_infos, n_timesteps, "env_infos")
     validate_infos(batch.agent_infos, n_timesteps, "agent_infos")
     validate_infos(batch.episode_infos, n_trajectories, "episode_infos")
+
+
+def joined_fields(batches: Sequence[Any], *, kept_kinds: bool = False) -> dict[str, Any]:
+    """Return the fields of the batch that some batches, at least one, are together, as far as the first one's differ.
+
+    Args:
+        batches: The batches, in order.
+        kept_kinds: Whether they are of parts: see `streamsampler.data.infos.concatenate_infos`.
+
+    Raises:
+        DataError: Spaces differ, or infos do not go together.
+    """
+    check_same_spaces(batches)
+    fields: dict[str, Any] = {name: trees.concatenate([getattr(it, name) for it in batches]) for name in ARRAYS}
+    for name, size in _INFO_ROWS.items():
+        pieces = [(getattr(it, name), getattr(it, size)) for it in batches]
+        fields[name] = concatenate_infos(pieces, name, kept_kinds=kept_kinds)
+    seeds = {it.seed for it in batches}
+    return {
+        **fields,
+        "seeds": tuple(seed for it in batches for seed in it.seeds),
+        "seed": seeds.pop() if len(seeds) == 1 else None,
+        "stats": None,
+        "fingerprints": frozenset().union(*(it.fingerprints for it in batches)),
+        "part": None,
+    }
 
 
 def check_same_spaces(batches: Sequence[Any]) -> None:

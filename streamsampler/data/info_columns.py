@@ -5,6 +5,9 @@ are promoted together if that leaves each integer what it is; everything else is
 once, over all values of a batch, and never piece by piece, so that it does not matter how the trajectories were spread
 over reports. Where batches are joined it is decided over their columns, which may be promoted already: then objects may
 be floats that were integers, of the same value.
+
+A part of a larger batch decides nothing: a column of several kinds keeps its values as they were recorded, as objects,
+and `undecided` makes columns of them that are decided over once all parts are there.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ __all__ = [
     "is_typed",
     "merge",
     "name_of",
+    "undecided",
 ]
 
 KeyPath: TypeAlias = tuple[str, ...]
@@ -138,14 +142,16 @@ def _plain_object(value: Any) -> Any:
 
 
 Piece: TypeAlias = tuple[InfoColumns, int, int]
+Objects: TypeAlias = Callable[[InfoColumn, slice], list[Any]]
 
 
-def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
+def merge(pieces: Sequence[Piece], path: str, *, keeps_kinds: bool = False) -> InfoColumns:
     """Join ranges of steps of several columns; decides what each column becomes.
 
     Args:
         pieces: (columns, start, stop): steps start to stop of each, in order.
         path: What the infos are called in errors.
+        keeps_kinds: Whether a column of several kinds is to be objects as they were recorded, for `undecided`.
 
     Returns:
         Columns without raw ones; new arrays.
@@ -161,8 +167,9 @@ def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
             if rows.stop > rows.start:
                 gathered.setdefault(key, []).append((column, rows, length - start))
         length += stop - start
-    merged = {key: _merge_column(gathered[key], length) for key in sorted(gathered)}
-    merged = _fold(merged, length)
+    objects = _recorded if keeps_kinds else _objects
+    merged = {key: _merge_column(gathered[key], length, objects) for key in sorted(gathered)}
+    merged = _fold(merged, length, objects)
     check_names(merged, path)
     return InfoColumns(length, merged)
 
@@ -174,16 +181,46 @@ def _rows(column: InfoColumn, start: int, stop: int) -> slice:
     return slice(int(first), int(last))
 
 
-def _merge_column(pieces: list[tuple[InfoColumn, slice, int]], length: int) -> InfoColumn:
+def undecided(columns: InfoColumns) -> InfoColumns:
+    """Return columns of which none is decided, of those that `merge` made with `keeps_kinds`.
+
+    A dict among the objects stood at a key that held something else in another step.
+    """
+    found: dict[KeyPath, InfoColumn] = {}
+    for path, column in columns.columns.items():
+        if column.values.dtype != object:
+            found[path] = column
+            continue
+        recorded: dict[KeyPath, tuple[list[int], list[Any]]] = {}
+        rows = slice(0, len(column.values))
+        steps = _steps(column, rows if column.steps is not None else slice(0, columns.length))
+        for step, value in zip(steps.tolist(), column.values, strict=True):
+            _record(recorded, path, step, value)
+        for key, (own, values) in recorded.items():
+            present = None if len(own) == columns.length else np.array(own, dtype=np.int64)
+            found[key] = column_of(present, values)
+    return InfoColumns(columns.length, found)
+
+
+def _record(recorded: dict[KeyPath, tuple[list[int], list[Any]]], path: KeyPath, step: int, value: Any) -> None:
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        for key, child in value.items():
+            _record(recorded, (*path, key), step, child)
+        return
+    steps, values = recorded.setdefault(path, ([], []))
+    steps.append(step)
+    values.append(value)
+
+
+def _merge_column(pieces: list[tuple[InfoColumn, slice, int]], length: int, objects: Objects) -> InfoColumn:
     n_present = sum(rows.stop - rows.start for _, rows, _ in pieces)
     steps = None
     if n_present < length:
         steps = np.concatenate([_steps(column, rows) + shift for column, rows, shift in pieces])
-    kind = _common_kind(pieces)
+    keeps = objects is _recorded and len({kind for column, rows, _ in pieces for kind in _kinds(column, rows)}) > 1
+    kind = None if keeps else _common_kind(pieces)
     if kind is None or any(_loses_integers(column, rows, kind[0]) for column, rows, _ in pieces):
-        return InfoColumn(
-            steps, object_array([value for column, rows, _ in pieces for value in _objects(column, rows)])
-        )
+        return InfoColumn(steps, object_array([value for column, rows, _ in pieces for value in objects(column, rows)]))
     parts = [
         _stack(column.values[rows].tolist(), *kind) if column.raw else column.values[rows] for column, rows, _ in pieces
     ]
@@ -248,7 +285,12 @@ def _objects(column: InfoColumn, rows: slice) -> list[Any]:
     return values.tolist() if values.ndim == 1 else [row.copy() for row in values]
 
 
-def _fold(columns: dict[KeyPath, InfoColumn], length: int) -> dict[KeyPath, InfoColumn]:
+def _recorded(column: InfoColumn, rows: slice) -> list[Any]:
+    """Return values from which `_kind` can tell what was recorded."""
+    return [value.copy() if isinstance(value, np.ndarray) else value for value in column.values[rows]]
+
+
+def _fold(columns: dict[KeyPath, InfoColumn], length: int, objects: Objects) -> dict[KeyPath, InfoColumn]:
     """Where a key held a dict in one step and something else in another, make it one column of objects."""
     children: dict[KeyPath, dict[KeyPath, InfoColumn]] = {}
     folded: dict[KeyPath, InfoColumn] = {}
@@ -259,21 +301,23 @@ def _fold(columns: dict[KeyPath, InfoColumn], length: int) -> dict[KeyPath, Info
         else:
             children.setdefault(root, {})[path[len(root) :]] = column
     for root, inner in children.items():
-        folded[root] = _fold_children(columns[root], inner, length)
+        folded[root] = _fold_children(columns[root], inner, length, objects)
     return folded
 
 
-def _fold_children(column: InfoColumn, children: dict[KeyPath, InfoColumn], length: int) -> InfoColumn:
+def _fold_children(
+    column: InfoColumn, children: dict[KeyPath, InfoColumn], length: int, objects: Objects
+) -> InfoColumn:
     whole: dict[int, Any] = {}
     for path, child in children.items():
         rows = _rows(child, 0, length)
-        for step, value in zip(_steps(child, rows).tolist(), _objects(child, rows), strict=True):
+        for step, value in zip(_steps(child, rows).tolist(), objects(child, rows), strict=True):
             inner = whole.setdefault(step, {})
             for key in path[:-1]:
                 inner = inner.setdefault(key, {})
             inner[path[-1]] = value
     rows = _rows(column, 0, length)
-    whole.update(zip(_steps(column, rows).tolist(), _objects(column, rows), strict=True))
+    whole.update(zip(_steps(column, rows).tolist(), objects(column, rows), strict=True))
     steps = sorted(whole)
     present = None if len(steps) == length else np.array(steps, dtype=np.int64)
     return InfoColumn(present, object_array([whole[step] for step in steps]))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamsampler.errors import UsageError, positive
 from streamsampler.evaluation.rules import DEFAULT_CAP, FLOORS, Bounds, PrecisionOf, Rule, make_rule
+from streamsampler.scheduling.parts import PartArgument, checked_part
 
 __all__ = ["Amount", "Scenarios", "amount_of", "scenarios_of"]
 
@@ -42,6 +43,7 @@ class Amount:
         names: The name of each; None for none.
         rule: Says when there are enough; None for all of them.
         asked: What was asked for, in words.
+        part: Only the i-th of n ranges of them; None for all.
     """
 
     n: int
@@ -50,6 +52,34 @@ class Amount:
     names: tuple[str, ...] | None
     rule: Rule | None
     asked: str
+    part: PartArgument | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a trajectory has something that no other one has."""
+        return self.seeds is not None or self.options is not None
+
+    def in_part(self, part: Any, seed: Any) -> Amount:
+        """Return the same for a part of the trajectories; for all of them if it is None.
+
+        Args:
+            part: The part's number from 1 on, and how many there are; or None.
+            seed: The sampler's seed; None if it would be drawn.
+
+        Raises:
+            UsageError: There is no such part; or no part can be told, or not the same for each.
+        """
+        if part is None:
+            return self
+        part = checked_part(part)
+        if self.rule is not None:
+            raise UsageError(
+                "a part is one of num_trajectories, seeds or scenarios: where until_halfwidth stops is known only "
+                "when all trajectories before are there"
+            )
+        if self.seeds is None and seed is None:
+            raise UsageError("each part would draw a seed of its own: give seed=…, the same for all parts")
+        return replace(self, part=part)
 
 
 def amount_of(

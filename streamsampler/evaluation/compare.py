@@ -22,6 +22,7 @@ from streamsampler.evaluation.rows import SUCCESS_KEYS, Row, SuccessMeaning
 from streamsampler.evaluation.rules import DEFAULT_CAP, FLOORS, Bounds, PrecisionOf
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
+from streamsampler.scheduling.parts import PartArgument
 from streamsampler.seeding import check_seed
 from streamsampler.workers.factory import usable_cores
 
@@ -39,6 +40,7 @@ def compare(
     decide_on: PrecisionOf = "return",
     bounds: Bounds | None = None,
     max_trajectories: int | None = None,
+    part: PartArgument | None = None,
     success: SuccessMeaning = "end",
     deterministic: bool | None = None,
     vec_normalize: Any = None,
@@ -64,6 +66,7 @@ def compare(
         bounds: The least and the largest return that there can be.
         max_trajectories: The most of each agent; 10,000 by default, or as many as there are `seeds`. The comparison
             then says that nothing was decided.
+        part: See `streamsampler.evaluate`; the same part for all agents.
         success: See `streamsampler.evaluate`.
         deterministic: See `streamsampler.evaluate`.
         vec_normalize: See `streamsampler.evaluate`; for all agents.
@@ -85,7 +88,8 @@ def compare(
         raise UsageError(f'success must be "end" or "once", got {success!r}')
     if decide_on not in FLOORS:
         raise UsageError(f'decide_on must be "return" or "success", got {decide_on!r}')
-    options = {**options, "seed": check_seed(options.get("seed"))}
+    given_seed = options.get("seed")
+    options = {**options, "seed": check_seed(given_seed)}
     if "sampler" in options:
         raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
     how = {"deterministic": deterministic, "vec_normalize": vec_normalize}
@@ -93,11 +97,9 @@ def compare(
         useless = {"bounds": bounds, "max_trajectories": max_trajectories}
         if given := [name for name, value in useless.items() if value is not None]:
             raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for until_decided")
-        amount = _amount(num_trajectories, seeds, scenarios)
+        amount = _amount(num_trajectories, seeds, scenarios).in_part(part, given_seed)
         return _one_after_the_other(named, env, amount, success, progress, options, how)
-    if num_trajectories is not None or scenarios is not None:
-        other = "num_trajectories" if num_trajectories is not None else "scenarios"
-        raise UsageError(f"until_decided decides how many trajectories there are: leave out {other}")
+    _refuse_amounts(num_trajectories, scenarios, part)
     alpha = check_alpha(until_decided)
     tests = [make_test(alpha / (len(named) - 1), decide_on, bounds) for _ in range(len(named) - 1)]
     amount = _capped(seeds, max_trajectories)
@@ -109,6 +111,18 @@ def compare(
             gathering = stack.enter_context(Gathering(sampler, amount, success, updates))
             race.add(gathering, agent_facts(given))
         return race.run(tuple(named), alpha, bounds, progress)
+
+
+def _refuse_amounts(num_trajectories: Any, scenarios: Any, part: Any) -> None:
+    """Refuse what says how many trajectories there are, where a test does."""
+    if num_trajectories is not None or scenarios is not None:
+        other = "num_trajectories" if num_trajectories is not None else "scenarios"
+        raise UsageError(f"until_decided decides how many trajectories there are: leave out {other}")
+    if part is not None:
+        raise UsageError(
+            "a part is one of num_trajectories, seeds or scenarios: when until_decided is sure is known only when all "
+            "pairs before are there"
+        )
 
 
 def _named(agents: Any) -> dict[str, Any]:

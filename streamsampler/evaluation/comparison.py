@@ -313,7 +313,8 @@ def _read(cls: type[Comparison], text: str | bytes, where: str) -> Comparison:
 
 def _heading(comparison: Comparison) -> str:
     environment = comparison.evaluations[0].environment
-    return f"{', '.join(comparison.names)} in {environment}, on the same seeds"
+    part = "" if (it := comparison.evaluations[0].part) is None else f", {it}"
+    return f"{', '.join(comparison.names)} in {environment}, on the same seeds{part}"
 
 
 def _columns(comparison: Comparison) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from streamsampler.data.words import count
 from streamsampler.errors import UsageError
 from streamsampler.evaluation.agents import agent_facts
-from streamsampler.evaluation.amounts import Amount, amount_of
+from streamsampler.evaluation.amounts import amount_of
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.gathering import Gathering, opened_sampler
 from streamsampler.evaluation.intervals import FEWEST, Interval, t_interval
@@ -21,6 +21,7 @@ from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
+from streamsampler.scheduling.parts import PartArgument
 
 __all__ = ["INTERRUPTED", "EvaluationInterruptedError", "evaluate", "gather"]
 
@@ -55,6 +56,7 @@ def evaluate(
     bounds: Bounds | None = None,
     min_trajectories: int | None = None,
     max_trajectories: int | None = None,
+    part: PartArgument | None = None,
     success: SuccessMeaning = "end",
     deterministic: bool | None = None,
     vec_normalize: Any = None,
@@ -87,6 +89,8 @@ def evaluate(
             for success rates, which are the defaults; with `guarantee` any, 1 by default.
         max_trajectories: The most; 10,000 by default, or as many as there are `seeds`. The evaluation then says that
             the precision was not reached.
+        part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of the trajectories, for n runs with one seed.
+            `streamsampler.merge` makes of the files of all parts the file that one run would have saved.
         success: A trajectory whose infos have `success` or `is_success` succeeds if its last timestep says so ("end"),
             or any of them ("once").
         deterministic: For agents with `predict` (None: True) and torch modules (None: False): whether to act without
@@ -117,7 +121,7 @@ def evaluate(
         bounds=bounds,
         min_trajectories=min_trajectories,
         max_trajectories=max_trajectories,
-    )
+    ).in_part(part, options.get("seed") if sampler is None else sampler.seed)
     with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, given, updates):
         facts = _BY_SAMPLER if given is None else agent_facts(given)
         with Gathering(opened, amount, success, updates) as gathering:
@@ -135,7 +139,7 @@ def gather(gathering: Gathering, progress: ProgressArgument) -> str:
     """Take trajectories until there are enough of them; return why there are enough."""
     amount, rows = gathering.amount, gathering.rows
     complete = False
-    with display(progress, amount.n, "trajectories", note=lambda: _note(gathering)) as shown:
+    with display(progress, gathering.n, "trajectories", note=lambda: _note(gathering)) as shown:
         if progress:
 
             def watch(timesteps: int, _: int) -> None:
@@ -151,7 +155,7 @@ def gather(gathering: Gathering, progress: ProgressArgument) -> str:
         if amount.rule is not None:
             shown.expect(len(rows))
         shown.update(lambda: (sum(row.length for row in rows), len(rows)), complete=True)
-    return _reason(amount, len(rows), complete=complete)
+    return _reason(gathering, complete=complete)
 
 
 def _note(gathering: Gathering) -> str:
@@ -178,10 +182,10 @@ def _expected(rule: Rule, n: int, most: int) -> int:
     return min(most, max(n + 1, math.ceil(estimate))) if math.isfinite(estimate) else most
 
 
-def _reason(amount: Amount, n: int, *, complete: bool) -> str:
-    rule = amount.rule
+def _reason(gathering: Gathering, *, complete: bool) -> str:
+    asked, rule, n = gathering.amount.asked, gathering.amount.rule, len(gathering.rows)
     if rule is None:
-        return amount.asked if n == amount.n else f"{amount.asked}; some raised and were left out"
+        return asked if n == gathering.n else f"{asked}; some raised and were left out"
     interval = "none" if rule.interval is None else number(rule.interval.halfwidth)
     if complete:
         return f"the half-width of the {rule.what}'s interval, {interval}, is at most {number(rule.halfwidth)}"

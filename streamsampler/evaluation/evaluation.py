@@ -27,6 +27,7 @@ from streamsampler.evaluation.intervals import (
 )
 from streamsampler.evaluation.printing import table_of
 from streamsampler.evaluation.rows import SuccessMeaning
+from streamsampler.scheduling.parts import Part
 
 __all__ = ["Evaluated", "Evaluation"]
 
@@ -83,6 +84,7 @@ class Evaluation:
         guaranteed: What the interval that holds whenever one stops is of, "return" or "success"; None for nothing.
         bounds: The bounds of returns that it relies on, if it is of returns.
         left_out: How many trajectories raised and were left out (`on_failure="drop"`).
+        part: Which part of an evaluation this is; None where it is no part. `streamsampler.merge` joins parts.
 
     Raises:
         DataError: Columns that are not of one length, or no trajectories.
@@ -106,6 +108,7 @@ class Evaluation:
     guaranteed: str | None = None
     bounds: tuple[float, float] | None = None
     left_out: int = 0
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         sizes = {name: len(column) for name, column in self._columns().items() if column is not None}

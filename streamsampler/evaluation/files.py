@@ -15,6 +15,7 @@ import numpy as np
 
 from streamsampler.errors import StorageError
 from streamsampler.evaluation.intervals import Interval, Unknown
+from streamsampler.scheduling.parts import part_of_facts
 from streamsampler.storage.atomic import write_whole
 from streamsampler.storage.json_codec import decode, encode
 from streamsampler.storage.json_facts import read_facts
@@ -56,6 +57,7 @@ def contents_of(evaluation: Evaluation) -> dict[str, Any]:
         **facts,
         "bounds": None if evaluation.bounds is None else list(evaluation.bounds),
         "left_out": evaluation.left_out,
+        **({} if evaluation.part is None else {"part": evaluation.part.facts()}),
         "summary": _encoded(_summary(evaluation), "summary"),
         "names": None if evaluation.names is None else list(evaluation.names),
         "seeds": list(evaluation.seeds),
@@ -135,6 +137,7 @@ def arguments_of(facts: dict[str, Any]) -> dict[str, Any]:
         ValueError: One has another value than it can have.
     """
     arguments = {name: facts[name] for name in (*_FACTS, "left_out")}
+    arguments["part"] = part_of_facts(facts.get("part"))
     for name in ("agent", "settings", "versions"):
         if not isinstance(facts[name], dict):
             raise TypeError(f"{name} is no object")

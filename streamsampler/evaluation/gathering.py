@@ -17,7 +17,9 @@ from streamsampler.evaluation.rows import Row, SuccessMeaning, columns_of, row_o
 from streamsampler.evaluation.rules import BettingRule
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
+from streamsampler.samplers.parts import part_of_call
 from streamsampler.samplers.streaming import Stream
+from streamsampler.scheduling.parts import Part
 
 __all__ = ["Gathering", "opened_sampler"]
 
@@ -103,6 +105,8 @@ class Gathering:
 
     Attributes:
         amount: The same.
+        part: Which part of the amount these are; None for all of it.
+        n: How many there will be, or the most.
         rows: What is kept of the trajectories, in index order.
         stream: Where they come from.
     """
@@ -119,8 +123,13 @@ class Gathering:
         self._success = success
         self._left_out = sampler.stats.dropped_trajectories
         self.rows: list[Row] = []
+        self.part: Part | None = None
+        if amount.part is not None:
+            self.part = part_of_call(sampler, amount.part, amount.n, fixed=amount.is_fixed)
+        self.n = amount.n if self.part is None else self.part.trajectories
+        first = 0 if self.part is None else self.part.first_trajectory
         self.stream: Stream[Any, Any] = sampler.stream(
-            n_trajectories=amount.n, seeds=amount.seeds, reset_options=amount.options, **updates
+            first_trajectory=first, n_trajectories=self.n, seeds=amount.seeds, reset_options=amount.options, **updates
         )
 
     def __enter__(self) -> Self:
@@ -164,4 +173,5 @@ class Gathering:
             guaranteed=None if betting is None else betting.of,
             bounds=None if betting is None or betting.of == "success" else betting.bounds,
             left_out=self._sampler.stats.dropped_trajectories - self._left_out,
+            part=self.part,
         )

@@ -37,7 +37,8 @@ def table_of(evaluation: Evaluation) -> str:
         lines.append((name, number(evaluation.success_rate), evaluation.success_interval))
     lines.append(("mean length", number(float(evaluation.lengths.mean())), None))
     lines += [(end, percent(share), None) for end, share in shares.items()]
-    texts = [f"{evaluation.agent.get('name')} in {_environment(evaluation)}: {count(n, 'trajectory')}"]
+    part = "" if evaluation.part is None else f", {evaluation.part}"
+    texts = [f"{evaluation.agent.get('name')} in {_environment(evaluation)}: {count(n, 'trajectory')}{part}"]
     texts += aligned(lines)
     texts += [f"note: {note}" for note in _notes(evaluation)]
     texts.append(f"seeds: {shown_seeds(evaluation.seeds)}{_origin(evaluation)}")

@@ -13,6 +13,7 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import CheckMode, UsageError, check_mode, positive, refuse_two_numbers
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.options import SamplerOptions
+from streamsampler.samplers.parts import check_first, exactly
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.progress import ProgressArgument
@@ -21,7 +22,8 @@ from streamsampler.samplers.provenance import provenance_of
 from streamsampler.samplers.streaming import Stream
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.blocks import Layout
-from streamsampler.scheduling.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Streamed
+from streamsampler.scheduling.parts import PartArgument
+from streamsampler.scheduling.plans import AtLeast, ExactlyPerWorker, GatherPlan, Streamed
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
 from streamsampler.serialization import Payload
@@ -245,8 +247,9 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         *,
         seeds: Iterable[int] | None = None,
         reset_options: ResetOptions | None = None,
+        part: PartArgument | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        """Return exactly `n_trajectories` trajectories.
+        """Return exactly `n_trajectories` trajectories, or a part of them.
 
         Args:
             n_trajectories: How many, at least 1; may be left out where there are `seeds`.
@@ -261,6 +264,9 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
             reset_options: What `env.reset(options=…)` gets: a dict for all trajectories, or a list with a dict or None
                 for each; then, too, none takes the place of one that is left out. A native vector environment takes
                 one dict only.
+            part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of these trajectories, for n runs of one
+                seed. `batch.save` writes it, and `streamsampler.merge` joins the files: until then the values of an
+                info that are of several kinds stay objects.
 
         Raises:
             UsageError: Numbers of trajectories, seeds and options do not agree, or an argument cannot work. For the
@@ -268,8 +274,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         """
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
         n, resets = given_resets(n_trajectories, seeds, reset_options)
-        fixed = resets is not None and resets.is_fixed
-        return self._obtain(Exactly(n, fixed=fixed), agent_update, env_update, progress, resets)
+        return self._obtain(exactly(self, n, resets, part), agent_update, env_update, progress, resets)
 
     def obtain_exact_trajectories(
         self,
@@ -324,6 +329,7 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
         n_trajectories: int | None = None,
         seeds: Iterable[int] | None = None,
         reset_options: ResetOptions | None = None,
+        keeps_kinds: bool = False,
     ) -> Stream[ObservationsT, ActionsT]:
         """Return an iterator over trajectories 0, 1, 2, …, each a batch of one; it has no end unless one is given.
 
@@ -338,19 +344,19 @@ class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
                 their own, otherwise without end.
             seeds: See `obtain_trajectories`; those of trajectories 0, 1, 2, …, also where another one is the first.
             reset_options: See `obtain_trajectories`; a list begins with trajectory 0, too.
+            keeps_kinds: Whether the values of an info that are of several kinds stay objects, as in a part.
 
         Raises:
-            UsageError: `first_trajectory` is no integer of at least 0, or not 0 with workers that run blocks of
-                trajectories together; there are no such trajectories; or numbers do not agree. For the others see
+            UsageError: `first_trajectory` is no integer of at least 0, or within a block of trajectories that workers
+                run together; there are no such trajectories; or numbers do not agree. For the others see
                 `obtain_samples`.
         """
         first = positive("first_trajectory", first_trajectory, least=0)
-        if first and self.layout.block > 1:
-            raise UsageError("first_trajectory must be 0 where workers run blocks of trajectories together")
+        check_first(first, self.layout.block, differ=self._session.updates.differ)
         n, resets = streamed_resets(first, n_trajectories, seeds, reset_options)
         updates = self._updates_of(agent_update, env_update, resets)
         fixed = resets is not None and resets.is_fixed
-        begin = partial(self._begin_stream, Streamed(first, n, fixed=fixed), updates, resets)
+        begin = partial(self._begin_stream, Streamed(first, n, fixed, keeps_kinds), updates, resets)
         return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,9 +65,11 @@ class BatchMaker:
                 self.release(segment.delivery)
 
     def final(self, segments: list[Segment]) -> TrajectoryBatch[Any, Any]:
-        """Return the batch of the whole result."""
+        """Return the batch of the whole result; of a complete part, it says which."""
         self._copy_early(rest=True)
-        return self.make(segments, self._early.fields() if self._early is not None else {})
+        batch = self.make(segments, self._early.fields() if self._early is not None else {})
+        part = self._gathering.plan.part
+        return replace(batch, part=part) if part is not None and self._gathering.result.complete else batch
 
     def make(self, segments: list[Segment], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
         """Return trajectories in memory of their own; some of their fields may be joined already.
@@ -84,6 +87,7 @@ class BatchMaker:
             seed=self._session.seed,
             stats=self._stats,
             joined=joined or {},
+            keeps_kinds=self._gathering.plan.keeps_kinds,
         )
 
     def _spaces_of(self, segments: list[Segment]) -> Spaces:

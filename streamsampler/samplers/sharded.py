@@ -16,9 +16,11 @@ from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.errors import UsageError, positive
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.fingerprints import sampled_elsewhere
+from streamsampler.samplers.parts import part_of_call
 from streamsampler.samplers.progress import Display, ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.streaming import Stream
+from streamsampler.scheduling.parts import PartArgument
 from streamsampler.scheduling.plans import Target
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.manifest import Manifest
@@ -36,6 +38,7 @@ def sample_to_folder(
     num_samples: int | None = None,
     n_trajectories: int | None = None,
     shard_size: int,
+    part: PartArgument | None = None,
     resume: bool = False,
     repair: bool = False,
     provenance: Mapping[str, Any] | None = None,
@@ -66,9 +69,12 @@ def sample_to_folder(
         sampler: The sampler: of `order="index"`, and with workers that run each trajectory by itself. This is one call
             on the sampler, as `stream` is.
         folder: The folder. It is made where there is none; its parent directory must exist.
-        num_samples: At least this number of timesteps, of whole trajectories; or:
+        num_samples: At least this number of timesteps, of whole trajectories, in no parts; or:
         n_trajectories: Exactly this number of trajectories. Give one of the two.
         shard_size: Timesteps that each file has at least.
+        part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of the `n_trajectories`, for n runs with one
+            seed. `streamsampler.merge` makes of their folders the folder that one run would have written: until then
+            the values of an info that are of several kinds stay objects.
         resume: Whether to continue with what the folder holds. A new folder may be resumed, too.
         repair: Like `resume`, and files are sampled again that are damaged, missing or of another run. Reads all of
             each file first.
@@ -89,14 +95,16 @@ def sample_to_folder(
     """
     if not isinstance(sampler, Sampler):
         raise UsageError(f"sample_to_folder takes a sampler first, not a {type(sampler).__qualname__}")
-    target = _target(num_samples, n_trajectories)
+    amount = _amount(num_samples, n_trajectories, part)
     size = positive("shard_size", shard_size)
     wanted = Manifest(
         seed=sampler.seed,
         shard_size=size,
-        wanted={target.unit: target.number},
+        wanted={amount.unit: amount.number},
         provenance=_provenance(sampler, provenance),
+        part=None if part is None else part_of_call(sampler, part, amount.number, fixed=False),
     )
+    target = wanted.target
     path = Path(folder)
     with ShardWriter(path, resume=resume, repair=repair) as writer:
         writer.begin(wanted)
@@ -104,7 +112,7 @@ def sample_to_folder(
             _log.warning("%s was removed, and is sampled again where it is wanted: %s", name, reason)
         for reason in writer.damaged.values():
             _log.warning("sampled again: %s", reason)
-        sampling = _Sampling(sampler, writer, path, target, size)
+        sampling = _Sampling(sampler, writer, path, target, size, is_part=part is not None)
         if not sampling.complete:
             with display(progress, target.number, target.unit, earlier=writer.intact) as shown:
                 sampling.run(shown)
@@ -112,7 +120,12 @@ def sample_to_folder(
     return TrajectoryFolder(path)
 
 
-def _target(num_samples: int | None, n_trajectories: int | None) -> Target:
+def _amount(num_samples: int | None, n_trajectories: int | None, part: Any) -> Target:
+    if part is not None and num_samples is not None:
+        raise UsageError(
+            "a part is one of n_trajectories: how many trajectories num_samples takes is known only when all of them "
+            "are there"
+        )
     if (num_samples is None) == (n_trajectories is None):
         raise UsageError("sample_to_folder takes either num_samples or n_trajectories")
     if num_samples is not None:
@@ -146,14 +159,18 @@ class _Sampling:
         path: The folder.
         target: How much there is to be in all.
         size: Timesteps that a shard has at least.
+        is_part: Whether the folder is a part of a larger one.
     """
 
-    def __init__(self, sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, target: Target, size: int) -> None:
+    def __init__(
+        self, sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, target: Target, size: int, *, is_part: bool
+    ) -> None:
         self._sampler = sampler
         self._writer = writer
         self._path = path
         self._target = target
         self._size = size
+        self._is_part = is_part
         self._done = writer.intact  # timesteps and trajectories in intact shards
         self._earlier = frozenset() if writer.manifest is None else writer.manifest.fingerprints
         self._compared: frozenset[str] = frozenset()
@@ -173,18 +190,22 @@ class _Sampling:
         for first, stop in _ranges(sorted(writer.damaged)):
             # A copy, because each stream of a sampler has another agent version, and all shards have the same.
             with copy.copy(self._sampler) as sampler:
-                with sampler.stream(first_trajectory=writer.before(first)[0]) as stream:
+                with self._stream(sampler, first) as stream:
                     base = self._done
                     for number in range(first, stop):
                         batch = self._take(stream, writer.before(number)[1:], base, shown)
                         self._keep(batch, partial(writer.replace, number), shown)
                 self._sampler.stats.merge(sampler.stats)
         if self._missing:
-            with self._sampler.stream(first_trajectory=writer.before(writer.n_shards)[0]) as stream:
+            with self._stream(self._sampler, writer.n_shards) as stream:
                 base = self._done
                 while self._missing:
                     batch = self._take(stream, (writer.n_trajectories, writer.n_timesteps), base, shown)
                     self._keep(batch, writer.write, shown)
+
+    def _stream(self, sampler: Sampler[Any, Any], number: int) -> Stream:
+        """Return a sampler's trajectories from those of a shard on."""
+        return sampler.stream(first_trajectory=self._writer.before(number)[0], keeps_kinds=self._is_part)
 
     def _take(self, stream: Stream, there: tuple[int, int], base: tuple[int, int], shown: Display) -> TrajectoryBatch:
         """Return the next shard.

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from streamsampler.errors import UsageError
+from streamsampler.scheduling.parts import Part
 
 __all__ = [
     "AtLeast",
@@ -32,12 +33,17 @@ class GatherPlan:
         limit: How many trajectories the batch has; None if lengths decide.
         timesteps: How many timesteps suffice; None if only trajectories count.
         fixed: Whether no other trajectory may take the place of one that is left out.
+        part: Which part of a larger result this is; None where it is none.
+        keeps_kinds: Whether the values of an info that are of several kinds stay as they are: what they become is
+            decided over all trajectories, and these are only some of them.
     """
 
     first: int = 0
     limit: int | None = None
     timesteps: int | None = None
     fixed: bool = False
+    part: Part | None = None
+    keeps_kinds: bool = False
 
     def queue(self, number: int, n_queues: int) -> range:
         """Return the indices that worker `number` runs if each worker has its own agent or environment.
@@ -57,13 +63,29 @@ class AtLeast(GatherPlan):
 
 @dataclass(frozen=True)
 class Exactly(GatherPlan):
-    """Trajectories 0 to `limit - 1`.
+    """Trajectories 0 to `limit - 1`, or those of a part.
 
     With `fixed` each has its place, because it has a seed or options of its own: no other one replaces it.
     """
 
     limit: int = field()
     fixed: bool = False
+    part: Part | None = None
+
+    @classmethod
+    def of_part(cls, part: Part, *, fixed: bool) -> Exactly:
+        """Return the plan for the trajectories of a part."""
+        return cls(part.trajectories, fixed, part)
+
+    @property
+    def first(self) -> int:  # type: ignore[override]
+        """The index of the first trajectory."""
+        return 0 if self.part is None else self.part.first_trajectory
+
+    @property
+    def keeps_kinds(self) -> bool:  # type: ignore[override]
+        """Whether these are only some of the trajectories that an info's column is decided over."""
+        return self.part is not None
 
 
 @dataclass(frozen=True)
@@ -92,12 +114,13 @@ class ExactlyPerWorker(GatherPlan):
 class Streamed(GatherPlan):
     """Trajectories `first`, `first + 1`, … as a consumer takes them: `limit` of them, or without end.
 
-    See `Exactly` for `fixed`.
+    See `Exactly` for `fixed`, and `GatherPlan` for `keeps_kinds`.
     """
 
     first: int = 0
     limit: int | None = None
     fixed: bool = False
+    keeps_kinds: bool = False
 
 
 def endless(queue: range, n_queues: int) -> range:

@@ -26,6 +26,9 @@ The header is an object with these keys:
 - `format`: "streamsampler.TrajectoryBatch". `format_version`: 1. `package_version`: a string.
 - `seed`: the sampler's seed, an integer of any size, or null. `seeds`: N integers; what each `env.reset` was seeded
   with.
+- `part`: only in a part of a run: an object with its `number` from 1 on, `of` how many parts, `first_trajectory`, the
+  index that it begins with, its `trajectories`, and `of_trajectories`, those of all parts. In the infos of a part, a
+  column of several kinds is of objects: what it becomes is decided when the parts are merged.
 - `provenance`: an object with whatever the writer said of the data's origin; the command writes its options. It may
   hold `NaN` and `Infinity`, as Python writes them, where a user put them there.
 - `spaces`: an object with `observation_space` and `action_space`; see "Spaces".
@@ -83,7 +86,7 @@ as above, and `manifest.json`: UTF-8 JSON, an object with these keys:
 - `format`: "streamsampler.TrajectoryFolder". `format_version`: 1. `package_version`, `provenance`, `seed`: as in each
   shard.
 - `shard_size`: timesteps that each shard but the last has at least. `wanted`: `{"timesteps": n}` or `{"trajectories":
-  n}`.
+  n}`. `part`: only in a part, as in a file; its shards begin with the part's first index, and they have no `part`.
 - `fingerprints`: how the workers computed, a list of strings such as "numpy=0c3f19d2e4aa torch=77ab02c3d1ef": digests
   of the same arithmetic in these libraries. One that agrees with one in the list, as far as both name a library, is not
   added.
@@ -111,6 +114,7 @@ from streamsampler.data.generics import AnyActionsT, AnyObservationsT
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import StorageError
+from streamsampler.scheduling.parts import part_of_facts
 from streamsampler.storage.atomic import write_whole
 from streamsampler.storage.json_codec import decode, encode
 from streamsampler.storage.json_facts import damage_raised, read_facts
@@ -178,6 +182,7 @@ def _entries(batch: TrajectoryBatch[Any, Any], provenance: Mapping[str, Any] | N
         "package_version": __version__,
         "seed": batch.seed,
         "seeds": list(batch.seeds),
+        **({} if batch.part is None else {"part": batch.part.facts()}),
         "provenance": dict(provenance or {}),
         "spaces": {name: encode_space(getattr(batch, name), name) for name in _SPACES},
         "structure": {name: _store(getattr(batch, name), name, name, entries) for name in _TREES},
@@ -248,7 +253,8 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any,
         fields: dict[str, Any] = {name: entries[name] for name in _ARRAYS}
         fields |= {name: _restore(header["structure"][name], entries) for name in _TREES}
         fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
-        return TrajectoryBatch(**fields, seeds=tuple(header["seeds"]), seed=_seed(header["seed"])), header
+        fields |= {"seeds": tuple(header["seeds"]), "seed": _seed(header["seed"])}
+        return TrajectoryBatch(**fields, part=part_of_facts(header.get("part"))), header
 
 
 def _seed(value: Any) -> int | None:

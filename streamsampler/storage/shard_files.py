@@ -79,7 +79,7 @@ class ShardFiles:
 
     def _unlisted(self, before: list[Shard]) -> Shard:
         """Return what the shard that follows `before` says of itself."""
-        following = before[-1].stop if before else 0
+        following = before[-1].stop if before else self._manifest.first_trajectory
         arrays = self._arrays(len(before), "indices", "lengths")
         indices, lengths = arrays["indices"], arrays["lengths"]
         may_drop = self._manifest.drops and len(indices)

@@ -171,7 +171,7 @@ class ShardWriter:
     def before(self, number: int) -> tuple[int, int, int]:
         """Return the index that shard `number` begins with, and the trajectories and timesteps of those before it."""
         shards = self._shards[:number]
-        following = shards[-1].stop if shards else 0
+        following = shards[-1].stop if shards else self._begun().first_trajectory
         return following, sum(shard.trajectories for shard in shards), sum(shard.timesteps for shard in shards)
 
     def replace(self, number: int, batch: TrajectoryBatch) -> None:
@@ -200,7 +200,7 @@ class ShardWriter:
         self._note_fingerprints(batch.fingerprints)
         manifest = self._begun()
         storage.save(batch, self._path / shard_name(len(self._shards)), provenance=manifest.provenance)
-        first = self._shards[-1].stop if self._shards else 0
+        first = self.before(len(self._shards))[0]
         n_dropped = int(batch.indices[-1]) + 1 - first - batch.n_trajectories
         self._shards.append(Shard(first, batch.n_trajectories, batch.n_timesteps, n_dropped))
         self.n_trajectories += batch.n_trajectories

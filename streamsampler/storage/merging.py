@@ -1,0 +1,164 @@
+"""Join the files or the folders of parts to what one run would have written, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.batch_fields import joined_fields
+from streamsampler.data.words import count
+from streamsampler.errors import UsageError
+from streamsampler.scheduling.plans import Target
+from streamsampler.storage import npz as storage
+from streamsampler.storage.folder import TrajectoryFolder
+from streamsampler.storage.json_facts import damage_raised
+from streamsampler.storage.manifest import Manifest, read_manifest
+from streamsampler.storage.parts import PartFile, parts_of_one_run
+from streamsampler.storage.shards import ShardWriter
+from streamsampler.version import __version__
+
+__all__ = ["merge_files", "merge_folders"]
+
+_OF_THE_COMPUTER = "fingerprints"
+"""What a provenance says of the machine, in which parts may differ."""
+
+
+def merge_files(paths: Sequence[Path], out: Path) -> TrajectoryBatch[Any, Any]:
+    """Write the batch that the `.npz` files of parts are together, and return it.
+
+    Raises:
+        UsageError: They are not all parts of one run, each once and whole.
+        StorageError: A file holds no batch, or is damaged.
+        OSError: A file cannot be read or written.
+    """
+    batches: dict[Path, TrajectoryBatch[Any, Any]] = {}
+    provenances: dict[Path, dict[str, Any]] = {}
+    files = []
+    for path in paths:
+        batches[path], header = storage.load_with_header(path)
+        with damage_raised(path):
+            provenances[path] = dict(header["provenance"])
+            files.append(_described(path, batches[path], header))
+    ordered = [file.path for file in parts_of_one_run(files)]
+    batch = _joined([batches.pop(path) for path in ordered])
+    provenance = provenances[ordered[0]]
+    if _OF_THE_COMPUTER in provenance:
+        provenance[_OF_THE_COMPUTER] = sorted({bits for file in files for bits in file.fingerprints})
+    storage.save(batch, out, provenance=provenance)
+    return batch
+
+
+def _described(path: Path, batch: TrajectoryBatch[Any, Any], header: dict[str, Any]) -> PartFile:
+    provenance = dict(header["provenance"])
+    fingerprints = frozenset(map(str, provenance.pop(_OF_THE_COMPUTER, [])))
+    interrupted = provenance.pop("interrupted", False)
+    lacks = "was interrupted, and holds what was finished by then: run this part again" if interrupted else ""
+    if batch.part is not None and not lacks:
+        lacks = _lacks(batch, dropping=provenance.get("on_failure") == "drop")
+    origin = {
+        **provenance,
+        "seed": batch.seed,
+        "agent_version": batch.agent_version,
+        "package_version": header["package_version"],
+    }
+    return PartFile(path=path, part=batch.part, origin=origin, fingerprints=fingerprints, lacks=lacks)
+
+
+def _lacks(batch: TrajectoryBatch[Any, Any], *, dropping: bool) -> str:
+    part, indices = batch.part, batch.indices.tolist()
+    assert part is not None
+    expected = range(part.first_trajectory, part.stop)
+    fits = set(indices) <= set(expected) and indices == sorted(set(indices))
+    if fits and (dropping or len(indices) == len(expected)):
+        return ""
+    return f"should hold trajectories {expected[0]} to {expected[-1]}, and does not: run this part again"
+
+
+def _joined(batches: Sequence[TrajectoryBatch[Any, Any]]) -> TrajectoryBatch[Any, Any]:
+    return replace(batches[0], **joined_fields(batches, kept_kinds=True))
+
+
+def merge_folders(
+    paths: Sequence[Path], out: Path, begun: Callable[[int], Callable[[int, int], object]]
+) -> TrajectoryFolder[Any, Any]:
+    """Write the folder that the folders of parts are together, with its shards cut as one run cuts them.
+
+    Memory holds a few shards. Where this was killed, the same call goes on with what it wrote.
+
+    Args:
+        paths: The folders.
+        out: The folder to write; it must be new, empty, or a part of the very same.
+        begun: Called with how many trajectories there will be; returns what is called with the timesteps and
+            trajectories that are there, after each shard.
+
+    Raises:
+        UsageError: They are not all parts of one run, each once and whole; or `out` holds something else.
+        DamagedShardError: A shard is damaged or missing; names the file.
+        StorageError: A folder has no manifest, or it is damaged; or another process is writing to `out`.
+        OSError: A folder cannot be read or written.
+    """
+    manifests = {path: read_manifest(path) for path in paths}
+    files = parts_of_one_run([_of_manifest(path, manifest) for path, manifest in manifests.items()])
+    first = manifests[files[0].path]
+    wanted = replace(first, part=None, complete=False, shards=(), fingerprints=frozenset(), package_version=__version__)
+    fingerprints = frozenset(bits for file in files for bits in file.fingerprints)
+    with ShardWriter(out, resume=True) as writer:
+        if writer.manifest is not None and writer.manifest.complete:
+            raise UsageError(f"{str(out)!r} holds trajectories already: name another folder")
+        writer.begin(wanted)
+        shown = begun(wanted.target.number)
+        there = writer.n_trajectories, writer.n_timesteps
+        for batch in _shards(_after([file.path for file in files], there[0]), wanted.target, wanted.shard_size, there):
+            writer.write(replace(batch, fingerprints=fingerprints))
+            shown(writer.n_timesteps, writer.n_trajectories)
+        writer.finish()
+    return TrajectoryFolder(out)
+
+
+def _of_manifest(path: Path, manifest: Manifest) -> PartFile:
+    origin = manifest.decides()
+    origin.pop("part", None)
+    there, wanted = manifest.n_trajectories, manifest.target.number
+    lacks = ""
+    if manifest.part is not None and not (manifest.complete and there == wanted):
+        lacks = f"is not complete: it lists {there:,} of {count(wanted, 'trajectory')}. Resume the run of this part"
+    fingerprints = manifest.fingerprints
+    return PartFile(path=path, part=manifest.part, origin=origin, fingerprints=fingerprints, lacks=lacks)
+
+
+def _after(paths: Sequence[Path], n_trajectories: int) -> Iterator[TrajectoryBatch[Any, Any]]:
+    """Yield the shards of folders, without the first trajectories."""
+    for path in paths:
+        for shard in TrajectoryFolder[Any, Any](path).shards:
+            if len(shard) > n_trajectories:
+                yield shard[n_trajectories:] if n_trajectories else shard
+            n_trajectories = max(0, n_trajectories - len(shard))
+
+
+def _shards(
+    pieces: Iterator[TrajectoryBatch[Any, Any]], target: Target, size: int, there: tuple[int, int]
+) -> Iterator[TrajectoryBatch[Any, Any]]:
+    """Cut trajectories into shards, as a run cuts those that it samples.
+
+    Args:
+        pieces: The trajectories, in order.
+        target: How many there are in all.
+        size: Timesteps that a shard has at least.
+        there: How many trajectories and timesteps are in shards already.
+    """
+    taken: list[TrajectoryBatch[Any, Any]] = []
+    portion = target.next_portion(size, *there)
+    for piece in pieces:
+        start = 0
+        while start < len(piece):
+            n = portion.take(piece.lengths[start:].tolist())
+            taken.append(piece[start : start + n])
+            start += n
+            if portion.met:
+                shard, taken = _joined(taken), []
+                there = there[0] + len(shard), there[1] + shard.n_timesteps
+                yield shard
+                portion = target.next_portion(size, *there)
