@@ -52,6 +52,8 @@ _PYTHON_NUMBERS: dict[type, np.dtype[Any]] = {
     float: np.dtype(np.float64),
     complex: np.dtype(np.complex128),
 }
+_PLAIN = frozenset((np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64)))
+"""The dtypes of Python's numbers that a file can hold."""
 _ALL = slice(None)
 _INT64 = np.iinfo(np.int64)
 # What `array` calls the dtypes; to numpy "q" may be another one than int64, of the same size.
@@ -286,8 +288,21 @@ def _objects(column: InfoColumn, rows: slice) -> list[Any]:
 
 
 def _recorded(column: InfoColumn, rows: slice) -> list[Any]:
-    """Return values from which `_kind` can tell what was recorded."""
-    return [value.copy() if isinstance(value, np.ndarray) else value for value in column.values[rows]]
+    """Return values from which `_kind` tells what was recorded, the same whichever column they are in."""
+    return [_of_its_kind(value) for value in column.values[rows]]
+
+
+def _of_its_kind(value: Any) -> Any:
+    kind = _kind(value)
+    if kind is None:
+        return value
+    if type(value) is complex:
+        return np.complex128(value)  # which a file can hold
+    if kind[1]:
+        return value.copy()
+    if type(value) in _PYTHON_NUMBERS:
+        return value
+    return value.item() if kind[0] in _PLAIN else value[()]
 
 
 def _fold(columns: dict[KeyPath, InfoColumn], length: int, objects: Objects) -> dict[KeyPath, InfoColumn]:

@@ -51,4 +51,19 @@ seed decides for both cancels; `correlation` says how much that was, and "as goo
 was worth. `until_decided=0.05` stops as soon as a test is sure which agent is better, and tells equal agents apart in
 at most 5 of 100 comparisons although it looks after each pair. It needs the `bounds` of returns; success rates need
 none (`decide_on="success"`). Of more than two agents each is compared with the first.
+
+Parts
+-----
+
+For job arrays of clusters, without any engine that spans machines: each of n jobs runs one part, and what they wrote is
+merged to the file that one run would have written, byte for byte.
+
+```python
+evaluate("random", "CartPole-v1", num_trajectories=100, seed=1, part=(2, 7)).save("part-2.json")  # in job 2 of 7
+streamsampler.merge(["part-1.json", …, "part-7.json"], "cartpole.json")  # afterwards; so does `streamsampler merge`
+```
+
+`part` goes with `num_trajectories`, which needs a `seed`, the same for all; with `seeds` and with `scenarios`. Where a
+rule decides when to stop, no job knows its range. `compare`, `sample_to_folder` and `Sampler.obtain_trajectories` take
+it, too. A part that was killed or interrupted is run again; `streamsampler.merge` names those that are missing.
 """

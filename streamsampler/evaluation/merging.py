@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -20,7 +21,7 @@ from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.merging import merge_files, merge_folders
-from streamsampler.storage.parts import PartFile, check_output, parts_of_one_run
+from streamsampler.storage.parts import PartFile, check_paths, parts_of_one_run
 
 __all__ = ["Merged", "merge"]
 
@@ -29,8 +30,15 @@ Merged: TypeAlias = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Eva
 
 Kind: TypeAlias = Literal["folder", "file of trajectories", "evaluation", "comparison"]
 
+_JSON = re.compile(rb'\s*\{\s*"format"\s*:\s*"streamsampler (evaluation|comparison)"')
 _COLUMNS = ("returns", "lengths", "terminated", "truncated", "indices")
 _AGREE = ("agent", "environment", "versions", "seed", "success_meaning", "guaranteed", "bounds")
+_A: Mapping[Kind, str] = {
+    "folder": "a folder",
+    "file of trajectories": "a file of trajectories",
+    "evaluation": "an evaluation",
+    "comparison": "a comparison",
+}
 _FINGERPRINTS = "fingerprints"
 
 
@@ -45,8 +53,8 @@ def merge(
 
     Args:
         parts: Files or folders, in any order: all of one kind, and each part once.
-        out: The file or folder to write. A file that is there is replaced. A folder must be new or empty; if a merge of
-            the same parts was killed, the same call continues it.
+        out: The file or folder to write. A file that is there is replaced. A folder must be new or empty; or what a
+            merge of the same parts left that was killed, which the same call then completes.
         progress: See `Sampler.obtain_samples`; for folders.
 
     Returns:
@@ -66,10 +74,10 @@ def merge(
     kinds = {path: _kind_of(path) for path in paths}
     kind = kinds[paths[0]]
     if other := next((path for path in paths if kinds[path] != kind), None):
-        raise UsageError(f"{paths[0]} is a {kind}, and {other} is a {kinds[other]}: merge parts of one kind")
+        raise UsageError(f"{paths[0]} is {_A[kind]}, and {other} is {_A[kinds[other]]}: merge parts of one kind")
     out = Path(out)
     for written in (out, out.with_name(f"{out.name}.npz")) if kind == "file of trajectories" else (out,):
-        check_output(written, paths)
+        check_paths(paths, written)
     if kind == "folder":
         return _merge_folders(paths, out, progress)
     if kind == "file of trajectories":
@@ -86,9 +94,8 @@ def _kind_of(path: Path) -> Kind:
         begin = file.read(4096)
     if begin.startswith(b"PK"):
         return "file of trajectories"
-    for kind in ("evaluation", "comparison"):
-        if f'"streamsampler {kind}"'.encode() in begin:
-            return kind
+    if match := _JSON.match(begin):
+        return "evaluation" if match[1] == b"evaluation" else "comparison"
     raise StorageError(f"{path} is no part: it holds neither trajectories nor an evaluation nor a comparison")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,16 +111,19 @@ def merge_folders(
             raise UsageError(f"{str(out)!r} holds trajectories already: name another folder")
         writer.begin(wanted)
         shown = begun(wanted.target.number)
-        there = writer.n_trajectories, writer.n_timesteps
-        for batch in _shards(_after([file.path for file in files], there[0]), wanted.target, wanted.shard_size, there):
-            writer.write(replace(batch, fingerprints=fingerprints))
-            shown(writer.n_timesteps, writer.n_trajectories)
+        there = TrajectoryFolder[Any, Any](out).shards
+        for number, batch in enumerate(_shards([file.path for file in files], wanted.target, wanted.shard_size)):
+            if number >= len(there):
+                writer.write(replace(batch, fingerprints=fingerprints))
+                shown(writer.n_timesteps, writer.n_trajectories)
+            elif there[number] != batch:
+                raise UsageError(f"{str(out)!r} was begun with other trajectories: remove it, or name another folder")
         writer.finish()
     return TrajectoryFolder(out)
 
 
 def _of_manifest(path: Path, manifest: Manifest) -> PartFile:
-    origin = manifest.decides()
+    origin = {**manifest.decides(), "versions": manifest.provenance.get("versions")}
     origin.pop("part", None)
     there, wanted = manifest.n_trajectories, manifest.target.number
     lacks = ""
@@ -129,29 +133,18 @@ def _of_manifest(path: Path, manifest: Manifest) -> PartFile:
     return PartFile(path=path, part=manifest.part, origin=origin, fingerprints=fingerprints, lacks=lacks)
 
 
-def _after(paths: Sequence[Path], n_trajectories: int) -> Iterator[TrajectoryBatch[Any, Any]]:
-    """Yield the shards of folders, without the first trajectories."""
-    for path in paths:
-        for shard in TrajectoryFolder[Any, Any](path).shards:
-            if len(shard) > n_trajectories:
-                yield shard[n_trajectories:] if n_trajectories else shard
-            n_trajectories = max(0, n_trajectories - len(shard))
-
-
-def _shards(
-    pieces: Iterator[TrajectoryBatch[Any, Any]], target: Target, size: int, there: tuple[int, int]
-) -> Iterator[TrajectoryBatch[Any, Any]]:
-    """Cut trajectories into shards, as a run cuts those that it samples.
+def _shards(paths: Sequence[Path], target: Target, size: int) -> Iterator[TrajectoryBatch[Any, Any]]:
+    """Cut the trajectories of folders into shards, as a run cuts those that it samples.
 
     Args:
-        pieces: The trajectories, in order.
-        target: How many there are in all.
+        paths: The folders, in order.
+        target: How many trajectories there are in all.
         size: Timesteps that a shard has at least.
-        there: How many trajectories and timesteps are in shards already.
     """
     taken: list[TrajectoryBatch[Any, Any]] = []
-    portion = target.next_portion(size, *there)
-    for piece in pieces:
+    n_trajectories = n_timesteps = 0
+    portion = target.next_portion(size, 0, 0)
+    for piece in itertools.chain.from_iterable(TrajectoryFolder[Any, Any](path).shards for path in paths):
         start = 0
         while start < len(piece):
             n = portion.take(piece.lengths[start:].tolist())
@@ -159,6 +152,6 @@ def _shards(
             start += n
             if portion.met:
                 shard, taken = _joined(taken), []
-                there = there[0] + len(shard), there[1] + shard.n_timesteps
+                n_trajectories, n_timesteps = n_trajectories + len(shard), n_timesteps + shard.n_timesteps
                 yield shard
-                portion = target.next_portion(size, *there)
+                portion = target.next_portion(size, n_trajectories, n_timesteps)

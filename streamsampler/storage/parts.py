@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from streamsampler.errors import UsageError
 from streamsampler.protocol.fingerprints import differing_libraries
 from streamsampler.scheduling.parts import Part, in_order
 
-__all__ = ["PartFile", "check_output", "parts_of_one_run"]
+__all__ = ["PartFile", "check_paths", "parts_of_one_run"]
 
 _log = logging.getLogger("streamsampler")
 
@@ -48,7 +48,6 @@ def parts_of_one_run(files: Sequence[PartFile]) -> list[PartFile]:
     Raises:
         UsageError: They are not all parts of one run, each once and whole; names the files, and what differs or lacks.
     """
-    _check_once([file.path for file in files])
     for file in files:
         if file.lacks:
             raise UsageError(f"{file.path}{f', {file.part},' if file.part else ''} {file.lacks}")
@@ -60,22 +59,19 @@ def parts_of_one_run(files: Sequence[PartFile]) -> list[PartFile]:
     return [by_name[name] for name in names]
 
 
-def check_output(out: Path, parts: Iterable[Path]) -> None:
-    """Check that what is written is none of the parts.
+def check_paths(parts: Sequence[Path], out: Path) -> None:
+    """Check that no part is given twice, and that what is written is none of them.
 
     Raises:
-        UsageError: It is one.
+        UsageError: One is.
     """
-    if any(part.resolve() == out.resolve() for part in parts):
-        raise UsageError(f"{out} is one of the parts: name another file or folder to write")
-
-
-def _check_once(paths: Iterable[Path]) -> None:
     seen: set[Path] = set()
-    for path in paths:
+    for path in parts:
         if (resolved := path.resolve()) in seen:
             raise UsageError(f"{path} is given twice")
         seen.add(resolved)
+    if out.resolve() in seen:
+        raise UsageError(f"{out} is one of the parts: name another file or folder to write")
 
 
 def _check_origin(one: PartFile, other: PartFile) -> None:

@@ -24,7 +24,7 @@ MODULES = [
     *("workers.base", "workers.board", "workers.factory", "workers.generators", "workers.loop", "workers.vec"),
     *("engines", "engines.base", "scheduling.blocks", "scheduling.restarts", "seeding", "serialization", "protocol"),
     *("evaluation", "evaluation.evaluate", "evaluation.evaluation", "evaluation.intervals", "evaluation.betting"),
-    *("evaluation.compare", "evaluation.comparison"),
+    *("evaluation.compare", "evaluation.comparison", "evaluation.merging"),
     *("protocol.fingerprints", "protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli"),
     *("examples", "examples.reinforce"),
 ]

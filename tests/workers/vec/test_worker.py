@@ -121,7 +121,10 @@ def test_the_same_batches_for_any_number_of_workers(call):
 
 
 def test_a_stream_does_not_begin_within_a_block():
-    with vec(Sampling(), "CartPole-v1") as sampler, pytest.raises(UsageError, match="first_trajectory must be 0"):
+    with (
+        vec(Sampling(), "CartPole-v1") as sampler,
+        pytest.raises(UsageError, match="first_trajectory must be a multiple of 6"),
+    ):
         sampler.stream(first_trajectory=1)
 
 
