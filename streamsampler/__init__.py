@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from streamsampler.evaluation.compare import compare
     from streamsampler.evaluation.evaluate import evaluate
     from streamsampler.evaluation.merging import merge
+    from streamsampler.evaluation.replay import replay
     from streamsampler.samplers.base import Sampler
     from streamsampler.samplers.local import LocalSampler
     from streamsampler.samplers.per_worker import PerWorker
@@ -127,6 +128,7 @@ __all__ = [
     "evaluate",
     "load",
     "merge",
+    "replay",
     "run_worker",
     "sample_to_folder",
     "timed",
@@ -153,6 +155,7 @@ _HOMES = {
     "compare": "evaluation.compare",
     "evaluate": "evaluation.evaluate",
     "merge": "evaluation.merging",
+    "replay": "evaluation.replay",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
     "run_worker": "workers.loop",

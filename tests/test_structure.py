@@ -161,6 +161,7 @@ def test_the_public_face():
         "evaluate",
         "load",
         "merge",
+        "replay",
         "run_worker",
         "sample_to_folder",
         "timed",

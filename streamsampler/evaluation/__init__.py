@@ -66,4 +66,19 @@ streamsampler.merge(["part-1.json", …, "part-7.json"], "cartpole.json")  # aft
 `part` goes with `num_trajectories`, which needs a `seed`, the same for all; with `seeds` and with `scenarios`. Where a
 rule decides when to stop, no job knows its range. `compare`, `sample_to_folder` and `Sampler.obtain_trajectories` take
 it, too. A part that was killed or interrupted is run again; `streamsampler.merge` names those that are missing.
+
+Replaying
+---------
+
+```python
+from streamsampler import LocalSampler, replay
+
+with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
+    batch = sampler.obtain_trajectories(10)
+print(replay(batch, 7, agent="random", env="CartPole-v1"))
+```
+
+`streamsampler.replay` runs trajectory 7 again, from a batch, a file or a folder, in the same row of a batch of the same
+shape. It compares observations, actions, rewards and the end, bit for bit, and says where they differ first, and why
+that may be. `actions=True` replays the recorded actions without the agent, and `video="it.mp4"` films it.
 """

@@ -51,6 +51,10 @@ print((after - before).mean())
 `env.reset(options=…)` in every trajectory of a call; `obtain_trajectories` also takes a list with one item for each
 trajectory.
 
+To look at one trajectory again, `sampler.replay(version, index, recorded=batch)` runs it in this process, compares it
+bit for bit, and says where it differs first, if it does; `video="it.mp4"` films it. `streamsampler.replay` does that
+with a file.
+
 What depends on more than the seed
 ----------------------------------
 

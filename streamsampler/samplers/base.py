@@ -11,7 +11,6 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import CheckMode, UsageError, check_mode, positive, refuse_two_numbers
-from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.parts import check_first, exactly
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
@@ -19,6 +18,7 @@ from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.provenance import provenance_of
+from streamsampler.samplers.replaying import ReplayingSampler
 from streamsampler.samplers.streaming import Stream
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.blocks import Layout
@@ -36,7 +36,7 @@ from streamsampler.workers.threads import check_threads
 __all__ = ["Sampler"]
 
 
-class Sampler(SamplerLife, Generic[ObservationsT, ActionsT]):
+class Sampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
     """Collect trajectories; a subclass decides where the workers live.
 
     The arguments of all samplers are documented here, in one place. Those that only one kind of sampler has are

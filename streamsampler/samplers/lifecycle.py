@@ -170,7 +170,7 @@ class SamplerLife(ABC):
         snapshot = session.updates.snapshot()
         try:
             self._put(updates)
-            session.set_resets(resets, payload)
+            session.set_call(plan, resets, payload)
             return Call(session, plan, snapshot, stats)
         except BaseException:
             session.restore_updates(snapshot)

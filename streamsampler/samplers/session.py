@@ -17,6 +17,7 @@ from streamsampler.samplers.supervisor import Supervisor, logger
 from streamsampler.samplers.updates import Snapshot, Updates
 from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.blocks import Layout
+from streamsampler.scheduling.plans import GatherPlan
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Throughput
@@ -48,6 +49,8 @@ class Session:
         records: What is known of each worker, by worker number.
         cancelled: Whether the engine is closed, or another thread is about to close it.
         suspect: Whether an interrupt may have come between two steps of the bookkeeping.
+        plan: What the last call was to obtain; None before the first.
+        resets: What it said of its trajectories.
     """
 
     def __init__(
@@ -83,7 +86,8 @@ class Session:
         self.fingerprints = fingerprints or Fingerprints(None)
         self.cancelled = False
         self.suspect = False
-        self._resets: Resets | None = None
+        self.plan: GatherPlan | None = None
+        self.resets: Resets | None = None
         self._resets_handle: Any = None
         self._published: dict[int, Any] = updates.payloads()
         self._levels: Levels | None = None
@@ -103,14 +107,16 @@ class Session:
             self.updates.put("levels", self.publish(dumps(levels, "the levels of loggers")))
             self._levels = levels
 
-    def set_resets(self, resets: Resets | None, payload: Payload | None) -> None:
-        """Set what the next call says of its trajectories.
+    def set_call(self, plan: GatherPlan, resets: Resets | None, payload: Payload | None) -> None:
+        """Set what the next call is to obtain, and what it says of its trajectories.
 
         Args:
+            plan: What it is to obtain.
             resets: What it says.
             payload: The same, pickled.
         """
-        self._resets = resets
+        self.plan = plan
+        self.resets = resets
         self._resets_handle = None if payload is None else self.publish(payload)
 
     def begin_version(self) -> int:
@@ -142,7 +148,7 @@ class Session:
 
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
         """Return the seeds of trajectories of the current call."""
-        return (self._resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
+        return (self.resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 
     def start_contents(self, record: WorkerRecord) -> dict[str, Any]:
         """Return what a worker's `Start` carries besides tickets, and record it as sent; see `messages.Start`."""

@@ -45,7 +45,7 @@ _TIMED_AS = [_IN_STEPS.get(phase, "reset") for phase in Phase]  # to replace an 
 _CONSTRUCTION = 0
 """The agent version that constructors are seeded with: trajectories have later ones."""
 
-__all__ = ["Channel", "WorkerLoop", "run_worker"]
+__all__ = ["Channel", "WorkerLoop", "failure_of", "run_worker", "seed_constructors"]
 
 
 class Channel(Protocol):
@@ -77,6 +77,11 @@ class Channel(Protocol):
         Raises:
             SerializationError: The contents cannot be pickled. Nothing was sent.
         """
+
+
+def seed_constructors(seed: int) -> None:
+    """Seed the global generators for the constructors of agents and environments, from the sampler's seed."""
+    seed_generators(TrajectorySeeds(seed, _CONSTRUCTION)[0])
 
 
 def run_worker(channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
@@ -153,7 +158,7 @@ class WorkerLoop:
         self._spaces_sent = False
         try:
             # What constructors draw must not depend on the process either, nor on when it was started.
-            seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
+            seed_constructors(self._seed)
             if self._worker is None:
                 self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
                 self._worker = self._make_worker(self._context)
@@ -208,7 +213,7 @@ class WorkerLoop:
         worker = self._worker
         assert worker is not None
         self._discard(worker)
-        seed_generators(TrajectorySeeds(self._seed, _CONSTRUCTION)[0])
+        seed_constructors(self._seed)
         self._apply(worker, self._in_force)
 
     def _discard(self, worker: Worker) -> None:
@@ -347,7 +352,7 @@ class WorkerLoop:
     ) -> None:
         """Answer a ticket with a failure, and give up the others."""
         others = self._side.fail()
-        failure = replace(_failure(ticket, phase, trajectory, error), lost_timesteps=lost_timesteps)
+        failure = replace(failure_of(ticket, phase, trajectory, error), lost_timesteps=lost_timesteps)
         runs_lanes = self._worker is not None and self._worker.runs_lanes
         self._channel.answer(replace(failure, checked=self._checked, runs_lanes=runs_lanes), error)
         self._checked = None
@@ -363,10 +368,18 @@ class WorkerLoop:
         try:
             self._worker.shutdown()
         except BaseException as error:
-            self._channel.answer(_failure(None, Phase.CLOSE, None, error), error)
+            self._channel.answer(failure_of(None, Phase.CLOSE, None, error), error)
 
 
-def _failure(ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException) -> Failure:
+def failure_of(ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException) -> Failure:
+    """Return what a worker says of an exception.
+
+    Args:
+        ticket: The ticket in hand; None after `Exit`.
+        phase: What the worker was doing.
+        trajectory: The trajectory in hand; None outside trajectories.
+        error: The exception.
+    """
     try:
         exception = cloudpickle.dumps(error)
     except Exception:

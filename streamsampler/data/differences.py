@@ -1,0 +1,142 @@
+"""Find where two runs of one trajectory differ first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamsampler.data import trees
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.words import count
+
+__all__ = ["Difference", "first_difference"]
+
+_SHOWN = 8
+_ROUNDING = 1e-3
+_IN_ORDER = "observation", "action", "reward", "end"
+"""What a timestep consists of, in the order in which it happens. The next observation follows the end."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs of a trajectory differ first.
+
+    Attributes:
+        timestep: At which timestep, from 0 on; the observation after the last action is that of one more.
+        what: "observation", "action", "reward" or "end".
+        path: Which part of an observation or an action, as it is written in Python, such as `['camera']`.
+        recorded: The value that was recorded; of an end, the words for it.
+        replayed: The value now.
+    """
+
+    timestep: int
+    what: str
+    path: str
+    recorded: Any
+    replayed: Any
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the two values are numbers so close together that they may be one, rounded in two ways."""
+        one, other = np.asarray(self.recorded), np.asarray(self.replayed)
+        if one.shape != other.shape or one.dtype.kind != "f" or other.dtype.kind != "f":
+            return False
+        with np.errstate(invalid="ignore", over="ignore"):
+            largest = np.max(np.abs(one), initial=0.0)
+            return bool(np.max(np.abs(one - other), initial=0.0) <= _ROUNDING * max(float(largest), 1e-30))
+
+    def __str__(self) -> str:
+        recorded, replayed = shown(self.recorded), shown(self.replayed)
+        if recorded == replayed:
+            recorded, replayed = bits(self.recorded), bits(self.replayed)
+        return f"the {self.what}{self.path} of timestep {self.timestep}: {recorded} recorded, {replayed} now"
+
+
+def shown(value: Any) -> str:
+    """Return a value in a few words."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, np.generic):
+        return str(value.item())
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        flat = value.ravel()
+        items = ", ".join(str(item) for item in flat[:_SHOWN].tolist())
+        return f"[{items}{', …' if flat.size > _SHOWN else ''}] ({value.dtype})"
+    return f"{value!r:.80}"
+
+
+def bits(value: Any) -> str:
+    """Return the bits of a value, where its digits do not tell it from another one."""
+    array = np.asarray(value)
+    return shown(value) if array.dtype == object else f"{shown(value)} with the bits {array.tobytes()[:16].hex()}"
+
+
+def first_difference(
+    recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch[Any, Any], *, prefix: bool = False
+) -> Difference | None:
+    """Return where a run of a trajectory differs first from what was recorded of it; None where it does not.
+
+    Compared are observations, actions, rewards and ends, bit for bit.
+
+    Args:
+        recorded: A batch of one trajectory.
+        replayed: Another one.
+        prefix: Whether what was recorded may have been cut: then the replay may go on after it.
+    """
+    found = list(_in_timesteps(recorded, replayed))
+    n, n_now = len(recorded.rewards), len(replayed.rewards)
+    shorter = min(n, n_now)
+    goes_on = prefix and n_now > n
+    if not goes_on:
+        ends = _end_at(recorded, shorter), _end_at(replayed, shorter)
+        if ends[0] != ends[1]:
+            found.append(Difference(shorter - 1, "end", "", *ends))
+    if n == n_now or goes_on:
+        following = trees.take(replayed.observations, slice(n, n + 1)) if goes_on else replayed.last_observations
+        found += _first_in(recorded.last_observations, following, "observation", 1, n)
+    # What differs in its kind differs from its first timestep on.
+    return min(found, key=lambda it: (it.timestep, _IN_ORDER.index(it.what)), default=None)
+
+
+def _in_timesteps(recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch[Any, Any]) -> Iterator[Difference]:
+    n = min(len(recorded.rewards), len(replayed.rewards))
+    yield from _first_in(recorded.observations, replayed.observations, "observation", n)
+    yield from _first_in(recorded.actions, replayed.actions, "action", n)
+    yield from _first_in(recorded.rewards, replayed.rewards, "reward", n)
+
+
+def _first_in(one: Any, other: Any, what: str, n: int, base: int = 0) -> Iterator[Difference]:
+    """Yield where two trees differ first among their first n rows, if they do; `base` is the timestep of row 0."""
+    leaves, others = dict(trees.leaves(one)), dict(trees.leaves(other))
+    if leaves.keys() != others.keys():
+        path = min(leaves.keys() ^ others.keys())
+        yield Difference(base, what, path, *(("there" if path in it else "missing") for it in (leaves, others)))
+        return
+    rows = [(row, path) for path in leaves if (row := _first_row(leaves[path][:n], others[path][:n])) is not None]
+    if rows:
+        row, path = min(rows, key=lambda it: it[0])
+        yield Difference(base + row, what, path, leaves[path][row], others[path][row])
+
+
+def _first_row(one: trees.Array, other: trees.Array) -> int | None:
+    """Return the first row in which two arrays differ, of as many rows each; None where they do not."""
+    if not len(one):
+        return None
+    if one.dtype != other.dtype or one.shape[1:] != other.shape[1:]:
+        return 0
+    if one.dtype.hasobject:
+        return next((row for row in range(len(one)) if not trees.same(one[row], other[row])), None)
+    as_bytes = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in (one, other)]
+    differ = np.flatnonzero((as_bytes[0] != as_bytes[1]).any(axis=1))
+    return int(differ[0]) if len(differ) else None
+
+
+def _end_at(trajectory: TrajectoryBatch[Any, Any], n: int) -> str:
+    """Return in words whether a trajectory ends after n timesteps, and how."""
+    if len(trajectory.rewards) > n:
+        return "goes on"
+    flags = {"terminated": trajectory.terminated[0], "truncated": trajectory.truncated[0]}
+    return f"{' and '.join(name for name, flag in flags.items() if flag)} after {count(n, 'timestep')}"

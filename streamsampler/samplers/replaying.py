@@ -1,0 +1,159 @@
+"""Run a sampler's trajectories again, one at a time."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.errors import UsageError, positive
+from streamsampler.samplers.lifecycle import SamplerLife
+from streamsampler.samplers.payloads import pickled_updates, put
+from streamsampler.samplers.replays import Origin, Replay, replayed
+from streamsampler.samplers.rerun import Rerun, place_of
+from streamsampler.samplers.updates import Updates
+from streamsampler.scheduling.plans import GatherPlan, Streamed
+from streamsampler.seeding import TrajectorySeeds
+from streamsampler.serialization import Payload
+from streamsampler.workers.resets import Options, Resets, common_resets
+
+__all__ = ["ReplayingSampler", "recorded_one"]
+
+
+class ReplayingSampler(SamplerLife):
+    """What all samplers have that runs a trajectory again."""
+
+    def replay(
+        self,
+        version: int,
+        index: int,
+        *,
+        agent: Any = None,
+        env: Any = None,
+        reset_options: Options | None = None,
+        recorded: TrajectoryBatch[Any, Any] | None = None,
+        actions: bool = False,
+        video: str | PathLike[str] | None = None,
+    ) -> Replay:
+        """Run a trajectory again, in this process, and compare it with what was recorded of it.
+
+        It runs from the same seed and, with `VecWorker`, in the same row of a batch of the same shape; where
+        trajectories of a block may influence each other, with all of its block. The workers are not disturbed.
+
+        Args:
+            version: The agent version: `batch.agent_versions[i]`.
+            index: The trajectory index: `batch.indices[i]`.
+            agent: The agent, or parameters for the sampler's agent, as `agent_update` takes them. None for those that
+                the sampler has, which are right for the current version only.
+            env: As `env_update` takes it. None for the environment that the sampler has.
+            reset_options: What `env.reset(options=…)` gets. None for what the call said, if it was the last one.
+            recorded: A batch with the trajectory, to compare it with; its seed is taken from there.
+            actions: Whether to replay the recorded actions, without the agent.
+            video: A `.mp4` file for a video, which needs the extra `video`.
+
+        Returns:
+            What came of it: `replay.trajectory`, and `replay.difference` if something was `recorded`.
+
+        Raises:
+            UsageError: There is no such trajectory, the agent of its version is not known, or an argument cannot work.
+            RolloutError: The agent or the environment raised.
+            ImportError: The library for videos is missing.
+            OSError: The video cannot be written.
+        """
+        version, index = positive("version", version), positive("index", index, least=0)
+        if actions and recorded is None:
+            raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
+        given = common_resets(reset_options)
+        one = None if recorded is None else recorded_one(recorded, index, version)
+        with self._exclusive():
+            session = self._session
+            is_current = version == session.version
+            if not (is_current or actions) and agent is None:
+                raise UsageError(_other_version(version, session.version))
+            pickled = pickled_updates(agent, env, session.updates.about("agent"))
+            plan: GatherPlan = session.plan if is_current and session.plan is not None else Streamed()
+            resets = session.resets if is_current and given is None else given
+            differ = session.updates.differ
+            queue, block = place_of(plan, index, self._setup.factory.layout.block, self.n_workers if differ else 1)
+            updates = session.updates.mapped(lambda handle: _kept(session.engine.published(handle)))
+        for kind, payloads in pickled.items():
+            put(updates, kind, payloads)
+        derived = TrajectorySeeds(self.seed, version)
+        seeds = dict(zip(block, (resets or Resets()).seeds_of(derived, block), strict=True))
+        rerun = Rerun(
+            setup=self._setup, updates=_of_worker(updates, queue), version=version, index=index, block=block,
+            seeds=seeds | _seeds_of(recorded, version), worker=queue, resets=resets,
+        )  # fmt: skip
+        if actions:
+            assert one is not None
+            rerun = rerun.with_actions(one)
+        origin = Origin(() if recorded is None else recorded.fingerprints, actions_only=actions)
+        # Which trajectories an earlier call was to obtain is not known: its last block may have been cut.
+        unknown = recorded is not None and not (is_current or actions)
+        alternative = rerun.cut_before(int(recorded.indices.max()) + 1) if unknown and recorded is not None else None
+        return replayed(rerun, one, origin, None if video is None else Path(video), alternative)
+
+
+def recorded_one(batch: Any, index: int, version: int | None = None) -> TrajectoryBatch[Any, Any]:
+    """Return the trajectory of an index from a batch; the arguments are as in `streamsampler.replay`.
+
+    Raises:
+        UsageError: There is none, or several agent versions have one.
+    """
+    versions = batch.agent_versions
+    found = [
+        position
+        for position in (batch.indices == index).nonzero()[0].tolist()
+        if version is None or versions[position] == version
+    ]
+    if len(found) == 1:
+        return batch[found[0]]  # type: ignore[no-any-return]
+    if found and version is None:
+        there = ", ".join(sorted({str(versions[position]) for position in found}, key=int))
+        raise UsageError(f"trajectory {index} is there more than once, of agent versions {there}: give version")
+    if found:
+        raise UsageError(f"trajectory {index} of agent version {version} is there {len(found)} times")
+    raise UsageError(_missing(batch, index, version))
+
+
+def _missing(batch: Any, index: int, version: int | None) -> str:
+    of_version = batch.indices if version is None else batch.indices[batch.agent_versions == version]
+    which = "" if version is None else f" of agent version {version}"
+    if not len(of_version):
+        there = ", ".join(map(str, sorted(set(batch.agent_versions.tolist()))))
+        return f"there is no trajectory {index}{which}: there are trajectories of agent versions {there or 'none'}"
+    first, last = int(of_version.min()), int(of_version.max())
+    if index < last:
+        return (
+            f"there is no trajectory {index}{which}: it was left out, because it raised when it was sampled, or was "
+            f"not selected; there are {len(of_version)} from {first} to {last}"
+        )
+    return f"there is no trajectory {index}{which}: there are trajectories {first} to {last}"
+
+
+def _other_version(version: int, current: int) -> str:
+    if not current:
+        return f"nothing was sampled yet, so the agent of version {version} is not known: pass agent="
+    return (
+        f"the sampler's agent is that of version {current}: pass agent=, the agent of version {version} or its "
+        "parameters"
+    )
+
+
+def _kept(payload: Payload) -> Payload:
+    """Return a payload in memory of its own: an engine may use its memory again."""
+    return Payload(bytes(payload.data), tuple(bytes(buffer) for buffer in payload.buffers), payload.about)
+
+
+def _of_worker(updates: Updates[Payload], worker: int) -> dict[str, Payload]:
+    missing = updates.missing(worker, {})
+    return {kind: payload for kind, payload in missing.items() if kind != "levels"}
+
+
+def _seeds_of(batch: TrajectoryBatch[Any, Any] | None, version: int) -> dict[int, int]:
+    """Return the seeds of a version's trajectories in a batch, by their indices."""
+    if batch is None:
+        return {}
+    rows = zip(batch.indices.tolist(), batch.agent_versions.tolist(), batch.seeds, strict=True)
+    return {index: seed for index, of_version, seed in rows if of_version == version}

@@ -1,0 +1,280 @@
+"""Trajectories that are run again: the same, bit for bit, or what differs first and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from streamsampler import (
+    DefaultWorker,
+    LocalSampler,
+    MultiprocessingSampler,
+    PerWorker,
+    RolloutError,
+    UsageError,
+    VecWorker,
+    replay,
+    sample_to_folder,
+)
+from streamsampler.storage import npz as storage
+from tests.evaluation.envs import Known
+from tests.scripted.agents import Attentive, Drawing, Linear, Rowwise, Sampling, Stamping
+from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Steps
+from tests.scripted.vectors import Vector
+
+
+def vec(n_envs: int = 3, **args: Any) -> dict[str, Any]:
+    return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs, **args}}
+
+
+FORMS: dict[str, Any] = {
+    "default": (Drawing(), GlobalNoise, {}),
+    "nested": (Attentive(), Nested, {}),
+    "limited": (Attentive(), Nested, {"max_episode_length": 3}),
+    "lanes": (Rowwise(), "CartPole-v1", vec()),
+    "blocks": (Sampling(), "CartPole-v1", vec()),
+    "long blocks": (Sampling(), "CartPole-v1", vec(block_size=5)),
+    "vector": (lambda _: 0, Vector("NEXT_STEP"), vec()),
+    "vector with masks": (lambda _: 0, Vector("DISABLED"), vec(block_size=7)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_trajectory_of_each_amount_is_the_same(form, tmp_path):
+    agent, env, options = FORMS[form]
+    with LocalSampler(agent, env, seed=3, check=None, **options) as sampler:
+        for obtain in (sampler.obtain_samples, sampler.obtain_trajectories):
+            batch = obtain(11)
+            for index in batch.indices.tolist():
+                found = sampler.replay(sampler.agent_version, index, recorded=batch)
+                assert found.same, found
+                assert found.trajectory == batch[batch.indices == index]
+            path = batch.save(tmp_path / "a", provenance=sampler.provenance())
+            assert all(replay(path, index, agent=agent, env=env).same for index in batch.indices.tolist())
+
+
+def test_a_block_is_what_differs_without_its_neighbours():
+    """The test above shows something: a trajectory of a block is another one alone."""
+    agent, env, options = FORMS["blocks"]
+    with LocalSampler(agent, env, seed=3, **options) as sampler:
+        batch = sampler.obtain_trajectories(6)
+    assert not replay(batch, 4, agent=agent, env=env).same
+    assert replay(batch, 4, agent=agent, env=env, **options).same
+
+
+def test_an_earlier_version_by_its_parameters():
+    with MultiprocessingSampler(Linear(), "CartPole-v1", seed=3, n_workers=2) as sampler:
+        first = sampler.obtain_trajectories(3, agent_update=(0.1, 0, 2, 3))
+        second = sampler.obtain_trajectories(3, agent_update=(-1, 0, 2, 3))
+        assert sampler.replay(2, 1, recorded=second).same
+        assert sampler.replay(1, 1, recorded=first, agent=(0.1, 0, 2, 3)).same
+        with pytest.raises(UsageError, match="agent is that of version 2: pass agent="):
+            sampler.replay(1, 1, recorded=first)
+        wrong = sampler.replay(1, 1, recorded=first, agent=(-1, 0, 2, 3))
+        assert wrong.difference.what == "action"
+        assert "another agent, or other parameters" in wrong.reasons[0]
+        assert sampler.replay(1, 1, recorded=first, actions=True).same
+        assert sampler.obtain_trajectories(2).n_trajectories == 2, "the workers were not disturbed"
+
+
+def test_the_global_generators_are_as_before():
+    with LocalSampler(Drawing(), GlobalNoise, seed=3) as sampler:
+        batch = sampler.obtain_trajectories(2)
+        random.seed(1)
+        np.random.seed(1)
+        before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+        sampler.replay(1, 1, recorded=batch)
+        assert before == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+
+
+@pytest.mark.parametrize("options", [{}, vec(2)])
+def test_workers_with_agents_of_their_own(options):
+    with LocalSampler([Stamping(1), Stamping(2)], Counting, n_workers=2, seed=3, check=None, **options) as sampler:
+        batch = sampler.obtain_trajectories(9)
+        for index in range(9):
+            found = sampler.replay(1, index, recorded=batch)
+            assert found.same, found
+            assert found.trajectory.actions[0] == 1 + index % 2
+        exact = sampler.obtain_exact_trajectories(2, env_update=PerWorker([Counting(5), Counting(9)]))
+        assert all(sampler.replay(2, index, recorded=exact).same for index in range(4))
+
+
+def test_seeds_and_options_that_were_given():
+    seeds, options = [5, 5, 8], [{"level": 1.0}, {"level": 2.0}, None]
+    with LocalSampler("random", Known, seed=3) as sampler:
+        batch = sampler.obtain_trajectories(seeds=seeds, reset_options=options)
+        assert [sampler.replay(1, index).trajectory == batch[index] for index in range(3)] == [True] * 3
+        assert replay(batch, 1, agent="random", env=Known, reset_options={"level": 2.0}).same
+
+
+def test_folders_are_searched_for_the_shard(tmp_path):
+    with LocalSampler(Drawing(), Rough, seed=3, check=None, on_failure="drop") as sampler:
+        folder = sample_to_folder(sampler, tmp_path / "a", n_trajectories=20, shard_size=20)
+        dropped = {each.index for each in sampler.stats.dropped}
+    assert len(folder.shards) > 2
+    for index in folder.to_batch().indices.tolist():
+        assert replay(folder, index, agent=Drawing(), env=Rough).same
+    for index in sorted(dropped):
+        with pytest.raises(UsageError, match=f"there is no trajectory {index}: it was left out, because it raised"):
+            replay(tmp_path / "a", index, agent=Drawing(), env=Rough)
+    with pytest.raises(UsageError, match="there is no trajectory 99: there are trajectories 0 to"):
+        replay(tmp_path / "a", 99, agent=Drawing(), env=Rough)
+
+
+def test_what_raises_raises_again():
+    with LocalSampler(Drawing(), Rough, seed=3, check=None, on_failure="drop") as sampler:
+        batch = sampler.obtain_trajectories(9)
+        left_out = next(index for index in range(9) if index not in batch.indices)
+        with pytest.raises(RolloutError, match=f"while stepping the environment in trajectory {left_out}.*on purpose"):
+            sampler.replay(1, left_out)
+        with pytest.raises(UsageError, match=f"no trajectory {left_out} of agent version 1: it was left out"):
+            sampler.replay(1, left_out, recorded=batch)
+
+
+class Hidden(Steps):
+    """Counts its trajectories, and shows them in rewards."""
+
+    n = 0
+
+    def reset(self, **arguments: Any) -> Any:
+        self.n += 1
+        return super().reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        observation, _, *ends = super().step(action)
+        return observation, float(self.n if self.t == 2 else 0), *ends
+
+
+def test_an_environment_with_a_hidden_state_is_found():
+    with LocalSampler("random", Hidden, seed=3, check=None) as sampler:
+        batch = sampler.obtain_trajectories(3)
+        found = sampler.replay(1, 2, recorded=batch)
+    assert (found.difference.timestep, found.difference.what) == (1, "reward")
+    assert (found.difference.recorded, found.difference.replayed) == (3.0, 1.0)
+    assert found.reasons[0].startswith("the agent or the environment is no function of its seed: run twice in a row")
+    assert "the reward of timestep 1: 3.0 recorded, 1.0 now" in str(found)
+    actions = replay(batch, 2, env=Hidden, actions=True)
+    assert actions.difference == found.difference
+    assert actions.reasons[0].startswith("the environment is no function")
+
+
+def test_actions_alone_tell_how_the_environment_goes_on():
+    with LocalSampler("random", partial(Steps, 4), seed=3) as sampler:
+        batch = sampler.obtain_trajectories(2)
+    assert replay(batch, 1, env=partial(Steps, 4), actions=True).same
+    longer = replay(batch, 1, env=partial(Steps, 9), actions=True)
+    assert (longer.difference.replayed, len(longer.trajectory.rewards)) == ("goes on", 5)
+    assert replay(batch, 1, env=partial(Steps, 2), actions=True).difference.recorded == "goes on"
+    with pytest.raises(UsageError, match="without an agent: leave it out"):
+        replay(batch, 1, env=Steps, agent="random", actions=True)
+
+
+@pytest.mark.parametrize("actions", [False, True])
+def test_a_limit_that_is_not_known_cuts_the_comparison(actions, tmp_path):
+    with LocalSampler("random", partial(Steps, 9), seed=3, max_episode_length=4) as sampler:
+        batch = sampler.obtain_trajectories(1)
+        path = batch.save(tmp_path / "new", provenance=sampler.provenance())
+    how: dict[str, Any] = {"env": partial(Steps, 9), **({"actions": True} if actions else {"agent": "random"})}
+    found = replay(batch.save(tmp_path / "old"), 0, **how)
+    assert found.same
+    assert "max_episode_length is not known" in str(found)
+    assert not replay(batch, 0, max_episode_length=9, **how).same
+    assert not replay(path, 0, **how).notes
+
+
+def test_kernels_and_versions_are_named_where_they_differ(tmp_path):
+    with LocalSampler("random", "CartPole-v1", seed=3) as sampler:
+        batch = sampler.obtain_trajectories(1)
+        told = sampler.provenance()
+    rewards = batch.rewards + 1e-9
+    told |= {"fingerprints": ["numpy=000000000000"], "versions": {**told["versions"], "gymnasium": "0.9"}}
+    path = dataclasses.replace(batch, rewards=rewards).save(tmp_path / "a", provenance=told)
+    found = replay(path, 0, agent="random")
+    kernels, versions, *_ = found.reasons
+    assert kernels.startswith("other kernels")
+    assert versions == f"other versions: gymnasium 0.9 there, {gymnasium.__version__} here"
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "message"),
+    [
+        ({}, {"agent": "random"}, "does not say which environment: pass env="),
+        ({"environment": "CartPole-v1"}, {}, "which agent. Pass agent="),
+        ({"environment": "CartPole-v1", "agent": "mine:it"}, {}, "it was 'mine:it'"),
+        ({"environment": "make_env"}, {"agent": "random"}, "was 'make_env', which is no registered id: pass env="),
+        ({"environment": "antigravity:A-v0"}, {"agent": "random"}, "does not decide which module is imported"),
+        ({"environment": ["a", "b"]}, {"agent": "random"}, "one environment for each worker"),
+        ({"worker_class": "mine:Worker"}, {"agent": "random", "env": "CartPole-v1"}, "pass worker_class="),
+        ({}, {"agent": "random", "env": "CartPole-v1", "n_trajectories": 1}, "there is no trajectory 1"),
+    ],
+)
+def test_what_is_missing_is_named(facts, options, message, tmp_path):
+    with LocalSampler("random", "CartPole-v1", seed=3) as sampler:
+        path = sampler.obtain_trajectories(2).save(tmp_path / "a", provenance=facts)
+    with pytest.raises(UsageError, match=message):
+        replay(path, 1, **options)
+
+
+def test_an_agent_that_was_random_and_arguments_that_were_recorded(tmp_path):
+    kwargs = {"is_slippery": False, "max_episode_steps": 5}
+    with LocalSampler("random", "FrozenLake-v1", seed=3, env_kwargs=kwargs) as sampler:
+        told = {**sampler.provenance(), "agent": "random"}
+        path = sampler.obtain_trajectories(4).save(tmp_path / "a", provenance=told)
+    assert replay(path, 3).same
+    assert replay(path, 3, env="FrozenLake-v1").same
+    assert not all(replay(path, index, env_kwargs={"max_episode_steps": 2}).same for index in range(4))
+
+
+class Own(DefaultWorker):
+    """A worker from outside the package."""
+
+
+def test_workers_from_outside(tmp_path):
+    with LocalSampler("random", "CartPole-v1", seed=3, worker_class=Own) as sampler:
+        path = sampler.obtain_trajectories(2).save(tmp_path / "a", provenance=sampler.provenance())
+    found = replay(path, 1, agent="random", worker_class=Own)
+    assert (found.same, found.notes) == (True, ())
+    assert replay(path, 1, agent="random", worker_class=DefaultWorker).notes
+
+
+def test_several_versions_in_a_batch():
+    with LocalSampler(Linear(), "CartPole-v1", seed=3) as sampler:
+        both = type(b := sampler.obtain_trajectories(2)).concatenate([b, sampler.obtain_trajectories(2)])
+    with pytest.raises(UsageError, match="more than once, of agent versions 1, 2: give version"):
+        replay(both, 1, agent=Linear(), env="CartPole-v1")
+    assert all(replay(both, 1, version=v, agent=Linear(), env="CartPole-v1").same for v in (1, 2))
+    with pytest.raises(UsageError, match="agent version 3: there are trajectories of agent versions 1, 2"):
+        replay(both, 1, version=3, agent=Linear(), env="CartPole-v1")
+
+
+def test_bad_arguments(tmp_path):
+    with LocalSampler("random", "CartPole-v1", seed=3) as sampler:
+        with pytest.raises(UsageError, match="nothing was sampled yet"):
+            sampler.replay(1, 0)
+        with pytest.raises(UsageError, match="needs the recorded trajectory"):
+            sampler.replay(1, 0, actions=True)
+        sampler.obtain_trajectories(2)
+        with pytest.raises(UsageError, match="there is no trajectory 2: trajectories 0 to 1"):
+            sampler.replay(1, 2)
+    with pytest.raises(UsageError, match="a file, a folder or a batch"):
+        replay(5, 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no argument n_workers"):
+        replay(tmp_path, 0, n_workers=3)  # type: ignore[call-arg]
+    with pytest.raises(FileNotFoundError):
+        replay(tmp_path / "none.npz", 0)
+
+
+def test_files_of_the_command_have_what_it_takes(tmp_path):
+    """As `streamsampler sample --vec` writes them, and wrote them before."""
+    with LocalSampler(Sampling(), "CartPole-v1", seed=3, **vec(4)) as sampler:
+        batch = sampler.obtain_trajectories(6)
+    told = {"environment": "CartPole-v1", "env_kwargs": {}, "vec": 4, "wanted": {"trajectories": 6}}
+    path = batch.save(tmp_path / "a", provenance={**told, "max_episode_length": None, "worker_threads": 1})
+    assert all(replay(path, index, agent=Sampling()).same for index in range(6))
+    assert storage.read(path)[1]["provenance"]["vec"] == 4
