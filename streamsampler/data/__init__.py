@@ -15,6 +15,16 @@ Derived: `next_observations`, `returns`, `discounted_returns(gamma)`, `step_type
 of each trajectory's last timestep), `padded(name)` with `mask`, and `to_torch()`, whose tensors share the batch's
 memory. `batch[i]` and iteration give batches of one trajectory; `split` and `concatenate` go between batches.
 
+For on-policy algorithms: `advantages(values, last_values, gamma, lambda_)`, `returns_to_go`, `td_lambda` and `vtrace`,
+whose values may be tensors, with what would follow a truncated trajectory taken from `last_values`, the values of
+`last_observations`; and `minibatches(size, seed=…)`:
+
+```python
+advantages = batch.advantages(values, last_values, gamma=0.99, lambda_=0.95)  # (T,)
+for rows in batch.minibatches(256, seed=iteration, epochs=10):
+    update(batch.observations[rows], batch.actions[rows], advantages[rows])
+```
+
 Dict and Tuple spaces stay nested. For type checkers say so once: `MultiprocessingSampler[dict[str, NDArray[Any]]](…)`;
 everything else is arrays.
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data import batch_fields, trees
-from streamsampler.data.estimates import discounted_returns
+from streamsampler.data.batch_estimates import BatchEstimates
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.infos import take_infos
 from streamsampler.data.spaces import AnySpace
@@ -48,7 +48,7 @@ class StepType(IntEnum):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
+class TrajectoryBatch(BatchEstimates, Generic[ObservationsT, ActionsT]):
     """N whole trajectories, T timesteps in all, one after the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
@@ -181,20 +181,6 @@ class TrajectoryBatch(Generic[ObservationsT, ActionsT]):
         if not self.n_trajectories:
             return np.zeros(0)
         return cast("NDArray[np.float64]", np.add.reduceat(self.rewards, self.starts))
-
-    def discounted_returns(self, gamma: float) -> NDArray[np.float64]:
-        """Return the discounted return from each timestep to the end of its trajectory.
-
-        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing after the end: a
-        truncated trajectory is not bootstrapped.
-
-        Args:
-            gamma: The discount.
-
-        Returns:
-            (T,) float64; the first of each trajectory is the discounted return of all of it.
-        """
-        return discounted_returns(self.rewards, self.lengths, gamma)
 
     @property
     def step_types(self) -> NDArray[np.int8]:

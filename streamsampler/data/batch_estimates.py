@@ -1,0 +1,211 @@
+"""What on-policy algorithms compute from a batch: returns, advantages, minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.data import estimates
+from streamsampler.data.estimates import Floats, VTrace
+from streamsampler.errors import DataError, UsageError
+
+__all__ = ["BatchEstimates"]
+
+
+class BatchEstimates:
+    """The part of a `TrajectoryBatch` that learns nothing, but computes what is learned from.
+
+    Values are arrays or tensors of PyTorch. All is computed in float64, without gradients. Of tensors it is returned as
+    a tensor of the same dtype, on the same device; of arrays as float64.
+    """
+
+    if TYPE_CHECKING:
+        rewards: NDArray[np.float64]
+        terminated: NDArray[np.bool_]
+        lengths: NDArray[np.int64]
+
+    def discounted_returns(self, gamma: float) -> NDArray[np.float64]:
+        """Return the discounted return from each timestep to the end of its trajectory.
+
+        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing after the end: a
+        truncated trajectory is not bootstrapped; `returns_to_go` does that.
+
+        Args:
+            gamma: The discount.
+
+        Returns:
+            (T,) float64; the first of each trajectory is the discounted return of all of it.
+        """
+        return estimates.accumulate_backwards(self.rewards, self.lengths, float(gamma))
+
+    def returns_to_go(self, gamma: float, last_values: Any = None) -> Any:
+        """Return the discounted return from each timestep on, what would come after the end of a trajectory included.
+
+        Args:
+            gamma: The discount, 0 to 1.
+            last_values: (N,) the values of `last_observations`. Those of terminated trajectories are not looked at:
+                nothing follows a terminal state. Not needed if all are terminated.
+
+        Returns:
+            (T,) float64, or a tensor like `last_values`.
+
+        Raises:
+            DataError: Last values of another shape, or none where a trajectory was truncated.
+            UsageError: A discount below 0 or above 1.
+        """
+        last = self._last(last_values)
+        gamma = _share(gamma, "gamma")
+        return _like(last_values, estimates.accumulate_backwards(self.rewards, self.lengths, gamma, last))
+
+    def advantages(self, values: Any, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95) -> Any:
+        """Return generalised advantage estimates (Schulman et al., 2016).
+
+        `A[t] = d[t] + gamma * lambda_ * A[t + 1]` with the errors `d[t] = r[t] + gamma * V[t + 1] - V[t]`. After the
+        last timestep of a truncated trajectory comes its last value, after that of a terminated one nothing.
+
+        Args:
+            values: (T,) the values of `observations`.
+            last_values: See `returns_to_go`.
+            gamma: The discount, 0 to 1.
+            lambda_: The weight of longer estimates, 0 to 1. With 1 they are `returns_to_go` less the values.
+
+        Returns:
+            (T,) float64, or a tensor like `values`.
+
+        Raises:
+            DataError: Values or last values of another shape, or none where a trajectory was truncated.
+            UsageError: A discount or a weight below 0 or above 1.
+        """
+        found = estimates.advantages(
+            self.rewards, self._values(values), self._last(last_values), self.lengths,
+            _share(gamma, "gamma"), _share(lambda_, "lambda_"),
+        )  # fmt: skip
+        return _like(values, found)
+
+    def td_lambda(self, values: Any, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95) -> Any:
+        """Return the lambda-returns, TD(lambda)'s targets for the values (Sutton, 1988): `advantages` plus values.
+
+        Arguments, result and errors are those of `advantages`.
+        """
+        plain = self.advantages(_array(values), last_values, gamma, lambda_)
+        return _like(values, plain + self._values(values))
+
+    def vtrace(
+        self, values: Any, last_values: Any = None, *, log_ratios: Any, gamma: float = 0.99, lambda_: float = 1.0,
+        clip_rho: float = 1.0, clip_c: float = 1.0,
+    ) -> VTrace:  # fmt: skip
+        """Return V-trace's targets and advantages (Espeholt et al., 2018, IMPALA), for data of an older policy.
+
+        Where the policy is the one that sampled, and nothing is clipped, the targets are those of `td_lambda`.
+
+        Args:
+            values: (T,) the values of `observations` under the policy that learns.
+            last_values: See `returns_to_go`.
+            log_ratios: (T,) log-probability of each action under the policy that learns, less that under the one that
+                sampled it.
+            gamma: The discount, 0 to 1.
+            lambda_: The weight of longer estimates, 0 to 1.
+            clip_rho: The most that an importance weight counts in the errors.
+            clip_c: The most that it counts in the traces.
+
+        Returns:
+            Targets and advantages, (T,) float64 each, or tensors like `values`.
+
+        Raises:
+            DataError: Values, last values or ratios of another shape, or no last values where a trajectory was
+                truncated.
+            UsageError: A discount or a weight below 0 or above 1, or a clip that is not above 0.
+        """
+        if not (clip_rho > 0 and clip_c > 0):
+            raise UsageError(f"clip_rho and clip_c must be above 0, not {clip_rho} and {clip_c}")
+        with np.errstate(over="ignore"):  # of an infinite weight the clip is left
+            ratios = np.exp(self._values(log_ratios, "log_ratios"))
+        found = estimates.vtrace(
+            self.rewards, self._values(values), self._last(last_values), self.lengths, ratios,
+            _share(gamma, "gamma"), _share(lambda_, "lambda_"), clip_rho, clip_c,
+        )  # fmt: skip
+        return VTrace(*(_like(values, each) for each in found))
+
+    def minibatches(
+        self, size: int, *, seed: int, by: Literal["timestep", "trajectory"] = "timestep", epochs: int = 1
+    ) -> Iterator[NDArray[np.int64]]:
+        """Shuffle the batch into minibatches, anew in each epoch.
+
+        ```python
+        for rows in batch.minibatches(256, seed=iteration, epochs=10):
+            loss(observations[rows], actions[rows], advantages[rows])
+        for few in batch.minibatches(8, seed=iteration, by="trajectory"):
+            loss(batch[few].padded("observations"))
+        ```
+
+        Args:
+            size: How many timesteps, or trajectories, are in each; the last one of an epoch has what is left.
+            seed: What the order depends on.
+            by: What is shuffled.
+            epochs: How often each of them comes.
+
+        Yields:
+            (size,) int64: rows of the arrays of T timesteps, or positions of trajectories.
+
+        Raises:
+            UsageError: A size or a number of epochs below 1, or another `by`.
+        """
+        if by not in ("timestep", "trajectory"):
+            raise UsageError(f"by must be 'timestep' or 'trajectory', not {by!r}")
+        if size < 1 or epochs < 1:
+            raise UsageError(f"size and epochs must be at least 1, not {size} and {epochs}")
+        return _shuffled(len(self.rewards if by == "timestep" else self.lengths), size, seed, epochs)
+
+    def _values(self, values: Any, name: str = "values") -> Floats:
+        found = _array(values)
+        if found.shape != self.rewards.shape:
+            raise DataError(
+                f"{name} have the shape {found.shape}, but the batch has {len(self.rewards)} timesteps: "
+                f"({len(self.rewards)},) is needed"
+            )
+        return found
+
+    def _last(self, last_values: Any) -> Floats:
+        """Return what follows each trajectory's last timestep."""
+        n = len(self.lengths)
+        if last_values is None:
+            if len(ends := np.flatnonzero(~self.terminated)):
+                raise DataError(
+                    f"{len(ends)} of {n} trajectories did not terminate, at first the one at {ends[0]}: give "
+                    "last_values, the values of last_observations, for what would have followed"
+                )
+            return np.zeros(n)
+        found = _array(last_values)
+        if found.shape != (n,):
+            raise DataError(
+                f"last_values have the shape {found.shape}, but the batch has {n} trajectories: ({n},) is needed"
+            )
+        return np.where(self.terminated, 0.0, found)
+
+
+def _shuffled(n: int, size: int, seed: int, epochs: int) -> Iterator[NDArray[np.int64]]:
+    generator = np.random.default_rng(seed)
+    for _ in range(epochs):
+        order = generator.permutation(n)
+        yield from (order[start : start + size] for start in range(0, n, size))
+
+
+def _array(values: Any) -> Floats:
+    """Return values as an array of float64; a tensor without its gradients."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def _like(given: Any, found: Floats) -> Any:
+    """Return what was found as a tensor if a tensor was given."""
+    return given.new_tensor(found) if hasattr(given, "new_tensor") else found
+
+
+def _share(value: float, name: str) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise UsageError(f"{name} must be between 0 and 1, not {value}")
+    return float(value)
