@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from streamsampler.data.trees import same
 from streamsampler.data.words import count
-from streamsampler.errors import DataError, StorageError, UsageError
+from streamsampler.errors import DataError
 from streamsampler.evaluation.deciding import PairTest, Verdict, make_test
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.files import arguments_of, contents_of, facts_of, save_text, shown_interval, to_json
+from streamsampler.evaluation.files import shown_interval
+from streamsampler.evaluation.found import Found
 from streamsampler.evaluation.intervals import LEVEL, Floats, Interval, Unknown, mean_interval
 from streamsampler.evaluation.pairs import (
     correlation,
@@ -28,12 +26,8 @@ from streamsampler.evaluation.pairs import (
 )
 from streamsampler.evaluation.printing import Line, aligned, number, percent, shown_seeds
 from streamsampler.evaluation.rules import Bounds, PrecisionOf
-from streamsampler.version import __version__
 
 __all__ = ["Comparison", "Pairs"]
-
-_FORMAT, _FORMAT_VERSION = "streamsampler comparison", 1
-_WHAT = "comparison of streamsampler"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -156,7 +150,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Comparison:
+class Comparison(Found):
     """What `streamsampler.compare` found: an evaluation of each agent, and each agent's differences to the first.
 
     `print(comparison)` shows a table. Where there are more than two agents, each interval and each test holds so
@@ -174,6 +168,8 @@ class Comparison:
         DataError: There are fewer than two agents, or not as many names as evaluations.
     """
 
+    KIND: ClassVar[str] = "comparison"
+
     names: tuple[str, ...]
     evaluations: tuple[Evaluation, ...]
     stopped: str
@@ -184,13 +180,6 @@ class Comparison:
     def __post_init__(self) -> None:
         if len(self.names) != len(self.evaluations) or len(self.names) < 2:
             raise DataError(f"a comparison has at least two agents: {len(self.evaluations)}, {len(self.names)} names")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Comparison):
-            return NotImplemented
-        return all(same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, name: str) -> Evaluation:
         """Return an agent's evaluation, by its name."""
@@ -246,69 +235,31 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.names)}: {len(self.evaluations[0])} trajectories)"
 
-    def to_json(self) -> str:
-        """Return this comparison as JSON, with a summary for other readers; see `Evaluation.to_json`."""
-        return to_json(
-            {
-                "format": _FORMAT,
-                "format_version": _FORMAT_VERSION,
-                "package_version": __version__,
-                "agents": list(self.names),
-                "stopped": self.stopped,
-                "until_decided": self.until_decided,
-                "decide_on": self.decide_on,
-                "bounds": None if self.bounds is None else list(self.bounds),
-                "summary": [pairs.summary() for pairs in self.pairs],
-                "evaluations": [contents_of(evaluation) for evaluation in self.evaluations],
-            }
-        )
+    def facts(self) -> dict[str, Any]:
+        """Return what it holds as JSON has it; see `Found`."""
+        return {
+            "agents": list(self.names),
+            "stopped": self.stopped,
+            "until_decided": self.until_decided,
+            "decide_on": self.decide_on,
+            "bounds": None if self.bounds is None else list(self.bounds),
+            "summary": [pairs.summary() for pairs in self.pairs],
+            "evaluations": [evaluation.contents() for evaluation in self.evaluations],
+        }
 
     @classmethod
-    def from_json(cls, text: str) -> Comparison:
-        """Return the comparison that `to_json` gave.
-
-        Raises:
-            StorageError: It is something else.
-        """
-        return _read(cls, text, "this text")
-
-    def save(self, path: str | PathLike[str]) -> Path:
-        """Write `to_json` to a file, whole or not at all, and return its path.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
-        return save_text(Path(path), self.to_json())
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Comparison:
-        """Read what `save` wrote.
-
-        Raises:
-            StorageError: The file holds something else.
-            OSError: The file cannot be read.
-        """
-        return _read(cls, Path(path).read_bytes(), str(path))
-
-
-def _read(cls: type[Comparison], text: str | bytes, where: str) -> Comparison:
-    facts = facts_of(text, where, _WHAT, _FORMAT, _FORMAT_VERSION)
-    try:
-        evaluations = tuple(Evaluation(**arguments_of(each)) for each in facts["evaluations"])
-        bounds = None if facts["bounds"] is None else (float(facts["bounds"][0]), float(facts["bounds"][1]))
+    def of_facts(cls, facts: dict[str, Any]) -> Comparison:
+        """Return the comparison that has these facts; see `Found`."""
         comparison = cls(
             names=tuple(map(str, facts["agents"])),
-            evaluations=evaluations,
+            evaluations=tuple(map(Evaluation.of_facts, facts["evaluations"])),
             stopped=str(facts["stopped"]),
             until_decided=facts["until_decided"],
             decide_on=facts["decide_on"],
-            bounds=bounds,
+            bounds=None if facts["bounds"] is None else (float(facts["bounds"][0]), float(facts["bounds"][1])),
         )
         _ = comparison.pairs
-    except (KeyError, TypeError, ValueError, OverflowError, UsageError) as reason:
-        what = f"{reason} is missing" if isinstance(reason, KeyError) else str(reason)
-        raise StorageError(f"{where} is no {_WHAT}: {what}") from None
-    return comparison
+        return comparison
 
 
 def _heading(comparison: Comparison) -> str:

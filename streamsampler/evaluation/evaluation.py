@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.trees import same
-from streamsampler.errors import DataError, StorageError
+from streamsampler.errors import DataError
 from streamsampler.evaluation.betting import BettingSequence
-from streamsampler.evaluation.files import contents_of, from_json, save_text, to_json
+from streamsampler.evaluation.files import arguments_of, facts_of
+from streamsampler.evaluation.found import Found
 from streamsampler.evaluation.intervals import (
     FEWEST,
     Interval,
@@ -58,7 +56,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Evaluation:
+class Evaluation(Found):
     """What `streamsampler.evaluate` found: N trajectories in index order, and statistics of their returns.
 
     `print(evaluation)` shows each number with its 95 % interval and the interval's method. Iteration gives an
@@ -89,6 +87,8 @@ class Evaluation:
     Raises:
         DataError: Columns that are not of one length, or no trajectories.
     """
+
+    KIND: ClassVar[str] = "evaluation"
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
@@ -121,13 +121,6 @@ class Evaluation:
     def _columns(self) -> dict[str, Any]:
         names = "returns lengths terminated truncated successes indices seeds names"
         return {name: getattr(self, name) for name in names.split()}
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Evaluation):
-            return NotImplemented
-        return all(same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -251,51 +244,14 @@ class Evaluation:
 
     # --- Files
 
-    def to_json(self) -> str:
-        """Return this evaluation as JSON, with a summary for other readers.
-
-        The same for the same trajectories, whatever ran them, and with which number of workers.
-
-        Raises:
-            StorageError: Its settings hold what JSON cannot.
-        """
-        return to_json(contents_of(self))
+    def facts(self) -> dict[str, Any]:
+        """Return what it holds as JSON has it; see `Found`."""
+        return facts_of(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Evaluation:
-        """Return the evaluation that `to_json` gave.
-
-        Raises:
-            StorageError: It is something else.
-        """
-        return _read(cls, text, "this text")
-
-    def save(self, path: str | PathLike[str]) -> Path:
-        """Write `to_json` to a file, whole or not at all, and return its path.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
-        return save_text(Path(path), self.to_json())
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Evaluation:
-        """Read what `save` wrote.
-
-        Raises:
-            StorageError: The file holds something else.
-            OSError: The file cannot be read.
-        """
-        path = Path(path)
-        return _read(cls, path.read_bytes(), str(path))
-
-
-def _read(cls: type[Evaluation], text: str | bytes, where: str) -> Evaluation:
-    arguments = from_json(text, where)
-    try:
-        return cls(**arguments)
-    except DataError as error:
-        raise StorageError(f"{where} is no evaluation of streamsampler: {error}") from None
+    def of_facts(cls, facts: dict[str, Any]) -> Evaluation:
+        """Return the evaluation that has these facts; see `Found`."""
+        return cls(**arguments_of(facts))
 
 
 def _betting(values: Sequence[float], low: float, high: float) -> Interval:

@@ -1,4 +1,4 @@
-"""Write evaluations as JSON, and read them.
+"""What evaluations are as JSON.
 
 There are no times, paths, hosts or numbers of workers in it: the same trajectories give the same bytes. The summary is
 for other readers; it is computed from the trajectories, and is not read back.
@@ -6,54 +6,31 @@ for other readers; it is computed from the trajectories, and is not read back.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamsampler.errors import StorageError
 from streamsampler.evaluation.intervals import Interval, Unknown
 from streamsampler.scheduling.parts import part_of_facts
-from streamsampler.storage.atomic import write_whole
 from streamsampler.storage.json_codec import decode, encode
-from streamsampler.storage.json_facts import read_facts
-from streamsampler.version import __version__
 
 if TYPE_CHECKING:
     from streamsampler.evaluation.evaluation import Evaluation
 
-__all__ = ["arguments_of", "contents_of", "facts_of", "from_json", "save_text", "shown_interval", "to_json"]
+__all__ = ["arguments_of", "facts_of", "shown_interval"]
 
-_FORMAT, _FORMAT_VERSION = "streamsampler evaluation", 1
-_WHAT = "evaluation of streamsampler"
 _COLUMNS = {"returns": np.float64, "lengths": np.int64, "indices": np.int64}
 _FLAGS = ("terminated", "truncated", "successes")
 _FACTS = ("agent", "environment", "settings", "versions", "seed", "success_meaning", "stopped", "guaranteed")
 
 
-def to_json(contents: dict[str, Any]) -> str:
-    """Return contents as JSON.
-
-    Raises:
-        StorageError: They hold what JSON cannot.
-    """
-    try:
-        return json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    except (TypeError, ValueError, RecursionError) as reason:
-        raise StorageError(f"the evaluation's agent or settings cannot be written as JSON: {reason}") from None
-
-
-def contents_of(evaluation: Evaluation) -> dict[str, Any]:
+def facts_of(evaluation: Evaluation) -> dict[str, Any]:
     """Return an evaluation as JSON has it."""
     columns = {name: getattr(evaluation, name).tolist() for name in _COLUMNS}
     flags = {name: None if (column := getattr(evaluation, name)) is None else column.tolist() for name in _FLAGS}
     facts = {name: _plain(getattr(evaluation, name)) for name in _FACTS}
     return {
-        "format": _FORMAT,
-        "format_version": _FORMAT_VERSION,
-        "package_version": __version__,
         **facts,
         "bounds": None if evaluation.bounds is None else list(evaluation.bounds),
         "left_out": evaluation.left_out,
@@ -104,30 +81,6 @@ def shown_interval(interval: Interval | Unknown | None) -> dict[str, Any] | None
     return {"none": interval.why} if isinstance(interval, Unknown) else asdict(interval)
 
 
-def from_json(text: str | bytes, where: str) -> dict[str, Any]:
-    """Return the arguments of an `Evaluation`.
-
-    Args:
-        text: What `to_json` gave.
-        where: What it is from, for errors.
-
-    Raises:
-        StorageError: It is something else.
-    """
-    facts = facts_of(text, where, _WHAT, _FORMAT, _FORMAT_VERSION)
-    try:
-        return arguments_of(facts)
-    except (KeyError, TypeError, ValueError, OverflowError) as reason:
-        what = f"{reason} is missing" if isinstance(reason, KeyError) else str(reason)
-        raise StorageError(f"{where} is no {_WHAT}: {what}") from None
-
-
-def facts_of(text: str | bytes, where: str, what: str, facts_format: str, version: int) -> dict[str, Any]:
-    """Return the object that JSON holds; see `streamsampler.storage.json_facts.read_facts`."""
-    data = text.encode() if isinstance(text, str) else text
-    return read_facts(cast("Path", where), data, what, facts_format, version)
-
-
 def arguments_of(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of the `Evaluation` whose contents these are.
 
@@ -157,9 +110,3 @@ def _all_of(kind: type, values: Any, name: str) -> list[Any]:
     if not isinstance(values, list) or any(type(value) is not kind for value in values):
         raise TypeError(f"{name} should be a list of {kind.__name__}")
     return values
-
-
-def save_text(path: Path, text: str) -> Path:
-    """Write a text to a file, whole or not at all, and return its path."""
-    write_whole(path, lambda file: file.write(text.encode()))
-    return path

@@ -162,6 +162,8 @@ def test_what_is_saved_is_loaded_again(tmp_path):
         assert str(Comparison.from_json(found.to_json())) == str(found)
     facts = json.loads(path.read_text())
     assert facts["summary"][0]["n_pairs"] == 20
+    with pytest.raises(StorageError, match="is no comparison of streamsampler: list index out of range"):
+        Comparison.from_json(json.dumps({**facts, "bounds": []}))
     facts["evaluations"].pop()
     with pytest.raises(StorageError, match="at least two agents"):
         Comparison.from_json(json.dumps(facts))
