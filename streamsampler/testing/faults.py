@@ -15,7 +15,7 @@ from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_s
 from streamsampler.testing.failures import KINDS, InjectedError, Kind, fail
 from streamsampler.testing.records import Records
 from streamsampler.testing.wrappers import FaultyAgent, make_faulty_env
-from streamsampler.workers.purity import is_checking
+from streamsampler.workers.traces import is_checking
 
 __all__ = ["Fault", "Faults", "InjectedError", "Place"]
 
