@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 
 from streamsampler.cli.current_directory import append_current_directory, warn_of_hidden
-from streamsampler.cli.errors import failure, traceback_of
+from streamsampler.cli.errors import failure
 from streamsampler.cli.sampling_options import SamplingOptions
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.errors import UnknownEnvironmentError
+from streamsampler.workers.tracebacks import traceback_of
 
-__all__ = ["Spaces", "environment_of"]
+__all__ = ["Spaces", "env_update_of", "environment_of"]
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
@@ -24,20 +26,25 @@ def environment_of(options: SamplingOptions) -> tuple[EnvUpdate, Spaces]:
         UnknownEnvironmentError: There is none of that name.
         click.ClickException: It cannot be made.
     """
-    try:
-        env = _env_update(options)
-    except UnknownEnvironmentError as error:
-        raise UnknownEnvironmentError(f"{error} Or import it with --import.") from error.__cause__
+    env = env_update_of(options.env_id, options.env_kwargs)
     return env, _spaces(options.env_id, env)
 
 
-def _env_update(options: SamplingOptions) -> EnvUpdate:
-    module, colon, _ = options.env_id.rpartition(":")
-    if not colon:
-        return as_env_update(options.env_id, env_kwargs=options.env_kwargs)
-    append_current_directory()
-    update = as_env_update(options.env_id, env_kwargs=options.env_kwargs)
-    warn_of_hidden(module)
+def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
+    """Return what makes the environment of an id, `module:id` included.
+
+    Raises:
+        UnknownEnvironmentError: There is none of that name.
+    """
+    module, colon, _ = env_id.rpartition(":")
+    if colon:
+        append_current_directory()
+    try:
+        update = as_env_update(env_id, env_kwargs=env_kwargs)
+    except UnknownEnvironmentError as error:
+        raise UnknownEnvironmentError(f"{error} Or import it with --import.") from error.__cause__
+    if colon:
+        warn_of_hidden(module)
     return update
 
 

@@ -10,9 +10,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from streamsampler.cli.errors import without_own_frames
 from streamsampler.cli.streams import print_error
 from streamsampler.samplers.progress_output import Output
+from streamsampler.workers.tracebacks import without_own_frames
 
 __all__ = ["notices_shown"]
 

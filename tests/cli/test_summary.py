@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import streamsampler
 from streamsampler.cli import report as summary
-from streamsampler.cli.errors import traceback_of
 from streamsampler.cli.output import storable
 from streamsampler.cli.tally import Spread, Tally
 from streamsampler.data.words import count, duration
 from streamsampler.errors import RemoteTraceback, StorageError
+from streamsampler.workers.tracebacks import traceback_of
 
 
 @pytest.mark.parametrize(
