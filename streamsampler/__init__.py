@@ -12,6 +12,7 @@ Names that users need are imported from here. The guides are docstrings, for `he
 
 - `streamsampler.samplers`: calls, seeds, evaluation; exceptions, workers that die or hang, log records
 - `streamsampler.evaluation`: how good an agent is, and whether that is sure
+- `streamsampler.checking`: whether an environment and an agent keep to the rules, and how they are run fastest
 - `streamsampler.samplers.ray`: workers in a Ray cluster
 - `streamsampler.data`: batches; `streamsampler.storage`: files, and folders for more than fits into memory
 - `streamsampler.agents`, `streamsampler.environments`: what samplers take
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from streamsampler import errors as errors
     from streamsampler.agents.base import Agent
     from streamsampler.agents.random import RandomAgent
+    from streamsampler.checking.check import check
     from streamsampler.data.batch import StepType, TrajectoryBatch
     from streamsampler.environments.updates import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.errors import (
@@ -123,6 +125,7 @@ __all__ = [
     "WorkerFactory",
     "WorkerHungError",
     "__version__",
+    "check",
     "compare",
     "errors",
     "evaluate",
@@ -152,6 +155,7 @@ _HOMES = {
     "RaySampler": "samplers.ray",
     "Sampler": "samplers.base",
     "sample_to_folder": "samplers.sharded",
+    "check": "checking.check",
     "compare": "evaluation.compare",
     "evaluate": "evaluation.evaluate",
     "merge": "evaluation.merging",

@@ -11,6 +11,7 @@ import sys
 
 import click
 
+from streamsampler.cli.check_command import check
 from streamsampler.cli.compare_command import compare
 from streamsampler.cli.evaluate_command import evaluate
 from streamsampler.cli.info_command import info
@@ -25,6 +26,7 @@ _COMMANDS = (
     sample,
     evaluate,
     compare,
+    check,
     info,
 )  # fmt: skip
 

@@ -25,6 +25,8 @@ MODULES = [
     *("engines", "engines.base", "scheduling.blocks", "scheduling.restarts", "seeding", "serialization", "protocol"),
     *("evaluation", "evaluation.evaluate", "evaluation.evaluation", "evaluation.intervals", "evaluation.betting"),
     *("evaluation.compare", "evaluation.comparison", "evaluation.merging"),
+    *("checking", "checking.check", "checking.report"),
+    *("checking.findings", "checking.speed", "checking.recommending"),
     *("protocol.fingerprints", "protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli"),
     *("examples", "examples.reinforce"),
 ]

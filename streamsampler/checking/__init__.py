@@ -1,0 +1,43 @@
+"""Check an environment, and an agent in it, before they are sampled for hours.
+
+```python
+from streamsampler import check
+
+report = check("CartPole-v1")
+print(report)
+```
+
+```text
+CartPole-v1 with random actions
+  pass  made          in 0.03 s, in a process of its own
+  …
+```
+
+`streamsampler check CartPole-v1 --agent my_agents:greedy` does the same from a terminal; its exit code is 1 where there
+are failures. Each finding is a pass, a warning or a failure, with what to do:
+
+| finding | what is looked at |
+|---|---|
+| made | the environment can be made in a worker process |
+| runs | it runs with random actions, and neither raises, hangs nor ends its process |
+| observations | they are in the observation space: structure, shape, dtype, bounds, no NaN |
+| rewards | they are finite numbers |
+| infos | they have the same keys, with values of the same kind, in each timestep |
+| ends | trajectories end, within `ends_within` timesteps |
+| buffers | observations that were handed out are not overwritten |
+| generators | nothing is drawn from `random`, `numpy.random` or torch's generators |
+| wrappers | there is none that carries something from one trajectory to the next, or writes files |
+| close | the environment closes |
+| seed | a trajectory comes out the same before and after another one, in one process |
+| processes | trajectories come out the same in another process, and in another order |
+| Gymnasium | what its own checker finds |
+| agent | it acts, and neither raises, hangs nor ends its process |
+| actions | they are in the action space |
+| agent's draws | it draws nothing from global generators |
+| rows | whether the rows of its batches depend on one another, as it says |
+| speed | where the time goes |
+
+Everything runs in worker processes with time limits; what there was no time for is "not checked". In the end workers of
+several kinds are measured, one at a time, and the report recommends one, how many of them, and how many environments in
+each. Figures mean little while the machine does other work.
+"""

@@ -1,0 +1,73 @@
+"""Print a check: a line for each finding, with what to do below it; costs; and the recommendation."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from streamsampler.checking.findings import Finding
+from streamsampler.checking.speed import Costs, Rate
+from streamsampler.data.words import count
+
+if TYPE_CHECKING:
+    from streamsampler.checking.report import CheckReport
+
+__all__ = ["text_of"]
+
+_WIDTH = 100
+_WORDS = {"pass": "pass", "warning": "WARN", "failure": "FAIL", "not checked": "----"}
+_LINES_OF_DETAILS = 12
+
+
+def text_of(report: CheckReport) -> str:
+    """Return a report as lines of text."""
+    lines = [f"{report.environment} with {report.agent}"]
+    width = max(len(finding.name) for finding in report.findings)
+    for finding in report.findings:
+        lines += _finding(finding, width)
+    speed = report.speed
+    if speed is not None and speed.costs is not None:
+        lines += ["", *_costs(speed.costs)]
+    if speed is not None and speed.rates:
+        lines += ["", *_rates(speed.rates, speed.cut_after)]
+    if report.recommendation is not None:
+        chosen = report.recommendation
+        lines += ["", *_wrapped("recommended: ", f"{chosen.arguments}; {'; '.join(chosen.why)}")]
+    failures, warnings = len(report.failures), len(report.warnings)
+    lines += ["", f"{count(failures, 'failure')}, {count(warnings, 'warning')}; seed {report.seed}"]
+    return "\n".join(lines)
+
+
+def _finding(finding: Finding, width: int) -> list[str]:
+    lines = _wrapped(f"  {_WORDS[finding.verdict]}  {finding.name:{width}}  ", finding.what)
+    indent = " " * (width + 10)
+    if finding.advice:
+        lines += _wrapped(f"{indent}-> ", finding.advice)
+    if finding.verdict == "failure" and finding.details:
+        shown = finding.details.splitlines()
+        cut = ["…"] if len(shown) > _LINES_OF_DETAILS else []
+        lines += [f"{indent}| {line}".rstrip() for line in [*cut, *shown[-_LINES_OF_DETAILS:]]]
+    return lines
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    room = max(40, _WIDTH - len(first))
+    parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"{first}{parts[0]}".rstrip(), *(f"{' ' * len(first)}{part}" for part in parts[1:])]
+
+
+def _costs(costs: Costs) -> list[str]:
+    rows = [(name, getattr(costs, name), share) for name, share in costs.shares.items()]
+    lines = ["milliseconds for each timestep, in one environment"]
+    lines += [f"  {name:<10}{value:>10.4g}{share:>7.0%}" for name, value, share in rows]
+    return [*lines, f"  {'all':<10}{costs.total:>10.4g}"]
+
+
+def _rates(rates: tuple[Rate, ...], cut_after: int | None) -> list[str]:
+    cut = "" if cut_after is None else f", trajectories cut after {cut_after:,} timesteps"
+    lines = [f"timesteps per second of one worker{cut}"]
+    for rate in rates:
+        kind = "a vector environment" if rate.native else count(rate.n_envs, "environment")
+        lines.append(f"  {f'{rate.worker}, {kind}' + (f' of {rate.n_envs}' if rate.native else ''):<42}"
+                     f"{rate.timesteps_per_second:>12,.0f}")  # fmt: skip
+    return lines

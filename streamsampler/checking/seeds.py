@@ -1,0 +1,132 @@
+"""Check that a trajectory is a function of its seed: after another trajectory, and in another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from streamsampler.checking.findings import Finding, not_checked
+from streamsampler.checking.worker import TaskWorker
+from streamsampler.data.words import count
+from streamsampler.protocol.messages import CheckOrder, Phase
+from streamsampler.seeding import TrajectorySeeds
+from streamsampler.workers.purity import WAYS_OUT, check_purity
+from streamsampler.workers.traces import BrokenOff, Limits, Trace, n_slots_of, run_traced
+
+__all__ = ["RunTwice", "Traced", "Traces", "finding_of_one_process", "finding_of_two_processes"]
+
+_AGAIN = "the same seed, before and after another trajectory"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What two runs of a trajectory showed.
+
+    Attributes:
+        culprit: "agent" or "environment", where a difference was first seen; empty where there was none.
+        text: What was different.
+        timesteps: How many timesteps were compared.
+        traces: The trajectories that another process is to run, too; see `Traces`.
+    """
+
+    culprit: str
+    text: str
+    timesteps: int
+    traces: tuple[Trace, ...]
+
+
+@dataclass(frozen=True)
+class Traces:
+    """A task: run trajectories in some order, and return what passed between agent and environment.
+
+    Attributes:
+        seconds: After so long no further timestep begins; what is there is returned.
+        timesteps: How many timesteps of each trajectory are run.
+        numbers: The trajectories, in their order; of a vector environment the groups of them.
+    """
+
+    seconds: float
+    timesteps: int
+    numbers: tuple[int, ...]
+
+    def __call__(self, worker: TaskWorker) -> tuple[Trace, ...]:
+        """Return the traces by number, not in the order in which they were run."""
+        until = perf_counter() + self.seconds
+        seeds_of = TrajectorySeeds(worker.context.seed, worker.version).of
+        limits = Limits(lambda: True, until, self.timesteps)
+        n_slots = n_slots_of(worker.env)
+        found = {number: Trace(f"trajectory {number * n_slots}") for number in self.numbers}
+        try:
+            for number, trace in found.items():
+                indices = range(number * n_slots, (number + 1) * n_slots)
+                with worker.by_inner() as inner:
+                    run_traced(inner, worker.version, indices, seeds_of(indices), [trace], limits)
+        except BrokenOff:
+            pass
+        return tuple(found[number] for number in sorted(found))
+
+
+@dataclass(frozen=True)
+class RunTwice:
+    """A task: run a trajectory twice, before and after another one; and some for the comparison with another process.
+
+    Attributes:
+        seconds: For each of both; see `Traces`.
+        timesteps: See `Traces`.
+        numbers: See `Traces`.
+    """
+
+    seconds: float
+    timesteps: int
+    numbers: tuple[int, ...]
+
+    def __call__(self, worker: TaskWorker) -> Traced:
+        """Run the task."""
+        worker.enter(Phase.CHECK)
+        seeds_of = TrajectorySeeds(worker.context.seed, worker.version).of
+        with worker.by_inner() as inner:
+            outcome = check_purity(
+                inner, CheckOrder(), worker.version, seeds_of, seconds=self.seconds, timesteps=self.timesteps
+            )
+        if outcome.difference is not None:
+            return Traced(outcome.difference.culprit, outcome.difference.text, outcome.compared_timesteps, ())
+        return Traced(
+            "", outcome.checked.finding, outcome.compared_timesteps,
+            Traces(self.seconds, self.timesteps, self.numbers)(worker),
+        )  # fmt: skip
+
+
+def finding_of_one_process(traced: Traced) -> Finding:
+    """Return whether trajectories of one process depend on their seeds alone."""
+    if traced.culprit:
+        return Finding(
+            "seed", "failure",
+            f"a trajectory was run twice from {_AGAIN}, and {traced.text}: batches differ with the number of workers "
+            "and with timing",
+            WAYS_OUT[traced.culprit],
+        )  # fmt: skip
+    if not traced.timesteps:
+        why = "see wrappers" if traced.text else "no trajectory could be run twice in the time that there is"
+        return not_checked("seed", why, "" if traced.text else "Check with a longer time limit")
+    return Finding("seed", "pass", f"{count(traced.timesteps, 'timestep')} came out the same from {_AGAIN}")
+
+
+def finding_of_two_processes(here: tuple[Trace, ...], there: tuple[Trace, ...]) -> Finding:
+    """Return whether trajectories come out the same in another process, in another order."""
+    name, compared = "processes", 0
+    for one, other in zip(here, there, strict=True):
+        trace = replace(one)
+        difference = trace.difference(other)
+        compared += trace.compared_timesteps
+        if difference is not None:
+            return Finding(
+                name, "failure",
+                f"in another process, started anew, and after other trajectories {difference.text}: batches differ "
+                "from run to run",
+                "It depends on something of the process or its past: the order of a set of strings (sort it), hash(), "
+                "id(), the time, the process id, a class attribute, a file or a server that trajectories change; or "
+                f"on a trajectory long before. {WAYS_OUT[difference.culprit]}",
+            )  # fmt: skip
+    if not compared:
+        return not_checked(name, "no timestep could be compared in the time that there is")
+    return Finding(name, "pass", f"{count(compared, 'timestep')} came out the same in another process and order")

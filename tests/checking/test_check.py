@@ -1,0 +1,179 @@
+"""Whole checks, in processes: what hangs, dies, differs from process to process, or is right."""
+
+import threading
+from functools import partial
+from typing import Any
+
+import gymnasium
+import pytest
+
+import streamsampler
+from streamsampler import check
+from streamsampler.checking.check import CheckInterruptedError
+from streamsampler.errors import UnknownEnvironmentError, UsageError
+from tests.checking.envs import Agent, Ball, Batched, Rule
+
+QUICK: dict[str, Any] = {"time_limit": 5.0, "step_timeout": 0.5}
+
+
+def quick(breaks="", agent=None, **options):
+    return check(partial(Rule, breaks), agent, **QUICK, **options)
+
+
+def assert_only(report, name, verdict):
+    """Nothing else is found, but by Gymnasium's checker, which finds some of the same, and of times, which vary."""
+    assert report[name].verdict == verdict
+    others = {each.name for each in [*report.failures, *report.warnings]} - {"speed", "Gymnasium"}
+    assert others == {name}
+    assert report.ok == (verdict != "failure")
+
+
+def test_what_hangs_is_found_out():
+    report = quick("hangs")
+    assert "stepping the environment did not end: no progress for 0.5 s" in report["runs"].what
+    assert "in fail" in report["runs"].details
+    assert_only(report, "runs", "failure")
+    assert report["seed"].verdict == report["speed"].verdict == "not checked"
+    assert report.recommendation is None
+
+
+def test_what_ends_its_process_is_found_out():
+    report = quick("dies")
+    assert "the process ended with exit code 3 while stepping the environment" in report["runs"].what
+    assert_only(report, "runs", "failure")
+
+
+def test_what_cannot_be_made_is_found_out():
+    report = quick("construction")
+    assert "making the environment raised RuntimeError: no robot is here" in report["made"].what
+    assert_only(report, "made", "failure")
+
+
+@pytest.mark.slow
+def test_what_differs_from_process_to_process_is_found_out():
+    report = quick("hash")
+    assert report["seed"].verdict == "pass"
+    assert "in another process, started anew" in report["processes"].what
+    assert_only(report, "processes", "failure")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("breaks", ["hangs", "dies"])
+def test_an_agent_that_hangs_or_dies(breaks):
+    report = quick(agent=Agent(breaks))
+    assert "while choosing an action" in report["seed"].what or "choosing an action did not end" in report["seed"].what
+    assert report["runs"].verdict == "pass"
+    assert not report.ok
+
+
+@pytest.mark.slow
+def test_a_right_environment_with_a_right_agent():
+    report = check(Rule, Batched(), time_limit=30.0)
+    assert report.ok
+    assert {each.name for each in report.warnings} <= {"speed"}
+    assert report.agent == "Batched"
+    assert [rate.n_envs for rate in report.speed.rates][:1] == [1]
+    assert report.recommendation.n_workers >= 1
+    costs = report.speed.costs
+    assert costs.mean_length == 8
+    assert 0.99 < sum(costs.shares.values()) < 1.01
+    for finding in report:
+        assert finding.name in str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("breaks", ["bounds", "shape", "dtype", "buffer", "carries", "reward", "info", "close"])
+def test_only_the_broken_rule_is_found(breaks):
+    names = {"bounds": "observations", "shape": "observations", "dtype": "observations", "buffer": "buffers"}
+    names |= {"carries": "seed", "reward": "rewards", "info": "infos", "close": "close"}
+    assert_only(quick(breaks), names[breaks], "warning" if breaks in ("dtype", "buffer") else "failure")
+
+
+@pytest.mark.slow
+def test_what_never_ends_is_measured_all_the_same():
+    report = quick("endless", ends_within=300)
+    assert "did not end within 300 timesteps" in report["ends"].what
+    assert report.speed.cut_after
+    assert report.speed.rates
+    assert_only(report, "ends", "failure")
+    limited = quick("endless", ends_within=300, max_episode_length=20)
+    assert "cut after 20 timesteps" in limited["ends"].what
+    assert limited.ok
+
+
+@pytest.mark.slow
+def test_a_native_vector_environment():
+    report = check(lambda: gymnasium.make_vec("CartPole-v1", num_envs=4), time_limit=10.0)
+    assert report.ok
+    assert report["Gymnasium"].verdict == "not checked"
+    assert [(rate.worker, rate.n_envs, rate.native) for rate in report.speed.rates] == [("VecWorker", 4, True)]
+    assert 'worker_args={"n_envs": 4}' in report.recommendation.arguments
+
+
+@pytest.mark.slow
+def test_all_workers_are_measured():
+    report = check("CartPole-v1", time_limit=20.0)
+    kinds = [(rate.worker, rate.n_envs, rate.native) for rate in report.speed.rates]
+    assert kinds == [
+        ("DefaultWorker", 1, False),
+        ("VecWorker", 8, False),
+        ("VecWorker", 32, False),
+        ("VecWorker", 32, True),
+    ]
+
+
+def test_the_time_limit():
+    report = check(partial(Rule, "slow"), time_limit=1.0, ends_within=100)
+    assert report["ends"].verdict == "warning"
+    assert "whether it ends is not known" in report["ends"].what
+
+
+def test_progress_counts_the_checks():
+    seen = []
+    quick("raises in reset", progress=seen.append)
+    assert (seen[0].unit, seen[0].trajectories, seen[-1].trajectories, seen[-1].target) == ("checks", 0, 7, 7)
+    assert seen[-1].complete
+
+
+def test_ctrl_c_keeps_what_was_found():
+    def interrupt(snapshot):
+        if snapshot.trajectories == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(CheckInterruptedError) as caught:
+        quick(progress=interrupt)
+    assert caught.value.found["runs"].verdict == "pass"
+    with pytest.raises(KeyError):
+        caught.value.found["speed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"env": "CartPol-v1"}, UnknownEnvironmentError, "Did you mean 'CartPole-v1'"),
+        ({"env": 3}, TypeError, "an environment is"),
+        ({"time_limit": 0}, UsageError, "time_limit must be a number of seconds above 0"),
+        ({"step_timeout": -1}, UsageError, "step_timeout must be"),
+        ({"ends_within": 0}, UsageError, "ends_within must be at least 1"),
+        ({"max_episode_length": 0.5}, UsageError, "max_episode_length must be an integer"),
+        ({"seed": -1}, UsageError, "seed"),
+        ({"deterministic": True}, UsageError, "for an agent that is given with them"),
+        ({"agent": 3}, UsageError, "an agent is"),
+    ],
+)
+def test_wrong_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        check(**{"env": Rule, **QUICK, **arguments})
+
+
+def test_an_environment_that_cannot_be_pickled():
+    env: Any = Rule()
+    env.lock = threading.Lock()
+    report = check(env, **QUICK)
+    assert "Pass a function that makes the environment" in report["made"].advice
+    assert not report.ok
+
+
+def test_the_public_name():
+    assert streamsampler.check is check
+    assert Ball.action_space.shape == (1,)

@@ -1,0 +1,63 @@
+"""`streamsampler check`, as a user runs it."""
+
+import json
+import signal
+
+import pytest
+
+from tests.cli.harness import Terminal, run
+
+QUICK = ("--time-limit", "4", "--step-timeout", "0.5")
+
+
+def check(*arguments, cwd):
+    return run("check", "--import", "scripted", *QUICK, *arguments, cwd=cwd)
+
+
+def test_what_fails_has_exit_code_1(home):
+    ended = check("Scripted-v0", "--env-kwarg", "fail_at=3", "--json", cwd=home)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    facts = json.loads(ended.stdout)
+    assert facts["ok"] is False
+    (failure,) = [each for each in facts["findings"] if each["verdict"] == "failure"]
+    assert failure["name"] == "runs"
+    assert "RuntimeError: the robot stumbled" in failure["what"]
+    assert 'File "' in failure["details"]
+    assert "streamsampler/checking" not in failure["details"]
+
+
+@pytest.mark.slow
+def test_a_table_on_a_terminal(home):
+    terminal = Terminal("check", "Scripted-v0", "--import", "scripted", "--agent", "scripted:Repeating", cwd=home)
+    terminal.read_until(lambda text: "/7 checks" in text)
+    assert terminal.finish() == 0
+    table = terminal.text.rpartition("7/7 checks")[2]
+    assert "Scripted-v0 with Repeating" in table
+    assert "  pass  seed " in table
+    assert "recommended: n_workers=" in table
+    assert "0 failures" in table
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_what_was_found(home):
+    terminal = Terminal("check", "Scripted-v0", "--import", "scripted", cwd=home)
+    terminal.read_until(lambda text: "1/7 checks" in text)
+    terminal.type("\x03")
+    assert terminal.finish() == 128 + signal.SIGINT
+    assert "Interrupted: what follows was found before." in terminal.text
+    assert "  pass  runs " in terminal.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Scripted-v1",), "Did you mean 'Scripted-v0'"),
+        (("Scripted-v0", "--agent", "scripted:nothing"), "has no attribute 'nothing'"),
+        (("Scripted-v0", "--time-limit", "0"), "--time-limit"),
+        (("Scripted-v0", "--vec-normalize", "x.pkl"), "--vec-normalize is for a model"),
+    ],
+)
+def test_wrong_usage(home, arguments, message):
+    ended = check(*arguments, cwd=home)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert message in ended.stderr
