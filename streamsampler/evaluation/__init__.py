@@ -81,4 +81,12 @@ print(replay(batch, 7, agent="random", env="CartPole-v1"))
 `streamsampler.replay` runs trajectory 7 again, from a batch, a file or a folder, in the same row of a batch of the same
 shape. It compares observations, actions, rewards and the end, bit for bit, and says where they differ first, and why
 that may be. `actions=True` replays the recorded actions without the agent, and `video="it.mp4"` films it.
+
+Videos
+------
+
+`evaluate(…, video="videos")` films the first, the best, the median and the worst trajectory, or those that `video_of`
+names, as `.mp4` files named by index, seed and return. They are chosen when the evaluation is complete, and run again:
+it costs no more until then. Needs the extra `video`, and an environment that can be made with
+`render_mode="rgb_array"`.
 """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from streamsampler.data.words import count
-from streamsampler.errors import UsageError
+from streamsampler.errors import SamplerError, UsageError
 from streamsampler.evaluation.agents import agent_facts
 from streamsampler.evaluation.amounts import amount_of
 from streamsampler.evaluation.evaluation import Evaluation
@@ -18,6 +19,7 @@ from streamsampler.evaluation.intervals import FEWEST, Interval, t_interval
 from streamsampler.evaluation.printing import number
 from streamsampler.evaluation.rows import SuccessMeaning
 from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule
+from streamsampler.evaluation.videos import VideoError, VideoOf, Videos
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
@@ -61,6 +63,8 @@ def evaluate(
     deterministic: bool | None = None,
     vec_normalize: Any = None,
     sampler: Sampler[Any, Any] | None = None,
+    video: str | PathLike[str] | None = None,
+    video_of: VideoOf | Iterable[VideoOf] | None = None,
     progress: ProgressArgument = False,
     **options: Any,
 ) -> Evaluation:
@@ -97,6 +101,10 @@ def evaluate(
             drawing.
         vec_normalize: For models of Stable-Baselines3: see `streamsampler.adapters.sb3.SB3Agent`.
         sampler: A sampler to use; it stays open. `agent` and `env` then replace what it has.
+        video: A folder for videos of some trajectories, named by index, seed and return. They are chosen when the
+            evaluation is complete, and run again, in this process: the evaluation itself costs no more. Needs the extra
+            `video`, and an environment with `render_mode="rgb_array"`.
+        video_of: What to film: indices, and "first", "best", "median" and "worst", by return. These four by default.
         progress: See `streamsampler.Sampler.obtain_samples`; shows the interval as well.
         options: All other arguments of `streamsampler.MultiprocessingSampler`: `n_workers` (0 for none but this
             process), `seed`, `env_kwargs`, `max_episode_length`, `worker_class`, …
@@ -107,6 +115,8 @@ def evaluate(
     Raises:
         UsageError: An argument cannot work (a ValueError).
         EvaluationInterruptedError: Ctrl-C; has the evaluation so far. (A KeyboardInterrupt.)
+        VideoError: The evaluation is complete, and a video could not be made; has the evaluation.
+        ImportError: The library for videos is missing; names the extra.
         RolloutError: User code raised in a worker. For other errors see `streamsampler.Sampler.obtain_samples`.
     """
     if success not in ("end", "once"):
@@ -122,9 +132,12 @@ def evaluate(
         min_trajectories=min_trajectories,
         max_trajectories=max_trajectories,
     ).in_part(part, options.get("seed") if sampler is None else sampler.seed)
+    videos = Videos.asked(video, video_of)
     with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, given, updates):
         facts = _BY_SAMPLER if given is None else agent_facts(given)
         with Gathering(opened, amount, success, updates) as gathering:
+            if videos is not None:
+                videos.check(opened, updates.get("env_update"), gathering.indices)
             try:
                 stopped = gather(gathering, progress)
             except KeyboardInterrupt as interrupt:
@@ -132,7 +145,22 @@ def evaluate(
                     raise
                 found = gathering.finished(facts, INTERRUPTED)
                 raise EvaluationInterruptedError(found, len(found)) from interrupt
-            return gathering.finished(facts, stopped)
+            found = gathering.finished(facts, stopped)
+        if videos is not None:
+            _film(videos, opened, gathering, found, progress)
+        return found
+
+
+def _film(
+    videos: Videos, sampler: Sampler[Any, Any], gathering: Gathering, found: Evaluation, progress: ProgressArgument
+) -> None:
+    """Make the videos of an evaluation that is complete; whatever happens, the evaluation is not lost."""
+    try:
+        videos.film(sampler, gathering.rows, progress)
+    except KeyboardInterrupt as interrupt:
+        raise EvaluationInterruptedError(found, len(found)) from interrupt
+    except (SamplerError, OSError) as error:
+        raise VideoError(f"the evaluation is complete, but a video could not be made: {error}", found) from error
 
 
 def gather(gathering: Gathering, progress: ProgressArgument) -> str:

@@ -107,6 +107,7 @@ class Gathering:
         amount: The same.
         part: Which part of the amount these are; None for all of it.
         n: How many there will be, or the most.
+        indices: Their indices, unless some raise, and others take their places.
         rows: What is kept of the trajectories, in index order.
         stream: Where they come from.
     """
@@ -128,6 +129,7 @@ class Gathering:
             self.part = part_of_call(sampler, amount.part, amount.n, fixed=amount.is_fixed)
         self.n = amount.n if self.part is None else self.part.trajectories
         first = 0 if self.part is None else self.part.first_trajectory
+        self.indices = range(first, first + self.n)
         self.stream: Stream[Any, Any] = sampler.stream(
             first_trajectory=first, n_trajectories=self.n, seeds=amount.seeds, reset_options=amount.options, **updates
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.environments.filming import check_renders
 from streamsampler.errors import UsageError, positive
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.payloads import pickled_updates, put
@@ -15,7 +16,7 @@ from streamsampler.samplers.rerun import Rerun, place_of
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.plans import GatherPlan, Streamed
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.serialization import Payload
+from streamsampler.serialization import Payload, loads
 from streamsampler.workers.resets import Options, Resets, common_resets
 
 __all__ = ["ReplayingSampler", "recorded_one"]
@@ -73,6 +74,8 @@ class ReplayingSampler(SamplerLife):
                 raise UsageError(_other_version(version, session.version))
             pickled = pickled_updates(agent, env, session.updates.about("agent"))
             plan: GatherPlan = session.plan if is_current and session.plan is not None else Streamed()
+            if self._policy.on_failure == "drop" and not plan.fixed:
+                plan = Streamed(plan.first)  # others took the places of those that raised
             resets = session.resets if is_current and given is None else given
             differ = session.updates.differ
             queue, block = place_of(plan, index, self._setup.factory.layout.block, self.n_workers if differ else 1)
@@ -93,6 +96,18 @@ class ReplayingSampler(SamplerLife):
         unknown = recorded is not None and not (is_current or actions)
         alternative = rerun.cut_before(int(recorded.indices.max()) + 1) if unknown and recorded is not None else None
         return replayed(rerun, one, origin, None if video is None else Path(video), alternative)
+
+    def check_renders(self) -> None:
+        """Check that the sampler's environment can be filmed: make one, reset it, and take a picture.
+
+        Raises:
+            UsageError: It cannot; says why, and what to do.
+        """
+        with self._exclusive():
+            session = self._session
+            handle = next(iter(session.updates.payloads(("env",)).values()))
+            payload = _kept(session.engine.published(handle))
+        check_renders(loads(payload))
 
 
 def recorded_one(batch: Any, index: int, version: int | None = None) -> TrajectoryBatch[Any, Any]:
