@@ -20,8 +20,9 @@ whose values may be tensors, with what would follow a truncated trajectory taken
 `last_observations`; and `minibatches(size, seed=…)`:
 
 ```python
+values, last_values = critic(batch.observations), critic(batch.last_observations)  # (T,), (N,)
 advantages = batch.advantages(values, last_values, gamma=0.99, lambda_=0.95)  # (T,)
-for rows in batch.minibatches(256, seed=iteration, epochs=10):
+for rows in batch.minibatches(256, seed=1, epochs=10):
     update(batch.observations[rows], batch.actions[rows], advantages[rows])
 ```
 

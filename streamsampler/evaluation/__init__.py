@@ -59,8 +59,11 @@ For job arrays of clusters, without any engine that spans machines: each of n jo
 merged to the file that one run would have written, byte for byte.
 
 ```python
-evaluate("random", "CartPole-v1", num_trajectories=100, seed=1, part=(2, 7)).save("part-2.json")  # in job 2 of 7
-streamsampler.merge(["part-1.json", …, "part-7.json"], "cartpole.json")  # afterwards; so does `streamsampler merge`
+from streamsampler import evaluate, merge
+
+for i in range(1, 8):  # each in a job of its own
+    evaluate("random", "CartPole-v1", num_trajectories=100, seed=1, part=(i, 7)).save(f"part-{i}.json")
+merge([f"part-{i}.json" for i in range(1, 8)], "cartpole.json")  # afterwards; so does `streamsampler merge`
 ```
 
 `part` goes with `num_trajectories`, which needs a `seed`, the same for all; with `seeds` and with `scenarios`. Where a
@@ -71,9 +74,9 @@ Replaying
 ---------
 
 ```python
-from streamsampler import LocalSampler, replay
+from streamsampler import MultiprocessingSampler, replay
 
-with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
+with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
     batch = sampler.obtain_trajectories(10)
 print(replay(batch, 7, agent="random", env="CartPole-v1"))
 ```

@@ -68,6 +68,8 @@ def test_it_runs(name, files, monkeypatch, tmp_path):
             "batch": sampler.obtain_samples(100),
             "agent": LinearAgent(),
             "parameters": np.ones(4),
+            "critic": lambda observations: observations[:, 0],
+            "update": lambda *minibatch: None,
             "improve": lambda parameters, batch: parameters + 0.1,
             "policy": torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)),
             "env": gymnasium.make("CartPole-v1"),

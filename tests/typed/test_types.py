@@ -35,6 +35,8 @@ from streamsampler import MultiprocessingSampler, TrajectoryBatch
 
 Parameters = tuple[NDArray[Any], ...]
 agent: Any
+critic: Callable[[NDArray[Any]], NDArray[Any]]
+update: Callable[..., None]
 env: gymnasium.Env[Any, Any]
 improve: Callable[[Parameters, TrajectoryBatch], Parameters]
 batch: TrajectoryBatch
