@@ -151,7 +151,8 @@ class Gathering:
                 there is plenty for all: near the end a ticket that waits for another one is late, and may be surplus.
             now: The time in seconds, from any one clock.
         """
-        self.refuses_all = ahead and not self._has_plenty
+        # The workers of a complete call are about to be stopped: a loss or a copy of its surplus is not run, either.
+        self.refuses_all = self.result.complete or (ahead and not self._has_plenty)
         if self.refuses_all:
             return None
         queue = self._queues[worker % len(self._queues)]

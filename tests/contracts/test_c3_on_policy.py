@@ -41,8 +41,7 @@ def hear_from_both(sampler: Sampler) -> None:
     assert len(sampler.obtain_exact_trajectories(1, agent_update=[Stamping(0), Stamping(0)])) == 2
 
 
-# Not on Ray: there two trajectories were once counted as abandoned, and the reason is not known yet.
-@pytest.mark.parametrize("engine", [engine for engine in EACH_TIME if engine is not RAY], indirect=True)
+@ALL_PROCESSES
 def test_a_complete_call_stops_the_surplus(make_sampler: Maker, steps: Records, long_seed: int) -> None:
     sampler = make_sampler(always_zero, partial(Marathon, steps.folder, long_seed), n_workers=2, seed=SEED, check=None)
     batch = sampler.obtain_samples(Marathon.SHORT)

@@ -574,3 +574,17 @@ def test_what_fails_for_good_ends_the_call_at_its_turn_also_in_tickets_that_are_
             assert indices_of(late.gathering) == list(range(held.turn))
     assert n_cut > 30
     assert n_failed > 100
+
+
+def test_a_complete_result_has_no_ticket_for_anybody():
+    """Not even a copy of a surplus trajectory that takes long."""
+    throughput = Throughput()
+    gathering = Gathering(AtLeast(4), n_workers=2, throughput=throughput)
+    assert take(gathering, 0) == range(1)
+    assert take(gathering, 1) == range(1, 2)
+    throughput.add([4], 0.04, 0)
+    gathering.add(0, range(1), [4], "first", 1.0)
+    assert gathering.result.complete
+    assert take(gathering, 0, now=1.0) is None
+    gathering.put_back(1, range(1, 2), 1.0)
+    assert take(gathering, 0, now=1.0) is None
