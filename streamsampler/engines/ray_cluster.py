@@ -9,19 +9,20 @@ import os
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from streamsampler.errors import SamplerError, UsageError
 
 __all__ = ["Demand", "Lease", "attach"]
 
 _LOOK_SECONDS = 4.0  # that a machine may take to answer at a port
-_RELEASE_SECONDS = 3.0  # that Ray may take to count as free what an actor had that has ended
+_RELEASE_SECONDS = 3  # that Ray may take to count as free what an actor had that has ended
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty frame of settings
 _SETTINGS = 4  # the type of the frame that every server of HTTP/2 answers with, which is what Ray speaks
 _NOISE = re.compile("A worker died or was killed while executing a task")
@@ -84,17 +85,23 @@ class Demand:
     def check_free(self) -> None:
         """Raise an error if what else runs there leaves no room; what has just ended may be free soon.
 
+        All that the workers need is reserved together, which Ray does as soon as it is free, and given back at once.
+
         Raises:
             SamplerError: There is no room.
         """
-        deadline = time.monotonic() + _RELEASE_SECONDS
-        while self.room(ray.available_resources()) < self.n_workers:
-            if time.monotonic() >= deadline:
+        bundle = {name: amount for name, amount in self.amounts().items() if amount}
+        if not bundle or self.options.get("scheduling_strategy") is not None:  # which may be room that is reserved
+            return
+        group = placement_group(self.n_workers * [bundle])
+        try:
+            if not group.wait(_RELEASE_SECONDS):
                 raise SamplerError(
                     f"the Ray cluster has no room now for {self.n_workers} workers, of which each needs {self}: "
                     f"{self.in_use()}; {_ADVICE}, or wait for what else runs there"
                 )
-            time.sleep(_RELEASE_SECONDS / 20)  # Ray has no event for resources that become free
+        finally:
+            remove_placement_group(group)
 
     def in_use(self) -> str:
         """Return what the cluster has of what workers need, and what of that is free."""
@@ -247,8 +254,26 @@ def _check_listening(address: str) -> None:
         answer = b""
     except OSError as error:
         raise SamplerError(f"no Ray cluster at {address}: {error}; {advice}") from None
-    if answer[3:4] != bytes([_SETTINGS]):
+    if answer[3:4] != bytes([_SETTINGS]) or not _has_cluster_id(address):
         raise SamplerError(f"what listens at {address} is no Ray cluster: it does not answer as one; {advice}")
+
+
+def _has_cluster_id(address: str) -> bool:
+    """Return whether a server of HTTP/2 tells the id of its cluster, which other servers, of Ray as well, cannot."""
+    make_client = getattr(getattr(ray, "_raylet", None), "GcsClient", None)
+    if make_client is None:  # not public: then Ray says it, after 20 seconds
+        return True
+    told: list[Any] = []
+
+    def ask() -> None:
+        with contextlib.suppress(RayError):
+            told.append(make_client(address=address))
+
+    # Ray itself waits for 30 seconds where no answer comes.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_LOOK_SECONDS)
+    return bool(told)
 
 
 def _check_node(address: str) -> None:

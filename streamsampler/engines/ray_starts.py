@@ -8,20 +8,34 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
+from ray.runtime_env import RuntimeEnv
 
 from streamsampler.engines.ray_cluster import Demand
 from streamsampler.engines.ray_link import Post, RayLink
 from streamsampler.engines.ray_worker import Hello, RaySetup, versions
-from streamsampler.errors import SamplerError
+from streamsampler.errors import SamplerError, UsageError
 
-__all__ = ["ROOM_SECONDS", "Starts"]
+__all__ = ["ROOM_SECONDS", "Starts", "check_names"]
 
 ROOM_SECONDS = 5.0
 """After this time workers that have not started are looked into."""
 
 _START_SECONDS = 60.0  # that workers may take to start where there is room
-_PREPARED_SECONDS = 600.0  # the same where Ray installs packages for them first
+_PREPARED_SECONDS = 600.0  # the same where Ray installs packages or fetches files for them first
+_PREPARING = {"pip", "uv", "conda", "container", "image_uri", "working_dir", "py_modules"}
 _MOST_FAILED = 3  # starts in a row
+
+
+def check_names(runtime_env: Mapping[str, Any]) -> None:
+    """Look for what Ray would ignore in a runtime environment.
+
+    Raises:
+        UsageError: There is something.
+    """
+    unknown = sorted(map(str, set(runtime_env) - RuntimeEnv.known_fields))
+    if unknown:
+        known = sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
+        raise UsageError(f"runtime_env has {', '.join(unknown)}, but Ray knows {', '.join(known)}")
 
 
 class Starts:
@@ -40,7 +54,7 @@ class Starts:
         self._options = {"num_cpus": 1, **demand.options}
         if runtime_env:
             self._options["runtime_env"] = dict(runtime_env)
-        self._seconds = _PREPARED_SECONDS if runtime_env else _START_SECONDS
+        self._seconds = _PREPARED_SECONDS if _PREPARING.intersection(runtime_env or ()) else _START_SECONDS
         self._node = ray.get_runtime_context().get_node_id()
         self._post = post
         self._next: dict[int, RayLink] = {}
@@ -49,8 +63,15 @@ class Starts:
         self._idle_since = self._next_look = math.inf
 
     def new(self, worker: int) -> RayLink:
-        """Return the link to a new actor."""
-        return RayLink(worker, self._options, self._node, self._post)
+        """Return the link to a new actor.
+
+        Raises:
+            UsageError: Ray refuses what it is asked for.
+        """
+        try:
+            return RayLink(worker, self._options, self._node, self._post)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"Ray refuses worker_resources or runtime_env: {error}") from error
 
     def begin(self, worker: int) -> None:
         """Start an actor that is to take the place of a dead one."""

@@ -1,8 +1,10 @@
 """The engine of Ray: the same batches whatever happens to its actors, and words for what clusters lack."""
 
+import contextlib
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -162,6 +164,16 @@ def test_resources_in_use_are_said(make):
     within_ten_seconds(f"has no room now for 2 workers.* it has {n_cpus} CPU, of which 0 CPU is free")
 
 
+def test_what_has_just_ended_leaves_its_room(make):
+    import ray
+
+    everything = {"num_cpus": int(ray.cluster_resources()["CPU"])}
+    for _ in range(2):
+        sampler = make(n_workers=1, worker_resources=everything)
+        assert len(sampler.obtain_trajectories(1)) == 1
+        sampler.close()
+
+
 def test_other_versions_are_said(ray_cluster, monkeypatch):
     from streamsampler.engines import ray_starts
     from streamsampler.engines.ray_worker import versions
@@ -182,6 +194,9 @@ def test_another_cluster_than_that_of_this_process_is_refused(ray_cluster):
         ({"worker_resources": {"cpus": 1}}, "keys among num_cpus, num_gpus"),
         ({"worker_resources": {"num_cpus": -1}}, "CPU must be a number of at least 0, got -1"),
         ({"runtime_env": "numpy"}, "runtime_env must be a dict"),
+        ({"runtime_env": {"envvars": {}}}, "runtime_env has envvars, but Ray knows conda, "),
+        ({"runtime_env": {"env_vars": {"A": 1}}}, r"Ray refuses .* must be of type Dict\[str, str\]"),
+        ({"runtime_env": {"working_dir": "/nowhere"}}, "Ray refuses .* /nowhere is not a valid path"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(ray_cluster, options, match):
@@ -205,9 +220,42 @@ def test_nobody_listens(unattached):
     within_ten_seconds(f"no Ray cluster at 127.0.0.1:{port}: .*refused; start", ray_address=f"127.0.0.1:{port}")
 
 
-def test_something_else_listens(unattached):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        within_ten_seconds("is no Ray cluster", ray_address=f"127.0.0.1:{server.getsockname()[1]}")
+def silent(connection: socket.socket) -> None:
+    connection.recv(1)
+    connection.recv(1 << 16)
+
+
+def speaks_http(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+    connection.sendall(b"HTTP/1.0 505 Invalid HTTP version (2.0)\r\n\r\n")
+
+
+def hangs_up(connection: socket.socket) -> None:
+    connection.recv(1)
+
+
+def speaks_http2_only(connection: socket.socket) -> None:
+    connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+    while connection.recv(1 << 16):
+        pass
+
+
+@pytest.mark.parametrize("behave", [silent, speaks_http, hangs_up, speaks_http2_only])
+def test_something_else_listens(unattached, behave):
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                behave(self.request)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            within_ten_seconds("is no Ray cluster", ray_address=f"127.0.0.1:{server.server_address[1]}")
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize(
