@@ -13,6 +13,7 @@ streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 100 --se
 streamsampler evaluate CartPole-v1 --agent my_agents:greedy --until-halfwidth 5
 streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --until-decided 0.05 --bounds 0 500
 streamsampler check my/Maze-v0 --import my_envs --agent my_agents:greedy
+streamsampler replay cartpole.npz --index 17 --video it.mp4
 ```
 
 Progress and warnings are printed on standard error, the summary on standard output, as text or with `--json` as one
@@ -25,6 +26,10 @@ the same as in Python. While they run, the interval is shown as it narrows.
 
 `streamsampler check` prints what `streamsampler.check` finds: see `streamsampler.checking`. Its exit code is 1 where
 there are failures.
+
+`streamsampler replay FILE|FOLDER --index I` runs a recorded trajectory again, compares it with what was recorded, bit for
+bit, and says where it differs first: see `streamsampler.replay`. Its exit code is 1 where it differs. `--video` films it;
+`streamsampler evaluate --video FOLDER` films trajectories of an evaluation.
 
 Every command takes options from a TOML file with `--config FILE`; those that are typed win. Keys are the options'
 names, and `env-id`; `--print-config` prints such a file. Paths in it are relative to the current directory:

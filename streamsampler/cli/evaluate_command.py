@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,11 +11,13 @@ from streamsampler.cli import options as arguments
 from streamsampler.cli.amounts import given_amount
 from streamsampler.cli.evaluation_options import RESULT, SEEDS_AND_SCENARIOS, SUCCESS, bounds, most, seeds_for
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
+from streamsampler.cli.replay_command import VIDEO_EXTRA
 from streamsampler.cli.shared_options import AGENT, ENV_ID, POSITIVE, PRINTED, SAMPLED_BY
 
 __all__ = ["evaluate"]
 
 _AMOUNTS = ("num_trajectories", "seeds", "scenarios", "until_halfwidth")
+_WHICH = ("first", "best", "median", "worst")
 _UNTIL = ("guarantee", "bounds", "min_trajectories", "max_trajectories")
 
 _EXAMPLES = """\b
@@ -24,11 +27,21 @@ Examples:
   streamsampler evaluate CartPole-v1 --until-halfwidth 5
   streamsampler evaluate my/Maze-v0 --import my_envs --until-halfwidth 0.05 --precision-of success --guarantee
   streamsampler evaluate my/Maze-v0 --import my_envs --scenarios mazes.json --json
+  streamsampler evaluate CartPole-v1 --num-trajectories 100 --video videos --video-of worst --video-of 17
 
 \b
 Exit codes:
   0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
 """
+
+
+def _video_of(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return words, and indices as integers."""
+    for value in values:
+        if value not in _WHICH and not value.isdecimal():
+            raise click.BadParameter(f"{value!r} is neither {', '.join(_WHICH)} nor an index")
+    return tuple(int(value) if value.isdecimal() else value for value in values)
+
 
 _HOW_MUCH = options_of(
     grouped_option(
@@ -61,10 +74,23 @@ _PRECISION = options_of(
     most("With --until-halfwidth"),
 )  # fmt: skip
 
+_VIDEOS = options_of(
+    grouped_option(
+        "Output", "--video", type=click.Path(path_type=Path), metavar="FOLDER",
+        help="Film some trajectories, which are chosen when the evaluation is complete, and run again. The files are "
+        f"named by index, seed and return. {VIDEO_EXTRA}",
+    ),
+    grouped_option(
+        "Output", "--video-of", callback=_video_of, multiple=True, metavar="WHICH",
+        show_default="first, best, median and worst",
+        help="With --video: which ones: first, best, median, worst, or an index. May be repeated.",
+    ),
+)  # fmt: skip
+
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Evaluate an agent: numbers with their intervals.")
 @ENV_ID
-@options_of(_HOW_MUCH, _PRECISION, AGENT, SUCCESS, SAMPLED_BY, RESULT, PRINTED)
+@options_of(_HOW_MUCH, _PRECISION, AGENT, SUCCESS, SAMPLED_BY, RESULT, _VIDEOS, PRINTED)
 @click.pass_context
 def evaluate(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -88,6 +114,8 @@ def evaluate(
     agent, statistics = options.pop("agent"), options.pop("vec_normalize")
     arguments.check_statistics([agent], statistics)
     arguments.check_side_by_side(options)
+    if options["video_of"] and options["video"] is None:
+        raise click.UsageError("--video-of says what to film: give --video, the folder for the videos, too.")
     from streamsampler.cli.evaluating import execute, run_evaluation
 
     request = {

@@ -16,7 +16,7 @@ import click
 
 from streamsampler.cli.current_directory import import_named
 from streamsampler.cli.environments import Spaces, environment_of
-from streamsampler.cli.errors import translated
+from streamsampler.cli.errors import failure, translated
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.models import load_any_agent
 from streamsampler.cli.notices import notices_shown
@@ -30,6 +30,7 @@ from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError, evaluate
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.rows import SuccessMeaning
+from streamsampler.evaluation.videos import VideoError, VideoOf
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.samplers.progress_output import Output, output_on
 
@@ -46,6 +47,8 @@ class EvaluationRequest(SamplingOptions):
         agents: The agents' names; one, or those that are compared.
         vec_normalize: The statistics of the agents that are models: for none, for all of them, or for each.
         amount: The arguments of `evaluate` or `compare` that say how many trajectories there are.
+        video: The folder for videos; None for none.
+        video_of: What they are of; empty for the default.
     """
 
     agents: tuple[str, ...]
@@ -54,6 +57,8 @@ class EvaluationRequest(SamplingOptions):
     amount: Mapping[str, Any]
     success: SuccessMeaning
     out: Path | None
+    video: Path | None = None
+    video_of: tuple[VideoOf, ...] = ()
 
     def loaded(self, spaces: Spaces) -> list[Any]:
         """Return the agents.
@@ -110,10 +115,17 @@ def run_evaluation(request: EvaluationRequest, bar: Output, interrupts: Interrup
         SamplerError: As `evaluate` says.
         click.ClickException: The environment cannot be made, or the agent not be loaded.
         EvaluationInterruptedError: A signal came; has what is finished.
+        VideoError: A video could not be made; has the evaluation.
     """
     spaces = environment_of(request)[1]
     (agent,) = request.loaded(spaces)
-    return evaluate(agent, request.env_id, **_arguments(request, _Follower(bar, interrupts, 1)))
+    if request.video is None:
+        return evaluate(agent, request.env_id, **_arguments(request, _Follower(bar, interrupts, 1)))
+    arguments = _arguments(request, _Follower(bar, interrupts, 2))
+    try:
+        return evaluate(agent, request.env_id, video=request.video, video_of=request.video_of or None, **arguments)
+    except ImportError as error:
+        raise failure(f"--video: {error}") from None
 
 
 def run_comparison(request: EvaluationRequest, bar: Output, interrupts: Interrupts) -> Comparison:
@@ -155,7 +167,7 @@ def execute(
             for name in imports:
                 import_named(name, f"--import {name}")
             with bar, ray_option_named() if request.engine == "ray" else nullcontext():
-                found = _found(carry_out, request, bar, interrupts)
+                found, problem = _found(carry_out, request, bar, interrupts)
             if request.out is not None:
                 found.save(request.out)
             text = found.to_json().rstrip("\n") if as_json else str(found)
@@ -166,20 +178,26 @@ def execute(
         print_error(_line(found, perf_counter() - begun, interrupted=interrupts.received is not None))
     if request.out is not None and not as_json:
         text += f"\nwritten to: {request.out}"
+    if request.video is not None and problem is None and not as_json and interrupts.received is None:
+        text += f"\nvideos in: {request.video}"
     print_result(text, kept=request.out)
+    if problem is not None:
+        with translated():
+            raise problem
     ctx.exit(interrupts.exit_code)
 
 
 def _found(
     carry_out: Callable[[EvaluationRequest, Output, Interrupts], Evaluation | Comparison],
     request: EvaluationRequest, bar: Output, interrupts: Interrupts,
-) -> Evaluation | Comparison:  # fmt: skip
-    """Return what was found, or what was found before a signal came."""
+) -> tuple[Evaluation | Comparison, VideoError | None]:  # fmt: skip
+    """Return what was found, or what was found before a signal came; and why a video could not be made."""
     try:
-        return carry_out(request, bar, interrupts)
+        return carry_out(request, bar, interrupts), None
     except EvaluationInterruptedError as interrupt:
-        found: Evaluation | Comparison = interrupt.found
-        return found
+        return interrupt.found, None
+    except VideoError as error:
+        return error.found, error
 
 
 @contextmanager

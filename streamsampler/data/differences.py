@@ -12,7 +12,7 @@ from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.words import count
 
-__all__ = ["Difference", "first_difference"]
+__all__ = ["Difference", "first_difference", "shown"]
 
 _SHOWN = 8
 _ROUNDING = 1e-3
@@ -51,8 +51,8 @@ class Difference:
     def __str__(self) -> str:
         recorded, replayed = shown(self.recorded), shown(self.replayed)
         if recorded == replayed:
-            recorded, replayed = bits(self.recorded), bits(self.replayed)
-        return f"the {self.what}{self.path} of timestep {self.timestep}: {recorded} recorded, {replayed} now"
+            recorded, replayed = _bits(self.recorded), _bits(self.replayed)
+        return f"the {self.what}{self.path} of timestep {self.timestep}: recorded {recorded}, now {replayed}"
 
 
 def shown(value: Any) -> str:
@@ -68,7 +68,7 @@ def shown(value: Any) -> str:
     return f"{value!r:.80}"
 
 
-def bits(value: Any) -> str:
+def _bits(value: Any) -> str:
     """Return the bits of a value, where its digits do not tell it from another one."""
     array = np.asarray(value)
     return shown(value) if array.dtype == object else f"{shown(value)} with the bits {array.tobytes()[:16].hex()}"
@@ -137,6 +137,6 @@ def _first_row(one: trees.Array, other: trees.Array) -> int | None:
 def _end_at(trajectory: TrajectoryBatch[Any, Any], n: int) -> str:
     """Return in words whether a trajectory ends after n timesteps, and how."""
     if len(trajectory.rewards) > n:
-        return "goes on"
+        return "it goes on"
     flags = {"terminated": trajectory.terminated[0], "truncated": trajectory.truncated[0]}
-    return f"{' and '.join(name for name, flag in flags.items() if flag)} after {count(n, 'timestep')}"
+    return f"it is {' and '.join(name for name, flag in flags.items() if flag)} after {count(n, 'timestep')}"

@@ -255,8 +255,10 @@ def _agent(record: _Record, agent: Any, options: ReplayOptions) -> Any:
             was = f" {record.name} says that it was {said!r}" if isinstance(said, str) else ""
             raise UsageError(f"which agent? Pass agent=, or actions=True for the recorded actions.{was}")
         agent = said
+    recorded = record.facts.get("deterministic")
+    recorded = recorded if isinstance(recorded, bool) else None
     return evaluated_agent(
-        agent, options.get("deterministic"), options.get("vec_normalize"), lambda: record.batch.action_space
+        agent, options.get("deterministic", recorded), options.get("vec_normalize"), lambda: record.batch.action_space
     )
 
 

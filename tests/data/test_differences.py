@@ -57,12 +57,12 @@ def test_ends(goes_on):
     long = run(lambda: Steps(LENGTH + 2))
     one, other = (ONE, long) if goes_on else (long, ONE)
     found = first_difference(one, other)
-    words = {True: "goes on", False: "terminated after 6 timesteps"}
+    words = {True: "it goes on", False: "it is terminated after 6 timesteps"}
     assert (found.timestep, found.what) == (LENGTH - 1, "end")
     assert (found.recorded, found.replayed) == (words[not goes_on], words[goes_on])
     flags = first_difference(ONE, dataclasses.replace(ONE, truncated=np.array([True])))
     assert flags.what == "end"
-    assert flags.replayed == "terminated and truncated after 6 timesteps"
+    assert flags.replayed == "it is terminated and truncated after 6 timesteps"
 
 
 def test_what_was_cut_is_compared_as_far_as_it_goes():
@@ -89,7 +89,7 @@ def test_equal_digits_are_told_apart_by_their_bits():
     rewards = ONE.rewards.copy()
     rewards[0] = -0.0
     one = dataclasses.replace(ONE, rewards=np.where(ONE.rewards == ONE.rewards[0], 0.0, ONE.rewards))
-    assert "-0.0 now" in str(first_difference(one, dataclasses.replace(one, rewards=rewards)))
+    assert "recorded 0.0, now -0.0" in str(first_difference(one, dataclasses.replace(one, rewards=rewards)))
     nan = [dataclasses.replace(ONE, rewards=np.array([value, *rewards[1:]])) for value in (np.nan, -np.nan)]
     assert first_difference(nan[0], nan[0]) is None
     assert "with the bits" in str(first_difference(*nan))

@@ -158,7 +158,7 @@ def test_an_environment_with_a_hidden_state_is_found():
     assert (found.difference.timestep, found.difference.what) == (1, "reward")
     assert (found.difference.recorded, found.difference.replayed) == (3.0, 1.0)
     assert found.reasons[0].startswith("the agent or the environment is no function of its seed: run twice in a row")
-    assert "the reward of timestep 1: 3.0 recorded, 1.0 now" in str(found)
+    assert "the reward of timestep 1: recorded 3.0, now 1.0" in str(found)
     actions = replay(batch, 2, env=Hidden, actions=True)
     assert actions.difference == found.difference
     assert actions.reasons[0].startswith("the environment is no function")
@@ -169,8 +169,8 @@ def test_actions_alone_tell_how_the_environment_goes_on():
         batch = sampler.obtain_trajectories(2)
     assert replay(batch, 1, env=partial(Steps, 4), actions=True).same
     longer = replay(batch, 1, env=partial(Steps, 9), actions=True)
-    assert (longer.difference.replayed, len(longer.trajectory.rewards)) == ("goes on", 5)
-    assert replay(batch, 1, env=partial(Steps, 2), actions=True).difference.recorded == "goes on"
+    assert (longer.difference.replayed, len(longer.trajectory.rewards)) == ("it goes on", 5)
+    assert replay(batch, 1, env=partial(Steps, 2), actions=True).difference.recorded == "it goes on"
     with pytest.raises(UsageError, match="without an agent: leave it out"):
         replay(batch, 1, env=Steps, agent="random", actions=True)
 
