@@ -27,9 +27,9 @@ the same as in Python. While they run, the interval is shown as it narrows.
 `streamsampler check` prints what `streamsampler.check` finds: see `streamsampler.checking`. Its exit code is 1 where
 there are failures.
 
-`streamsampler replay FILE|FOLDER --index I` runs a recorded trajectory again, compares it with what was recorded, bit for
-bit, and says where it differs first: see `streamsampler.replay`. Its exit code is 1 where it differs. `--video` films it;
-`streamsampler evaluate --video FOLDER` films trajectories of an evaluation.
+`streamsampler replay FILE|FOLDER --index I` runs a recorded trajectory again, compares it with what was recorded, bit
+for bit, and says where it differs first: see `streamsampler.replay`. Its exit code is 1 where it differs. `--video`
+films it; `streamsampler evaluate --video FOLDER` films trajectories of an evaluation.
 
 Every command takes options from a TOML file with `--config FILE`; those that are typed win. Keys are the options'
 names, and `env-id`; `--print-config` prints such a file. Paths in it are relative to the current directory:
