@@ -30,6 +30,7 @@ __all__ = ["Costs", "VirtualSampler"]
 
 _LATENCY = 1e-4  # seconds from a message to a worker that waits for it
 _DEATH = 0.01  # seconds from a signal to the end of a process
+_NO_RESETS = Resets()
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class _Worker:
 
     def __init__(self, ready_at: float) -> None:
         self.tickets: deque[Ticket] = deque()
-        self.resets = Resets()
+        self.resets = _NO_RESETS
         self.in_hand: Any = None  # the seeds and the lengths of the ticket that runs
         self.version = 0
         self.ready_at = ready_at
@@ -126,22 +127,22 @@ class VirtualEngine(Engine):
                 was_idle = not one.tickets
                 one.tickets.extend(message.tickets)
                 if was_idle:
-                    self._begin(worker, one, _LATENCY)
+                    self._begin(worker, one, self.now + _LATENCY)
         self.elsewhere += process_time() - began
 
     def _start(self, number: int, worker: _Worker, message: Start) -> None:
         self.board.lower_flag(number)
         self._occupy(self._costs.start)
         worker.version = message.version
-        worker.resets = Resets() if message.resets is None else loads(message.resets)
+        worker.resets = _NO_RESETS if message.resets is None else loads(message.resets)
 
     def _seeds(self, worker: _Worker, ticket: Ticket) -> list[int]:
         if self._derived is None or self._derived[0] != ticket.version:
             self._derived = ticket.version, TrajectorySeeds(self._seed, ticket.version)
         return worker.resets.seeds_of(self._derived[1], ticket.indices)
 
-    def _begin(self, number: int, worker: _Worker, latency: float) -> None:
-        worker.began = max(self.now + latency, worker.ready_at)
+    def _begin(self, number: int, worker: _Worker, earliest: float) -> None:
+        worker.began = max(earliest, worker.ready_at)
         ticket = worker.tickets[0]
         if not worker.hung:
             seeds = self._seeds(worker, ticket)
@@ -168,14 +169,14 @@ class VirtualEngine(Engine):
                 break
             self.now = max(self.now, end)
             while self._due and self._due[0][0] <= self.now:
-                _, _, number, worker, what = heapq.heappop(self._due)
+                due, _, number, worker, what = heapq.heappop(self._due)
                 if worker is self._workers[number] and worker.alive:
-                    events += self._event(number, worker, what)
+                    events += self._event(number, worker, what, due)
         self._occupy(self._costs.report * sum(isinstance(event, Answered) for event in events))
         self.elsewhere += process_time() - began
         return events
 
-    def _event(self, number: int, worker: _Worker, what: Ticket | Report | str) -> list[Event]:
+    def _event(self, number: int, worker: _Worker, what: Ticket | Report | str, due: float) -> list[Event]:
         if what == "loss" and self._random.random() < 0.5:
             worker.hung = True
             return []
@@ -189,21 +190,22 @@ class VirtualEngine(Engine):
             return [Answered(number, what)]
         if not worker.tickets or worker.tickets[0] is not what:
             return []  # it was given up
-        return [self._report(number, worker)]
+        return [self._report(number, worker, due)]
 
-    def _report(self, number: int, worker: _Worker) -> Answered:
+    def _report(self, number: int, worker: _Worker, due: float) -> Answered:
+        # Where the report waits for the sampler, the worker does not: it began its next ticket when it was due.
         ticket = worker.tickets.popleft()
         rollouts = self._distribution.rollouts(*worker.in_hand)
         report = Report(
             ticket,
             n_trajectories=rollouts.n_trajectories,
             n_timesteps=rollouts.n_timesteps,
-            seconds=Times(step=self.now - worker.began),
+            seconds=Times(step=due - worker.began),
         )
         spaces = None if worker.has_sent else SPACES
         worker.has_sent = True
         if worker.tickets:
-            self._begin(number, worker, 0.0)
+            self._begin(number, worker, due)
         return Answered(number, report, (rollouts, spaces))
 
     def progress(self, worker: int) -> Progress:

@@ -7,7 +7,7 @@ simulated workers hand in without stepping anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -42,6 +42,11 @@ class Distribution:
     def seconds(self) -> float:
         """What a trajectory takes, on average."""
         return 1e-6 * float(np.mean(self.lengths) * np.mean(self.microseconds))
+
+    def lasting(self, seconds: float) -> Distribution:
+        """Return the same trajectories, whose timesteps take so much longer that one takes `seconds` on average."""
+        times = seconds / self.seconds
+        return replace(self, microseconds=tuple(times * each for each in self.microseconds))
 
     def lengths_of(self, seeds: Sequence[int]) -> NDArray[np.int64]:
         """Return the timesteps of the trajectories that begin from these seeds."""

@@ -35,6 +35,7 @@ NUMBERS = (100, 300, 1_000, 3_000, 10_000)
 WORKLOADS = {"CartPole-v1": (CARTPOLE, 150), "HalfCheetah-v5": (HALF_CHEETAH, 1_000), "on-policy": (ON_POLICY, 150)}
 """Whose trajectories, and how many timesteps for each worker in a call."""
 
+SECONDS_OF_A_TRAJECTORY = 10.0  # as long as tickets are with 10,000 workers, so that each report brings one
 CALLS_OF_FEW = 30  # with the fewest workers
 REAL_WORKERS = 8
 SECONDS_OF_WORK = 1.0  # for each worker, in a call: enough for several tickets
@@ -125,7 +126,7 @@ def main() -> None:
     machine, numbers = describe(), NUMBERS[:3] if args.quick else NUMBERS
     costs = costs_of_sampler()
     grown = {
-        name: [growth(distribution, n, per_worker) for n in numbers]
+        name: [growth(distribution.lasting(SECONDS_OF_A_TRAJECTORY), n, per_worker) for n in numbers]
         for name, (distribution, per_worker) in WORKLOADS.items()
     }
     charged = Costs(costs["report"], costs["update"], costs["worker"], losses=0.001, step_timeout=60.0)

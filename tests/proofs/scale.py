@@ -19,6 +19,9 @@ _COSTS = Costs(report=1e-4, start=5e-5, restart=5e-3, losses=0.001, step_timeout
 # Each worker lives for two seconds.
 _MANY_LOSSES = Costs(report=1e-4, start=5e-5, restart=5e-3, losses=1800.0, ready=0.01, step_timeout=0.1)
 _FEW, _MANY = 100, 10_000
+_SECONDS = 10.0
+"""Of a trajectory, on average: as long as tickets are with 10,000 workers. So a report brings one trajectory, whatever
+the number of workers, and all workers report about as often; of short ones a few workers would run all."""
 
 
 def _check_equal(batch: TrajectoryBatch, other: TrajectoryBatch, what: str) -> None:
@@ -60,14 +63,15 @@ def _check_alone(distribution: Distribution) -> None:
 def prove(scale: str) -> None:
     """Sample with few workers and with many."""
     logging.getLogger("streamsampler").setLevel(logging.ERROR)  # hundreds of losses are meant
-    per_worker = 100 if scale == "short" else 500
-    for distribution in [ON_POLICY] if scale == "short" else MEASURED.values():
+    per_worker = 50 if scale == "short" else 500
+    for measured in [ON_POLICY] if scale == "short" else MEASURED.values():
+        distribution = measured.lasting(_SECONDS)
         _check_alone(distribution)
-        timesteps = per_worker * (2 if distribution is MEASURED["half_cheetah"] else 1)
-        few = _measure(distribution, _FEW, _FEW * timesteps, _COSTS, 40)
+        timesteps = per_worker * (2 if measured is MEASURED["half_cheetah"] else 1)
+        few = _measure(distribution, _FEW, _FEW * timesteps, _COSTS, 20)
         _measure(distribution, 1_000, 1_000 * timesteps, _COSTS, 1)
-        many = _measure(distribution, _MANY, _MANY * timesteps, _COSTS, 3)
-        again = _measure(distribution, _FEW, _FEW * timesteps, _COSTS, 40)
+        many = _measure(distribution, _MANY, _MANY * timesteps, _COSTS, 2)
+        again = _measure(distribution, _FEW, _FEW * timesteps, _COSTS, 20)
         growth = many / max(few, again)
         print(f"{distribution.name}: a report costs {growth:.2f} times as much with {_MANY} workers as with {_FEW}")
         assert growth <= 2.0, distribution.name
