@@ -24,7 +24,7 @@ from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.copying import Allocate, empty
 from streamsampler.data.growing_rows import GrowingRows, copied, is_large
-from streamsampler.data.info_columns import InfoColumn, InfoColumns, check_names, merge
+from streamsampler.data.info_columns import InfoColumn, InfoColumns, check_names, merge, no_infos
 from streamsampler.data.infos import infos_of
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
@@ -58,6 +58,19 @@ class Delivery:
     n_bytes: int = 0
     spaces: Any = None
     fingerprint: str = ""
+
+    def share_no_infos(self) -> None:
+        """Share the objects which say that there are no infos with all other deliveries.
+
+        A large batch consists of thousands of deliveries: the garbage collector looks at all of their objects.
+        """
+        rollouts = self.rollouts
+        if not rollouts.env_infos.columns:
+            rollouts.env_infos = no_infos(rollouts.env_infos.length)
+        if not rollouts.agent_infos.columns:
+            rollouts.agent_infos = no_infos(rollouts.agent_infos.length)
+        if not rollouts.episode_infos.columns:
+            rollouts.episode_infos = no_infos(rollouts.episode_infos.length)
 
     def ends_with(self, segment: Segment) -> bool:
         """Whether `segment` is the last one of this delivery."""
@@ -201,8 +214,8 @@ def _rows_of(parts: Sequence[_Part], name: str) -> list[Tree]:
 
 def _alike_infos(parts: Sequence[_Part], name: str) -> list[Any] | None:
     """Return infos of these parts as trees; None unless each key is in each step, with values of one kind."""
-    infos: list[InfoColumns] = [getattr(it.rollouts, name) for it in parts]
-    if not any(it.columns for it in infos):
+    infos: list[InfoColumns] = list(map(attrgetter(f"rollouts.{name}"), parts))
+    if not any(map(attrgetter("columns"), infos)):
         return [{}]
     if any(column.raw or column.steps is not None for it in infos for column in it.columns.values()):
         return None
@@ -228,14 +241,18 @@ _NO_REWARDS, _NO_FLAGS = np.empty(0), np.empty(0, np.bool_)
 
 def without_rows(rollouts: Rollouts, names: Container[str]) -> Rollouts:
     """Copy lengths, anomalies and the infos of these names alone, so that the engine's memory can be given back."""
-    env_infos, agent_infos, episode_infos = (_copied(getattr(rollouts, name), name in names) for name in _INFOS)
     return Rollouts(
-        (), (), (), _NO_REWARDS, _NO_FLAGS, _NO_FLAGS, rollouts.lengths.copy(), env_infos, agent_infos, episode_infos,
+        (), (), (), _NO_REWARDS, _NO_FLAGS, _NO_FLAGS, rollouts.lengths.copy(),
+        _copied(rollouts.env_infos, "env_infos" in names),
+        _copied(rollouts.agent_infos, "agent_infos" in names),
+        _copied(rollouts.episode_infos, "episode_infos" in names),
         rollouts.anomalies,
     )  # fmt: skip
 
 
 def _copied(infos: InfoColumns, with_columns: bool) -> InfoColumns:
+    if not infos.columns:
+        return infos
     columns = {
         key: InfoColumn(None if it.steps is None else it.steps.copy(), copied(it.values), it.raw)
         for key, it in infos.columns.items()
@@ -282,7 +299,8 @@ class EarlyRows:
         rollouts, n = delivery.rollouts, delivery.rollouts.n_trajectories
         others = 26 * n + 16 * rollouts.n_timesteps  # ends, actions and rewards, about
         for infos in (rollouts.env_infos, rollouts.agent_infos, rollouts.episode_infos):
-            others += sum(column.values.nbytes for column in infos.columns.values())
+            if infos.columns:
+                others += sum(column.values.nbytes for column in infos.columns.values())
         self._bytes += (delivery.n_bytes + others) * (segment.stop - segment.start) // n
         if self._possible and self._group_bytes is None:
             self._group_bytes = _group_bytes(rollouts)
@@ -306,8 +324,8 @@ class EarlyRows:
         """
         before, n_timesteps, n_trajectories = self._taken
         parts = _parts_of(segments)
-        end = n_timesteps + sum(part.timesteps.stop - part.timesteps.start for part in parts)
-        stop = n_trajectories + sum(segment.stop - segment.start for segment in segments)
+        end = n_timesteps + sum([part.timesteps.stop - part.timesteps.start for part in parts])
+        stop = n_trajectories + sum([segment.stop - segment.start for segment in segments])
         for name, rows in self._rows.items() if segments else ():
             place = (n_timesteps, end, expected[0]) if name in _PER_TIMESTEP else (n_trajectories, stop, expected[1])
             trees_of_parts = _alike_infos(parts, name) if name in _INFOS else _rows_of(parts, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -57,14 +57,12 @@ class GrowingRows:
             self._buffers = [self._first(leaf, stop, expected) for leaf in _leaves(parts[0])]
             # No view: it would keep alive a mapping that its arena has outgrown.
             self._like = trees.map_tree(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), parts[0])
-        form = _form(self._like)
-        if any(_form(part) != form for part in parts):
+        if (columns := _columns(parts, self._like)) is None:
             return False
         # Each by itself: those of large and of small rows begin with different lengths.
         self._buffers = [
             self._longer(buffer, start, stop) if stop > len(buffer) else buffer for buffer in self._buffers
         ]
-        columns = zip(*map(_leaves, parts), strict=True)
         for buffer, column in zip(self._buffers, columns, strict=True):
             own = tuple(map(copied, column)) if buffer.dtype == object else column
             np.concatenate(own, out=buffer[start:stop])
@@ -103,7 +101,16 @@ def _leaves(tree: Tree) -> list[Array]:
     return [tree] if isinstance(tree, np.ndarray) else [leaf for _, leaf in trees.leaves(tree)]
 
 
+def _columns(parts: Sequence[Tree], like: Tree) -> Iterable[Sequence[Array]] | None:
+    """Return the arrays of each leaf, of all trees; None if a tree is of another form than `like`."""
+    if isinstance(like, np.ndarray):
+        # No function for each tree: with thousands of workers, a group of reports has thousands of them.
+        shape, dtype = like.shape[1:], like.dtype
+        alike = [it for it in parts if isinstance(it, np.ndarray) and it.shape[1:] == shape and it.dtype == dtype]
+        return [alike] if len(alike) == len(parts) else None
+    form = _form(like)
+    return None if any(_form(part) != form for part in parts) else zip(*map(_leaves, parts), strict=True)
+
+
 def _form(tree: Tree) -> Any:
-    if isinstance(tree, np.ndarray):
-        return tree.shape[1:], tree.dtype
     return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in trees.leaves(tree)]

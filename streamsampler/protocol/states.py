@@ -174,7 +174,7 @@ class SamplerSide:
         self.worker = worker
         self.state = SamplerState.ABSENT
         self.version = version
-        self.unanswered: deque[Ticket] = deque()
+        self.unanswered: list[Ticket] = []  # two at most: a deque takes ten times as much memory
         self.room = capacity
         self.is_to_be_replaced = False
         self._capacity = capacity

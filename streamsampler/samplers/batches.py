@@ -43,6 +43,7 @@ class BatchMaker:
 
     def add(self, delivery: Delivery) -> None:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
+        delivery.share_no_infos()
         self._deliveries[id(delivery)] = delivery
         self._copy_early()
 

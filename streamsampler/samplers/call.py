@@ -204,7 +204,7 @@ class Call:
             record.stillness.reset()
         message = side.assign(*assignment)
         if isinstance(message, Start):
-            message = replace(message, **self._session.start_contents(record))
+            message = Start(message.version, message.tickets, **self._session.start_contents(record))
         self._engine.send(side.worker, message)
         self._note_room(record)
         return True

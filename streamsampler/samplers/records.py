@@ -48,7 +48,7 @@ class WorkerRecord:
 
     side: SamplerSide
     sent: dict[Kind, int] = field(default_factory=dict)
-    payloads_in_use: list[Any] = field(default_factory=list)
+    payloads_in_use: tuple[Any, ...] = ()
     spaces: Spaces | None = None
     reported_timesteps: int = 0
     has_answered: bool = False
@@ -70,6 +70,6 @@ class WorkerRecord:
             ProtocolError: The worker has no such ticket, or answered it before.
         """
         is_current = self.side.record_answer(answer)
-        self.payloads_in_use = []
+        self.payloads_in_use = ()
         self.reported_timesteps += answer.ran_timesteps
         return is_current

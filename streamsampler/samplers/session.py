@@ -155,7 +155,7 @@ class Session:
         contents: dict[str, Any] = dict(self.updates.missing(record.worker, record.sent).items())
         if self._resets_handle is not None:
             contents["resets"] = self._resets_handle
-        record.payloads_in_use = list(contents.values())
+        record.payloads_in_use = tuple(contents.values())
         return {**contents, "check": self.verdicts.order_for(record)}
 
     def warn_of_anomaly(self, anomaly: FoundAnomaly) -> None:

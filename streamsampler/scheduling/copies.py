@@ -14,7 +14,7 @@ workers look again, even if nothing arrives until then.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from streamsampler.scheduling.in_flight import InFlight, removals_between_looks
@@ -145,7 +145,7 @@ class Copies:
             late = min(late.end + _worth(late.rest, self._fastest) for late in self._pieces)
             self._next_look = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
 
-    def _of_worker(self, worker: int, queue: list[range], now: float) -> Iterator[_Late]:
+    def _of_worker(self, worker: int, queue: Sequence[range], now: float) -> Iterator[_Late]:
         """Return what might be copied of a worker's tickets."""
         if self._is_awaited(worker):
             return
@@ -153,7 +153,7 @@ class Copies:
             for piece in self._in_flight.uncopied(ticket):
                 yield _Late(end, ticket, piece)
 
-    def _ends(self, worker: int, queue: list[range], now: float) -> Iterator[float]:
+    def _ends(self, worker: int, queue: Sequence[range], now: float) -> Iterator[float]:
         """Return when a worker is expected to finish each of its tickets; nothing if no speed is known at all."""
         each = self._pace.seconds_with(worker) or self._pace.seconds
         if not each:

@@ -115,6 +115,7 @@ class Gathering:
         self.throughput = throughput if throughput is not None else Throughput()
         order, dropping = ("index", False) if plan.fixed else (order, dropping)
         self._never_idle = order == "arrival" and concurrent
+        self._is_stream = isinstance(plan, Streamed)
         self._n_workers = n_workers
         self._shortest_ticket = shortest_ticket
         self._unit = max(layout.rows, layout.block)
@@ -280,10 +281,6 @@ class Gathering:
             return False
         others = self._in_flight.expected_end_of_others(worker, remaining, now)
         return others is not None and self._in_flight.expected_end(worker, now) + each * size > others
-
-    @property
-    def _is_stream(self) -> bool:
-        return isinstance(self.plan, Streamed)
 
     def _n_needed(self, margin: float) -> int:
         """Estimate how many trajectories the call needs in all.

@@ -73,9 +73,10 @@ class InFlight:
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
         self._pace = throughput
-        self._queues: list[list[range]] = [[] for _ in range(n_workers)]
+        # Tuples: the garbage collector does not look at those of ranges and numbers again, with any number of workers.
+        self._queues: list[tuple[range, ...]] = [()] * n_workers
         self._since = [0.0] * n_workers  # when each worker began the first ticket of its queue
-        self._holders: dict[range, list[int]] = {}  # of pieces
+        self._holders: dict[range, tuple[int, ...]] = {}  # of pieces
         self._pieces: dict[range, list[range]] = {}  # of the tickets that are cut; other tickets are one piece
         self._done: set[range] = set()  # pieces that arrived, while another worker still holds them
         self.n_removed = 0
@@ -87,8 +88,8 @@ class InFlight:
         queue = self._queues[worker]
         if not queue:
             self._since[worker] = now
-        queue.append(indices)
-        self._holders.setdefault(indices, []).append(worker)
+        self._queues[worker] = (*queue, indices)
+        self._holders[indices] = (*self._holders.get(indices, ()), worker)
 
     def add_copy(self, worker: int, ticket: range, part: range, now: float) -> None:
         """Track that `worker` got a copy of the first indices of a piece of `ticket`."""
@@ -100,10 +101,10 @@ class InFlight:
             parts = [part, piece[len(part) :]]
             self._pieces[ticket] = [*pieces[:position], *parts, *pieces[position + 1 :]]
             for cut in parts:
-                self._holders[cut] = list(holders)
+                self._holders[cut] = holders
         self.add(worker, part, now)
 
-    def queue(self, worker: int) -> list[range]:
+    def queue(self, worker: int) -> tuple[range, ...]:
         """Return the tickets that `worker` holds, in the order in which it runs them."""
         return self._queues[worker]
 
@@ -130,7 +131,7 @@ class InFlight:
         """
         pieces = self._remove(worker, indices, now)
         counts = self._done.isdisjoint(pieces)
-        late = []
+        late: list[int] = []
         for piece in pieces:
             if counts and (others := self._holders.get(piece)):
                 self._done.add(piece)
@@ -165,13 +166,14 @@ class InFlight:
             raise ProtocolError(f"worker {worker} does not hold trajectories {indices}, or ran them twice")
         if queue[0] == indices:
             self._since[worker] = now
-        queue.remove(indices)
+        position = queue.index(indices)
+        self._queues[worker] = queue[:position] + queue[position + 1 :]
         self.n_removed += 1
         pieces = self._pieces.pop(indices, [indices])
         for piece in pieces:
-            holders = self._holders[piece]
-            holders.remove(worker)
-            if not holders:
+            if holders := tuple([other for other in self._holders[piece] if other != worker]):
+                self._holders[piece] = holders
+            else:
                 del self._holders[piece]
         return pieces
 

@@ -100,15 +100,21 @@ class Throughput:
 
     def seconds_with(self, worker: int) -> float | None:
         """Return the seconds that a trajectory is expected to take on `worker`; None before its first one."""
-        if worker not in self._workers:
+        # Without `max`: at the end of a call this is asked of all workers, again and again.
+        known = self._workers.get(worker)
+        if known is None:
             return None
-        timesteps, seconds = self._workers[worker]
-        return max(1.0, self._mean) * seconds / max(1.0, timesteps)
+        timesteps, seconds = known
+        mean = self._mean
+        return (mean if mean > 1.0 else 1.0) * seconds / (timesteps if timesteps > 1.0 else 1.0)
 
     def seconds_by_worker(self) -> dict[int, float]:
         """Return `seconds_with` of all workers that had a trajectory."""
         mean = max(1.0, self._mean)
-        return {worker: mean * seconds / max(1.0, timesteps) for worker, (timesteps, seconds) in self._workers.items()}
+        return {
+            worker: mean * seconds / (timesteps if timesteps > 1.0 else 1.0)
+            for worker, (timesteps, seconds) in self._workers.items()
+        }
 
     def slowness(self, worker: int) -> float:
         """Return how many times the average duration `worker` takes; 1 before its first trajectory."""

@@ -52,9 +52,10 @@ def ticket_size(
     share = math.ceil(remaining / (2 * n_workers * slowness))
     shortest = max(shortest, SHARE_OF_SHORTEST * n_workers)
     worth_a_report = throughput.trajectories_in(shortest / slowness, TICKET_BYTES)
-    for_rows = min(TRAJECTORIES_A_ROW * rows, throughput.trajectories_in(math.inf, TICKET_BYTES))
     most = trajectories_in_ticket(throughput, max(TICKET_SECONDS, SHARE_OF_TICKETS * n_workers) / slowness)
-    size = min(max(most, for_rows), max(share, worth_a_report))
+    if rows:
+        most = max(most, min(TRAJECTORIES_A_ROW * rows, throughput.trajectories_in(math.inf, TICKET_BYTES)))
+    size = min(most, max(share, worth_a_report))
     return max(1, size // unit) * unit
 
 

@@ -240,7 +240,7 @@ class World:
     def check_books(self):
         """What gathering takes to be under way is what the workers have."""
         for number, queue in enumerate(self.call.gathering._in_flight._queues if self.call else ()):
-            assert queue == self.side(number).current_tickets()
+            assert list(queue) == self.side(number).current_tickets()
 
 
 RAISE_AT_ONCE = Policy(max_restarts=0)

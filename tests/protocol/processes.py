@@ -14,7 +14,7 @@ from streamsampler.workers.loop import WorkerLoop
 
 N_WORKERS = 2
 NOTHING_LARGE = np.empty(0, np.float32)
-NO_INFOS = SimpleNamespace(columns={})
+NO_INFOS = SimpleNamespace(columns={}, length=0)
 
 
 def length_of(version, index):
