@@ -30,12 +30,13 @@ are failures. Each finding is a pass, a warning or a failure, with what to do:
 | close | the environment closes |
 | seed | a trajectory comes out the same before and after another one, in one process |
 | processes | trajectories come out the same in another process, and in another order |
-| Gymnasium | what its own checker finds |
+| Gymnasium | what its own checker finds, as warnings |
 | agent | it acts, and neither raises, hangs nor ends its process |
 | actions | they are in the action space |
 | agent's draws | it draws nothing from global generators |
 | rows | whether the rows of its batches depend on one another, as it says |
 | speed | where the time goes |
+| workers | where no time was left to measure workers |
 
 Everything runs in worker processes with time limits; what there was no time for is "not checked". In the end workers of
 several kinds are measured, one at a time, and the report recommends one, how many of them, and how many environments in

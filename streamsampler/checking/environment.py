@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 
 from streamsampler.checking.findings import Finding
@@ -163,9 +164,12 @@ class _Rollout:
         env = self.worker.env
         self._is_vector = isinstance(env, VectorEnv)
         self._n_slots = env.num_envs if isinstance(env, VectorEnv) else 1
-        self._observations = SpaceWatch(env.observation_space, "observation")
+        observation_space, action_space = _spaces_of(env)
+        if self._is_vector:  # of some, such as EnvPool's, the space says nothing of how many there are
+            observation_space, action_space = (batch_space(each, self._n_slots) for each in _spaces_of(env))
+        self._observations = SpaceWatch(observation_space, "observation")
         self._buffers, self._infos, self._draws = BufferWatch(), InfoWatch(), DrawWatch()
-        self._actions = copy.deepcopy(env.action_space)
+        self._actions = copy.deepcopy(action_space)
         self._actions.seed(self.worker.context.seed % 2**31)
         self._bad_reward = self._no_number = ""
         self._endless: int | None = None  # the length of a trajectory that did not end

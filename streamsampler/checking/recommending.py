@@ -15,6 +15,7 @@ _WORTH = 1.1
 """Another kind of worker than the default one is recommended where it is faster by this factor."""
 
 _WAITS, _THREADS = 0.7, 1.3
+_FREE, _SURELY_WAITS = 0.7, 0.3
 _MOST = 8
 """How many workers for each core, at most, where environments wait."""
 
@@ -67,6 +68,8 @@ def recommended(rates: Sequence[Rate], costs: Costs | None, n_cores: int) -> Rec
 def _how_many(costs: Costs | None, n_cores: int) -> tuple[int, str]:
     cores = count(n_cores, "core")
     share = 1.0 if costs is None else costs.cpu_share
+    if costs is not None and costs.free_share < _FREE and share > _SURELY_WAITS:
+        share = 1.0  # with other programs running that is too uncertain to rely on
     if share < _WAITS:
         n_workers = min(_MOST * n_cores, math.ceil(n_cores / max(share, 1e-9)))
         return n_workers, (

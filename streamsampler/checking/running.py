@@ -307,7 +307,10 @@ class CheckRun:
             self.env, inspected.n_slots, self._costs, sizes, asked_together=self._asked_together
         ):
             if self._limits.seconds_left < 2 * seconds:
+                self._skip("workers", "no time was left to measure all kinds", "Check with a longer time limit")
                 return
             rate = measured_rate(candidate, self._agent, limits, seconds, self.show)
             if rate is not None:
                 self._rates.append(rate)
+        if not self._rates:
+            self._skip("workers", "none could be measured in the time that there is", "Check with a longer time limit")

@@ -18,14 +18,13 @@ from gymnasium.vector import VectorEnv
 from streamsampler.agents.base import Agent, as_agent
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, apply_any_env_update
+from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, ExistingEnvUpdate, apply_any_env_update
 from streamsampler.errors import SamplerError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
-from streamsampler.workers.vec.native_seeds import using_seeds
 from streamsampler.workers.vec.worker import VecWorker
 
 __all__ = ["Limits", "Task", "TaskWorker", "TimeIsUpError", "quiet", "run_task"]
@@ -164,12 +163,15 @@ class TaskWorker(Worker):
         env = apply_any_env_update(env_update, None)
         self.construction_seconds = perf_counter() - began
         context = replace(self.context, check=None)
-        if isinstance(env, VectorEnv):
-            env = using_seeds(env, env_update)
-            self.inner = VecWorker(context, n_envs=env.num_envs)
-        else:
+        if not isinstance(env, VectorEnv):
             self.inner = DefaultWorker(context)
-        self.inner.update_env(_Made(env))
+            self.inner.update_env(_Made(env))
+            return
+        # Some are made again for each block, by the update itself.
+        if not isinstance(env_update, ExistingEnvUpdate):
+            env.close()
+        self.inner = VecWorker(context, n_envs=env.num_envs)
+        self.inner.update_env(env_update)
 
     def update_agent(self, agent_update: Any) -> None:
         """Take the agent."""

@@ -177,3 +177,18 @@ def test_an_environment_that_cannot_be_pickled():
 def test_the_public_name():
     assert streamsampler.check is check
     assert Ball.action_space.shape == (1,)
+
+
+@pytest.mark.extras
+@pytest.mark.slow
+def test_policies_of_other_libraries(tmp_path):
+    torch = pytest.importorskip("torch")
+    stable_baselines3 = pytest.importorskip("stable_baselines3")
+    report = check("CartPole-v1", torch.nn.Linear(4, 2), time_limit=30.0)
+    assert report.ok
+    assert report["rows"].verdict == "pass"
+    stable_baselines3.PPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=64).save(tmp_path / "model.zip")
+    report = check("Pendulum-v1", tmp_path / "model.zip", time_limit=30.0)
+    assert report.ok
+    assert report["actions"].verdict == "pass"
+    assert report.agent.startswith("SB3Agent")

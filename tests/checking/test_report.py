@@ -92,6 +92,12 @@ def test_environments_that_wait_get_more_workers():
     assert recommended([DEFAULT], None, 3).n_workers == 3
 
 
+def test_on_a_busy_machine_only_what_is_sure_counts():
+    assert recommended([DEFAULT], costs(cpu_share=1.7, free_share=0.1), 4).n_workers == 4
+    assert recommended([DEFAULT], costs(cpu_share=0.6, free_share=0.1), 4).n_workers == 4
+    assert recommended([DEFAULT], costs(cpu_share=0.2, free_share=0.5), 4).n_workers == 20
+
+
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=5), st.floats(0, 64), st.integers(1, 256))
 def test_a_recommendation_can_be_followed(rates, cpu_share, n_cores):
     measured = [DEFAULT, *(Rate("VecWorker", 2**i, False, rate) for i, rate in enumerate(rates))]

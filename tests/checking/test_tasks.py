@@ -201,7 +201,7 @@ def test_gymnasium_own_checker():
     (finding,) = run(RunGymnasiumChecker(), partial(Rule, "buffer"))
     assert (finding.verdict, "share an object" in finding.what) == ("warning", True)
     found = run(RunGymnasiumChecker(), partial(Rule, "shape"))
-    assert "failure" in {each.verdict for each in found}
+    assert "The first element returned by `env.reset()` is not within the observation space" in str(found)
     found = run(RunGymnasiumChecker(), partial(Rule, "raises in reset"))
     assert "its checker ended with RuntimeError: the robot fell over" in found[0].what
 
