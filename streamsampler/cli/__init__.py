@@ -12,6 +12,7 @@ streamsampler info cartpole.npz
 streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 100 --seed 1 --out model.json
 streamsampler evaluate CartPole-v1 --agent my_agents:greedy --until-halfwidth 5
 streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --until-decided 0.05 --bounds 0 500
+streamsampler plot cartpole.npz
 streamsampler check my/Maze-v0 --import my_envs --agent my_agents:greedy
 streamsampler replay cartpole.npz --index 17 --video it.mp4
 ```
@@ -22,7 +23,8 @@ seed, version, and which shards are damaged.
 
 `streamsampler evaluate` and `streamsampler compare` print what `streamsampler.evaluate` and `streamsampler.compare`
 find (see `streamsampler.evaluation`), with the same trajectories for any number of workers. `--out` writes it as JSON,
-the same as in Python. While they run, the interval is shown as it narrows.
+the same as in Python. While they run, the interval is shown as it narrows. `streamsampler plot FILE|FOLDER` draws
+returns and lengths of whatever was written, and of a comparison the returns pair by pair.
 
 `streamsampler check` prints what `streamsampler.check` finds: see `streamsampler.checking`. Its exit code is 1 where
 there are failures.

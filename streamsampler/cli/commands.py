@@ -16,6 +16,7 @@ from streamsampler.cli.compare_command import compare
 from streamsampler.cli.evaluate_command import evaluate
 from streamsampler.cli.info_command import info
 from streamsampler.cli.interrupts import Interrupts
+from streamsampler.cli.plot_command import plot
 from streamsampler.cli.replay_command import replay
 from streamsampler.cli.sample_command import sample
 from streamsampler.cli.streams import stream_errors_shown
@@ -30,6 +31,7 @@ _COMMANDS = (
     check,
     info,
     replay,
+    plot,
 )  # fmt: skip
 
 

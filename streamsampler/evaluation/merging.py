@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from streamsampler.errors import StorageError, UsageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluate import INTERRUPTED
 from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.kinds import Kind, kind_of
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.storage.folder import TrajectoryFolder
@@ -28,9 +28,6 @@ __all__ = ["Merged", "merge"]
 Merged: TypeAlias = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Evaluation | Comparison
 """What parts are together."""
 
-Kind: TypeAlias = Literal["folder", "file of trajectories", "evaluation", "comparison"]
-
-_JSON = re.compile(rb'\s*\{\s*"format"\s*:\s*"streamsampler (evaluation|comparison)"')
 _COLUMNS = ("returns", "lengths", "terminated", "truncated", "indices")
 _AGREE = ("agent", "environment", "versions", "seed", "success_meaning", "guaranteed", "bounds")
 _A: Mapping[Kind, str] = {
@@ -88,15 +85,10 @@ def merge(
 
 
 def _kind_of(path: Path) -> Kind:
-    if path.is_dir():
-        return "folder"
-    with path.open("rb") as file:
-        begin = file.read(4096)
-    if begin.startswith(b"PK"):
-        return "file of trajectories"
-    if match := _JSON.match(begin):
-        return "evaluation" if match[1] == b"evaluation" else "comparison"
-    raise StorageError(f"{path} is no part: it holds neither trajectories nor an evaluation nor a comparison")
+    kind = kind_of(path)
+    if kind is None:
+        raise StorageError(f"{path} is no part: it holds neither trajectories nor an evaluation nor a comparison")
+    return kind
 
 
 def _merge_folders(paths: Sequence[Path], out: Path, progress: ProgressArgument) -> TrajectoryFolder[Any, Any]:

@@ -1,0 +1,24 @@
+"""Carry out `streamsampler plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamsampler.cli.errors import translated
+from streamsampler.cli.notices import notices_shown
+from streamsampler.cli.streams import print_result
+from streamsampler.evaluation.charts import draw
+from streamsampler.samplers.progress_output import output_on
+
+__all__ = ["draw_to"]
+
+
+def draw_to(path: Path, out: Path, *, dark: bool, quiet: bool) -> None:
+    """Draw what a file or a folder holds, and say where.
+
+    Raises:
+        click.ClickException: It cannot be read or drawn, or the picture not be written.
+    """
+    with translated(), notices_shown(output_on(None), quiet=quiet):
+        draw(path, out, dark=dark)
+    print_result(f"written to: {out}", kept=out)

@@ -1,0 +1,245 @@
+"""Draw returns and lengths, and of comparisons the returns of both agents, pair by pair.
+
+Needs matplotlib: `pip install 'streamsampler[plot]'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamsampler.data.words import count
+from streamsampler.errors import SamplerError
+from streamsampler.evaluation.comparison import Pairs
+from streamsampler.evaluation.intervals import Interval, Unknown
+from streamsampler.evaluation.printing import number
+from streamsampler.evaluation.series import Series, Source, read_source
+from streamsampler.storage.atomic import write_whole
+
+__all__ = ["draw"]
+
+_WIDTH, _HEIGHT, _HEIGHT_OF_PAIRS = 8.0, 6.5, 3.8  # inches
+_DPI = 200  # sharp at 800 pixels on any screen
+_MOST_POINTS = 5_000
+_N_RANGES = 100
+_FEWEST_BINS, _MOST_BINS = 8, 50
+_LARGEST = 1e100  # what can be drawn: matplotlib squares differences
+_LONGEST_NAME, _LONGEST_LEGEND = 32, 60
+_UNITS = {"return": "sum of rewards", "length": "timesteps"}
+
+# Okabe and Ito's colours, which colour-blind people tell apart; on a dark page the lighter ones.
+_COLOURS = {False: ("#0072B2", "#D55E00", "#009E73", "#A2528B"), True: ("#56B4E9", "#E69F00", "#2FC99A", "#E7A6CC")}
+_PAGES = {False: ("#ffffff", "#1f2328", "#d8dce1"), True: ("#15181d", "#dfe3e8", "#3a4049")}
+
+
+def draw(path: str | PathLike[str], out: str | PathLike[str], *, dark: bool = False) -> Path:
+    """Draw what a file or a folder holds, and write it as PNG, 1,600 pixels wide.
+
+    Returns and lengths, by index and how they are distributed; for a comparison of all agents, and then for each agent
+    but the first the returns of both, pair by pair, with their differences.
+
+    Args:
+        path: A file of trajectories, a folder of shards, or the JSON of an evaluation or a comparison.
+        out: The file to write, whole or not at all.
+        dark: For a dark page.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        SamplerError: matplotlib is missing; names the extra.
+        StorageError: The file holds something else, or is damaged.
+        OSError: A file cannot be read or written.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SamplerError("to draw needs matplotlib: pip install 'streamsampler[plot]'") from error
+    source, out = read_source(Path(path)), Path(out)
+    pairs = () if source.comparison is None else source.comparison.pairs
+    with rc_context(_style(dark)):
+        heights = [_HEIGHT, *(_HEIGHT_OF_PAIRS for _ in pairs)]
+        figure = Figure(figsize=(_WIDTH, sum(heights)), dpi=_DPI, layout="constrained")
+        subfigures: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+        first, *others = subfigures[:, 0]
+        _draw_trajectories(first, source, _COLOURS[dark])
+        for subfigure, pair in zip(others, pairs, strict=True):
+            _draw_pairs(subfigure, pair, _COLOURS[dark])
+        picture = BytesIO()
+        figure.savefig(picture, format="png", metadata={"Software": None})
+    write_whole(out, lambda file: file.write(picture.getvalue()))
+    return out
+
+
+def _style(dark: bool) -> dict[Any, Any]:
+    page, ink, grid = _PAGES[dark]
+    colours = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"), ink)
+    return {
+        **colours,
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), page),
+        **dict.fromkeys(("axes.edgecolor", "grid.color"), grid),
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "font.size": 10,
+        "axes.titlesize": 11,
+        "legend.fontsize": 9,
+        "legend.labelcolor": ink,
+        "text.parse_math": False,  # names may have dollars
+    }
+
+
+def _draw_trajectories(figure: Any, source: Source, colours: Sequence[str]) -> None:
+    several = len(source.series) > 1
+    title = ", ".join(_short(each.name) for each in source.series)
+    figure.suptitle(f"{title} in {source.environment}" if source.environment else title, fontsize=12)
+    axes = figure.subplots(2, 2, sharey="row", sharex="col", width_ratios=(3, 1))
+    for (by_index, distribution), what, unit in zip(
+        axes, ("return", "length"), ("sum of rewards", "timesteps"), strict=True
+    ):
+        values = [np.asarray(getattr(each, f"{what}s"), np.float64) for each in source.series]
+        for position, (each, column) in enumerate(zip(source.series, values, strict=True)):
+            colour = colours[position % len(colours)]
+            interval = each.interval if what == "return" else None
+            _draw_by_index(by_index, each, column, colours if not several else (colour,))
+            _draw_mean(by_index, column, interval, colour, f"{_short(each.name)}: " if several else "")
+        _draw_distribution(distribution, values, colours, whole=what == "length")
+        by_index.set_ylabel(f"{what} ({unit})")
+        _legend(by_index)
+    axes[1][0].set_xlabel("trajectory index")
+    axes[1][1].set_xlabel("trajectories")
+    for column_of_axes in axes.T:
+        column_of_axes[0].tick_params(labelbottom=True)
+
+
+def _draw_mean(axis: Any, values: Any, interval: Interval | Unknown | None, colour: str, whose: str) -> None:
+    """Draw a line at the mean, and its interval around it."""
+    with np.errstate(all="ignore"):
+        mean = float(values.mean())
+    label = f"{whose}mean {number(mean)}"
+    ends = np.array([mean])
+    if isinstance(interval, Interval):
+        label += f", {100 * interval.level:.4g} % [{number(interval.low)}, {number(interval.high)}]"
+        ends = np.array([interval.low, mean, interval.high])
+    if not _drawable(ends).all():
+        axis.plot([], [], color=colour, linewidth=1.5, label=label)
+        return
+    axis.axhline(mean, color=colour, linewidth=1.5, label=label)
+    axis.axhspan(ends[0], ends[-1], color=colour, alpha=0.2, linewidth=0)
+
+
+def _drawable(values: Any) -> Any:
+    return np.isfinite(values) & (np.abs(values) < _LARGEST)
+
+
+def _draw_by_index(axis: Any, series: Series, values: Any, colours: Sequence[str]) -> None:
+    """Draw a point for each trajectory; of many, how they are spread in each of a hundred ranges of indices."""
+    drawn = _drawable(values)
+    if not drawn.all():
+        axis.plot([], [], " ", label=f"not drawn: {(~drawn).sum():,} of {len(drawn):,}, which are not finite")
+    indices, values, terminated = series.indices[drawn], values[drawn], series.terminated[drawn]
+    if len(values) > _MOST_POINTS:
+        _draw_spread(axis, indices, values, colours[0])
+        return
+    size = 16 if len(values) <= 300 else 6
+    ends = {"terminated": terminated, "truncated": ~terminated}
+    if len(colours) == 1 or terminated.all() or not terminated.any():
+        ends = {"": np.ones(len(values), np.bool_)}
+    for (end, chosen), colour in zip(ends.items(), colours, strict=False):
+        style = {"color": colour, "s": size, "alpha": 0.75, "linewidth": 0}
+        axis.scatter(indices[chosen], values[chosen], label=end or None, **style)
+
+
+def _draw_spread(axis: Any, indices: Any, values: Any, colour: str) -> None:
+    order = np.argsort(indices)
+    parts = np.array_split(order, _N_RANGES)
+    at = [indices[part].mean() for part in parts]
+    low, lower, middle, upper, high = np.array(
+        [np.quantile(values[part], [0.05, 0.25, 0.5, 0.75, 0.95]) for part in parts]
+    ).T
+    each = f"of each {len(values) // _N_RANGES:,}"
+    axis.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0, label=f"middle 90 % {each}")
+    axis.fill_between(at, lower, upper, color=colour, alpha=0.35, linewidth=0, label=f"middle 50 % {each}")
+    axis.plot(at, middle, color=colour, linewidth=1, alpha=0.9, label=f"median {each}")
+
+
+def _draw_distribution(axis: Any, columns: Sequence[Any], colours: Sequence[str], *, whole: bool) -> None:
+    """Draw how many trajectories have which values, from the left, on the axis of the values."""
+    columns = [column[_drawable(column)] for column in columns]
+    edges = _edges(columns, whole=whole)
+    for position, column in enumerate(columns):
+        style = {"color": colours[position % len(colours)], "alpha": 0.75 if len(columns) == 1 else 0.45}
+        axis.hist(column, bins=edges, orientation="horizontal", histtype="stepfilled", **style)
+
+
+def _edges(columns: Sequence[Any], *, whole: bool) -> Any:
+    """Return the edges of bins: of whole numbers each one in the middle of its bin, if there are not too many.
+
+    Else as wide as Freedman and Diaconis (1981) have them for the column that is spread least.
+    """
+    values = np.concatenate(columns)
+    if not len(values):
+        return np.array([0.0, 1.0])
+    low, high = float(values.min()), float(values.max())
+    if whole:
+        width = max(1.0, np.ceil((high - low + 1) / _MOST_BINS))
+        return np.arange(low - 0.5, high + width + 0.5, width)
+    if not high - low > 1e-9 * max(abs(low), abs(high)):
+        margin = max(0.5, 0.1 * abs(low))
+        return np.array([low - margin, high + margin])
+    spreads = [
+        np.subtract(*np.quantile(column, [0.75, 0.25])) / np.cbrt(len(column)) for column in columns if len(column)
+    ]
+    least = min((2 * spread for spread in spreads if spread > 0), default=high - low)
+    return np.linspace(low, high, int(np.clip((high - low) / least, _FEWEST_BINS, _MOST_BINS)) + 1)
+
+
+def _draw_pairs(figure: Any, pairs: Pairs, colours: Sequence[str]) -> None:
+    first, second = _short(pairs.first), _short(pairs.second)
+    drawn = _drawable(pairs.returns[0]) & _drawable(pairs.returns[1])
+    one, two = (column[drawn] for column in pairs.returns)
+    differences = two - one
+    both, by_pair = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    style = {"s": 16 if len(one) <= 300 else 6, "alpha": 0.75 if len(one) <= 1_000 else 0.3, "linewidth": 0}
+    both.scatter(one, two, color=colours[2], **style)
+    low, high = _limits(np.concatenate([one, two]))
+    both.plot([low, high], [low, high], color=colours[3], linewidth=1.5, label="equal")
+    both.set(xlim=(low, high), ylim=(low, high), xlabel=f"return of {first}", ylabel=f"return of {second}")
+    better, worse = int((differences > 0).sum()), int((differences < 0).sum())
+    figure.suptitle(
+        f"{second} minus {first}: higher in {better:,}, equal in {len(one) - better - worse:,}, lower in {worse:,} of "
+        f"{count(len(pairs), 'pair')}",
+        fontsize=11,
+    )
+    _legend(both)
+    by_pair.scatter(np.flatnonzero(drawn), differences, color=colours[2], **style)
+    by_pair.axhline(0, color=colours[3], linewidth=1.5, label="equal")
+    with np.errstate(all="ignore"):
+        _draw_mean(by_pair, pairs.differences, pairs.mean_difference_interval, colours[1], "")
+    by_pair.set(xlabel="pair", ylabel="difference of returns (sum of rewards)")
+    _legend(by_pair)
+
+
+def _limits(values: Any) -> tuple[float, float]:
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    margin = 0.05 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def _legend(axis: Any) -> None:
+    """Write what is drawn above an axis, where it covers nothing."""
+    labels = axis.get_legend_handles_labels()[1]
+    columns = 1 if sum(map(len, labels)) > _LONGEST_LEGEND else len(labels)
+    axis.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, markerscale=1.5, borderaxespad=0.2
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
