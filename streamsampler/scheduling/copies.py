@@ -4,7 +4,8 @@ These are the backup tasks of MapReduce (Dean and Ghemawat, 2004). As in LATE (Z
 expected to end last is copied, by the progress that its worker shows. The idle workers share it by their speeds.
 
 A copy costs CPU time that a learner or another worker could use. So a ticket is copied only if its worker is expected
-to need notably longer than a copy: the worker is slower, or the ticket waits for another one.
+to need notably longer than a copy: the worker is slower, or the ticket waits for another one. What fails in
+copies while its worker runs it is not copied without end (`in_flight.MOST_COPIES`).
 
 A ticket that is overdue has a slow worker or long trajectories: only the timesteps that the worker shows tell which.
 Where a worker shows none, its ticket is taken to need as long again as it is overdue. When that would be so, idle

@@ -16,6 +16,10 @@ from streamsampler.scheduling.throughput import Throughput
 
 __all__ = ["Arrival", "InFlight", "removals_between_looks"]
 
+MOST_COPIES = 2
+"""So often a piece is copied if the copies fail while another worker runs it. What fails then uses up no quota of
+losses, and may fail each time. One worker may have been at fault."""
+
 
 class Arrival(NamedTuple):
     """What becomes of a ticket that arrived.
@@ -78,6 +82,7 @@ class InFlight:
         self._since = [0.0] * n_workers  # when each worker began the first ticket of its queue
         self._holders: dict[range, tuple[int, ...]] = {}  # of pieces
         self._pieces: dict[range, list[range]] = {}  # of the tickets that are cut; other tickets are one piece
+        self._given_up: dict[range, int] = {}  # how often one of several holders gave up a piece that is held
         self._done: set[range] = set()  # pieces that arrived, while another worker still holds them
         self.n_removed = 0
         self._totals: _Totals | None = None
@@ -102,6 +107,8 @@ class InFlight:
             self._pieces[ticket] = [*pieces[:position], *parts, *pieces[position + 1 :]]
             for cut in parts:
                 self._holders[cut] = holders
+            if n_given_up := self._given_up.pop(piece, 0):
+                self._given_up.update(dict.fromkeys(parts, n_given_up))
         self.add(worker, part, now)
 
     def queue(self, worker: int) -> tuple[range, ...]:
@@ -113,9 +120,15 @@ class InFlight:
         return self._since[worker]
 
     def uncopied(self, ticket: range) -> list[range]:
-        """Return the pieces of a ticket that one worker alone holds, and that have not arrived."""
+        """Return the pieces of a ticket that one worker alone holds, and that may be copied.
+
+        Not those that have arrived, nor those of which copies failed again and again.
+        """
         pieces = self._pieces.get(ticket, [ticket])
-        return [piece for piece in pieces if len(self._holders.get(piece, ())) == 1 and piece not in self._done]
+        single = [piece for piece in pieces if len(self._holders.get(piece, ())) == 1 and piece not in self._done]
+        if not self._given_up:
+            return single
+        return [piece for piece in single if self._given_up.get(piece, 0) < MOST_COPIES]
 
     def left(self, worker: int, now: float) -> float:
         """Return how many of its trajectories `worker` is expected not to have run yet."""
@@ -150,6 +163,8 @@ class InFlight:
         """Remove a ticket that `worker` will not run; return what `remove` does, and what is left to copies."""
         pieces = self._remove(worker, indices, now)
         left = [piece for piece in pieces if piece in self._holders and piece not in self._done]
+        for piece in left:
+            self._given_up[piece] = self._given_up.get(piece, 0) + 1
         return self._forget(pieces), left
 
     def _forget(self, pieces: list[range]) -> list[range]:
@@ -175,6 +190,7 @@ class InFlight:
                 self._holders[piece] = holders
             else:
                 del self._holders[piece]
+                self._given_up.pop(piece, None)
         return pieces
 
     def expected_end(self, worker: int, now: float) -> float:

@@ -137,6 +137,7 @@ def test_a_failure_counts_only_where_it_is_needed(visit, capacity, plans, doomed
         (2, (AtLeast(3), ExactlyPerWorker(1, N_WORKERS)), {}),
         (2, (Exactly(1),), {"deaths": 2}),
         (2, (Exactly(2),), {"deaths": 1}),
+        (2, (Exactly(1),), {"failures": 3}),
         pytest.param(2, (Exactly(3),), {"deaths": 1}, marks=slow),
         pytest.param(1, (Exactly(3), AtLeast(4)), {}, marks=slow),
         pytest.param(2, (Exactly(2), AtLeast(2)), {"hangs": 1}, marks=slow),

@@ -134,3 +134,29 @@ def test_what_a_late_worker_shows_is_remembered():
     assert world.throughput.seconds_with(0) == pytest.approx(14.0)
     world.copies.note_late(1, 10.5)
     assert world.throughput.seconds_with(1) == pytest.approx(1.0), "not overdue"
+
+
+@pytest.mark.parametrize("n_workers", [2, 3, 6])
+def test_what_fails_again_and_again_is_copied_twice_at_most(n_workers):
+    """While the first worker runs it, failures of copies use up no quota: without a bound there were ever more."""
+    world = World((50.0, *[1.0] * (n_workers - 1)), [(0, range(20))])
+    copied = dict.fromkeys(range(20), 0)
+    for _ in range(100):
+        running = [(worker, part) for worker in range(1, n_workers) if (part := world.take(worker, 0.0)) is not None]
+        for worker, part in running:
+            for index in part:
+                copied[index] += 1
+            assert world.in_flight.remove(worker, part, 0.0) == [], "worker 0 still runs it"
+    assert set(copied.values()) == {2}
+    assert not world.copies.pay(0.0)
+    assert world.in_flight.arrive(0, range(20), 100.0) == (True, [], [])
+
+
+def test_what_is_assigned_again_may_be_copied_again():
+    world = World((4.0, 1.0), [(0, range(1))])
+    for _ in range(2):
+        assert world.take(1, 0.0) == range(1)
+        world.in_flight.remove(1, range(1), 0.0)
+    assert world.in_flight.remove(0, range(1), 0.0) == [range(1)]
+    world.in_flight.add(0, range(1), 0.0)
+    assert world.take(1, 0.0) == range(1)
