@@ -196,6 +196,8 @@ class _Record:
             self.notes.append(f"it was sampled with worker_class {name}")
         if kind is VecWorker and not args:
             self.notes.append("n_envs is not known, and taken for the default; otherwise pass worker_args=")
+        if not isinstance(args, Mapping):
+            raise UsageError(f"worker_args should be a dict, and are {args!r:.60}")
         return kind, dict(args)
 
 
@@ -297,8 +299,10 @@ def _rerun_of(record: _Record, updates: Mapping[str, Payload], options: ReplayOp
     index, version = int(one.indices[0]), int(one.agent_versions[0])
     assert record.setup is not None
     wanted = facts.get("wanted")
-    asked = options.get("n_trajectories", wanted.get("trajectories") if isinstance(wanted, dict) else None)
-    n_queues = facts.get("n_workers", 1)
+    told = wanted.get("trajectories") if isinstance(wanted, dict) else None
+    # Of a part of a run it may be the number of the part's own.
+    asked = options.get("n_trajectories", told if isinstance(told, int) and told > batch.indices.max() else None)
+    n_queues = positive("n_workers", facts.get("n_workers", 1))
     plan = Streamed(0, asked)
     queue, block = place_of(plan, index, record.setup.factory.layout.block, n_queues)
     rows = zip(batch.indices.tolist(), batch.agent_versions.tolist(), batch.seeds, strict=True)
