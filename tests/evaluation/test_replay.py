@@ -33,7 +33,33 @@ def vec(n_envs: int = 3, **args: Any) -> dict[str, Any]:
     return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs, **args}}
 
 
+class Crowd:
+    """Looks at all rows of its batch, silent ones included: a block that was cut is another one."""
+
+    def get_action(self, observation: Any) -> Any:
+        raise AssertionError("it has get_actions")
+
+    def get_actions(self, observations: Any) -> Any:
+        total = int(np.abs(observations[:, 2:].sum(dtype=np.float64)) * 1e6)
+        return (np.arange(len(observations)) + total) % 2, {}
+
+
+class Born(Steps):
+    """Draws its rewards when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reward = float(np.random.random())
+
+    def step(self, action: Any) -> Any:
+        observation, _, *ends = super().step(action)
+        return observation, self.reward, *ends
+
+
 FORMS: dict[str, Any] = {
+    "crowd": (Crowd(), "CartPole-v1", vec()),
+    "crowd in long blocks": (Crowd(), "CartPole-v1", vec(block_size=5)),
+    "constructors": ("random", Born, {}),
     "default": (Drawing(), GlobalNoise, {}),
     "nested": (Attentive(), Nested, {}),
     "limited": (Attentive(), Nested, {"max_episode_length": 3}),
@@ -135,6 +161,18 @@ def test_what_raises_raises_again():
             sampler.replay(1, left_out)
         with pytest.raises(UsageError, match=f"no trajectory {left_out} of agent version 1: it was left out"):
             sampler.replay(1, left_out, recorded=batch)
+        last = int(batch.indices[-1])
+        assert last >= 9, "it took the place of another one"
+        assert sampler.replay(1, last, recorded=batch).same
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
+def test_seeds_that_were_given_to_a_vector_environment(mode):
+    options, env = vec(block_size=7), Vector(mode)
+    with LocalSampler(lambda _: 0, env, seed=3, check=None, **options) as sampler:
+        batch = sampler.obtain_trajectories(seeds=range(50, 60))
+        assert all(sampler.replay(1, index, recorded=batch).same for index in range(10))
+    assert all(replay(batch, index, agent=lambda _: 0, env=env, **options).same for index in range(10))
 
 
 class Hidden(Steps):
@@ -186,6 +224,17 @@ def test_a_limit_that_is_not_known_cuts_the_comparison(actions, tmp_path):
     assert "max_episode_length is not known" in str(found)
     assert not replay(batch, 0, max_episode_length=9, **how).same
     assert not replay(path, 0, **how).notes
+
+
+def test_a_limit_that_is_not_known_in_a_block():
+    """Others go on in the block, too, but what was recorded of its first trajectories does not depend on that."""
+    env = partial(Steps, 9)
+    with LocalSampler(lambda _: 0, env, seed=3, max_episode_length=4, **vec()) as sampler:
+        batch = sampler.obtain_trajectories(3)
+    found = replay(batch, 2, agent=lambda _: 0, env=env, **vec())
+    assert found.same
+    assert len(found.trajectory.rewards) == 9
+    assert "max_episode_length is not known" in str(found)
 
 
 def test_kernels_and_versions_are_named_where_they_differ(tmp_path):
