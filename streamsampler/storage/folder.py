@@ -17,6 +17,9 @@ from streamsampler.storage import npz as storage
 from streamsampler.storage.manifest import Shard, read_manifest
 from streamsampler.storage.shard_files import ShardFiles
 
+if TYPE_CHECKING:
+    from streamsampler.storage.sequences import SequenceDataset
+
 __all__ = ["TrajectoryFolder", "load"]
 
 
@@ -52,6 +55,8 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         complete: Whether the folder is complete.
         seed: The sampler's seed.
         provenance: What else decided about the data.
+        package_version: The version of this package that began the folder.
+        shard_sizes: The trajectories and timesteps of each shard.
 
     Raises:
         StorageError: The folder has no manifest, or it or a shard is damaged or missing; names the file.
@@ -72,6 +77,8 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         self.complete = manifest.complete
         self.seed = manifest.seed
         self.provenance: Mapping[str, Any] = manifest.provenance
+        self.package_version = manifest.package_version
+        self.shard_sizes = [(entry.trajectories, entry.timesteps) for entry in entries]
         self._bounds = np.cumsum([0, *(entry.trajectories for entry in entries)])
         self._n_timesteps = sum(entry.timesteps for entry in entries)
 
@@ -129,6 +136,56 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         """
         self._check_some()
         return TrajectoryBatch.concatenate(shard[:] for shard in self.shards)
+
+    def torch_dataset(
+        self,
+        sequence_length: int | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        fields: Sequence[str] = ("observations", "actions", "rewards", "terminated", "truncated"),
+    ) -> SequenceDataset:
+        """Return an `IterableDataset` of PyTorch with sequences of timesteps, for a `DataLoader`.
+
+        Each trajectory is cut into sequences of `sequence_length` timesteps; the last one is filled up with zeros,
+        where its mask is false. Loader workers (`num_workers`) share the shards: together they yield each sequence
+        exactly once, and each has one shard in memory. With fewer shards than loader workers all of them read all
+        shards.
+
+        Needs the extra: `pip install 'streamsampler[torch]'`.
+
+        Example:
+            ```python
+            dataset = TrajectoryFolder("big").torch_dataset(sequence_length=32, shuffle=True, seed=1)
+            for epoch in range(3):
+                dataset.set_epoch(epoch)
+                for sequences in torch.utils.data.DataLoader(dataset, batch_size=64, num_workers=4):
+                    sequences["observations"], sequences["mask"]  # (64, 32, ...), (64, 32)
+            ```
+
+        Args:
+            sequence_length: Timesteps of each sequence, S; None for whole trajectories, each as long as it is.
+            shuffle: Whether shards come in a random order, and sequences in a random order within their shard. The
+                order is the same for the same seed, epoch (`dataset.set_epoch`) and number of loader workers.
+            seed: Of the shuffle.
+            fields: What each sequence holds: some of observations, next_observations, actions, rewards, terminated,
+                truncated, step_types, env_infos and agent_infos. The infos of sequences may have different keys; they
+                need a `collate_fn` of your own then.
+
+        Returns:
+            A dataset of dicts: the fields, tensors (S, ...) nested as their spaces; `terminated` and `truncated` are
+            true only at a trajectory's last timestep; `mask`, (S,) bool; `index` of the trajectory, and `timestep`,
+            that of the first. Its `n_sequences` is how many there are.
+
+        Raises:
+            ImportError: PyTorch is not there.
+            UsageError: An argument cannot work. Iteration raises `DataError` where a field is no numbers.
+        """
+        try:
+            from streamsampler.storage.sequences import SequenceDataset
+        except ImportError as error:
+            raise ImportError("torch_dataset needs PyTorch: pip install 'streamsampler[torch]'") from error
+        return SequenceDataset(self, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
 
     def _check_some(self) -> None:
         if not self.shards:

@@ -18,9 +18,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 VARIABLES = {
     *("agent", "batch", "board", "env", "env_infos", "error", "folder", "model", "name", "nn", "np", "observations"),
     *("record", "row", "sampler", "self", "stats", "ticket", "value", "minigrid"),
-    "VecNormalize",
+    *("dataset", "observation", "env_info", "agent_info", "reset_info", "TensorDict", "VecNormalize"),
 }
-FILE = re.compile(r"\w+\.(py|json|npz|zip)$")
+FILE = re.compile(r"\w+\.(py|json|npz|zip|hdf5|parquet)$")
 NAME = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)+)(?:\([^`]*\))?`(?!`)")
 
 
