@@ -15,6 +15,7 @@ Names that users need are imported from here. The guides are docstrings, for `he
 - `streamsampler.checking`: whether an environment and an agent keep to the rules, and how they are run fastest
 - `streamsampler.samplers.ray`: workers in a Ray cluster
 - `streamsampler.data`: batches; `streamsampler.storage`: files, and folders for more than fits into memory
+- `streamsampler.formats`: Minari, Parquet, pandas, TensorDict and others
 - `streamsampler.agents`, `streamsampler.environments`: what samplers take
 - `streamsampler.adapters`: policies of PyTorch and Stable-Baselines3
 - `streamsampler.workers`, `streamsampler.workers.vec`: kinds of workers, several environments in each

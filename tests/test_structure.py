@@ -24,6 +24,7 @@ ROOMS = [
         "samplers",
         "evaluation",
         "checking",
+        "formats",
         "testing",
         "",
         "examples",

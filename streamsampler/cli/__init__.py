@@ -17,6 +17,9 @@ streamsampler check my/Maze-v0 --import my_envs --agent my_agents:greedy
 streamsampler replay cartpole.npz --index 17 --video it.mp4
 ```
 
+`streamsampler export FILE|FOLDER --to FORMAT --out FOLDER` writes trajectories in the format of another library; see
+`streamsampler.formats`.
+
 Progress and warnings are printed on standard error, the summary on standard output, as text or with `--json` as one
 object. `streamsampler info FILE|FOLDER` prints what was sampled into a file or a folder: environment, returns, spaces,
 seed, version, and which shards are damaged.

@@ -14,6 +14,7 @@ import click
 from streamsampler.cli.check_command import check
 from streamsampler.cli.compare_command import compare
 from streamsampler.cli.evaluate_command import evaluate
+from streamsampler.cli.export_command import export
 from streamsampler.cli.info_command import info
 from streamsampler.cli.interrupts import Interrupts
 from streamsampler.cli.plot_command import plot
@@ -32,6 +33,7 @@ _COMMANDS = (
     info,
     replay,
     plot,
+    export,
 )  # fmt: skip
 
 

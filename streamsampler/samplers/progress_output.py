@@ -51,24 +51,28 @@ def display(
     *,
     earlier: tuple[int, int] = (0, 0),
     note: Callable[[], str] = str,
+    doing: str = "sampling",
 ) -> Iterator[Display]:
-    """Yield the display that a `progress` argument asks for; see `Display` for the other arguments."""
+    """Yield the display that a `progress` argument asks for; see `Display` and `output_on` for the other arguments."""
     if callable(progress):
         yield Display(target, unit, progress, getattr(progress, "interval", INTERVAL), earlier=earlier, note=note)
     elif progress:
-        with output_on(sys.stderr) as output:
+        with output_on(sys.stderr, doing=doing) as output:
             yield Display(target, unit, output, output.interval, earlier=earlier, note=note)
     else:
         yield Display(target, unit, None)
 
 
-def output_on(stream: TextIO | None, *, hidden: bool = False, last_line: bool = True) -> Output:
+def output_on(
+    stream: TextIO | None, *, hidden: bool = False, last_line: bool = True, doing: str = "sampling"
+) -> Output:
     """Return the output that suits this process.
 
     Args:
         stream: Where to write, outside notebooks; None where the process has no such stream.
         hidden: Show nothing.
         last_line: Whether a log gets a line at the end of a call.
+        doing: What lines in a log say is being done.
     """
     if hidden or stream is None:
         return Bar(stream, hidden=True)
@@ -76,7 +80,7 @@ def output_on(stream: TextIO | None, *, hidden: bool = False, last_line: bool = 
         return NotebookBar()
     if _is_terminal(stream) and os.environ.get("TERM") != "dumb" and not _in_ci():
         return Bar(stream)
-    return Lines(stream, last_line=last_line)
+    return Lines(stream, last_line=last_line, doing=doing)
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -103,12 +107,14 @@ class Lines:
     Args:
         stream: Where to write.
         last_line: Whether to write the line at the end.
+        doing: What the lines say is being done.
     """
 
     interval: float | None = LINE_SECONDS
 
-    def __init__(self, stream: TextIO, *, last_line: bool = True) -> None:
+    def __init__(self, stream: TextIO, *, last_line: bool = True, doing: str = "sampling") -> None:
         self.shows_end = last_line
+        self._doing = doing
         self._stream = stream
         self._written = 0.0  # seconds of the call, at the last line
 
@@ -125,7 +131,7 @@ class Lines:
         self._written = snapshot.seconds
         text = "  ".join(bit.strip() for bit in describe(snapshot))
         with contextlib.suppress(OSError, ValueError):  # full, or closed: no reason to lose what is sampled
-            self._stream.write(f"sampling: {text}\n")
+            self._stream.write(f"{self._doing}: {text}\n")
             self._stream.flush()
 
     def write_above(self, text: str) -> bool:

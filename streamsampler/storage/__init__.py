@@ -19,6 +19,9 @@ for shard in folder.shards:  # one TrajectoryBatch in memory at a time
 folder[12_345], folder[1_000:2_000]  # reads only the shards they are in; folder.to_batch() reads all
 ```
 
+`folder.torch_dataset(sequence_length=32, shuffle=True)` is an `IterableDataset` of PyTorch; other libraries' formats
+are in `streamsampler.formats`.
+
 Whatever ends the run (Ctrl-C, a full disk, an error, SIGKILL), the same call with `resume=True` or command with
 `--resume` continues with the first missing shard, on any number of workers. The finished folder is the same, byte for
 byte, as that of an uninterrupted run. Where a shard is damaged, missing or of another run, resuming says which, and

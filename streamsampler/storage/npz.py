@@ -122,7 +122,7 @@ from streamsampler.storage.npz_reader import opened_npz
 from streamsampler.storage.space_codec import decode_space, encode_space
 from streamsampler.version import __version__
 
-__all__ = ["load", "load_with_header", "read", "save"]
+__all__ = ["load", "load_with_header", "read", "read_trees", "save"]
 
 _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
@@ -278,6 +278,27 @@ def read(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Array], d
         FileNotFoundError: There is no such file.
     """
     return _read(_existing(Path(path)), names)
+
+
+def read_trees(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read some of a file's trees, and its header; see `read`.
+
+    Args:
+        path: As `load` takes it.
+        names: Names of trees, such as `env_infos`. The others are not read.
+    """
+    path = _existing(Path(path))
+    header = _read(path, ())[1]
+    with damage_raised(path, "is damaged: its parts do not fit together ({})"):
+        structures = {name: header["structure"][name] for name in names}
+        entries = _read(path, [entry for structure in structures.values() for entry in _entries_of(structure)])[0]
+        return {name: _restore(structure, entries) for name, structure in structures.items()}, header
+
+
+def _entries_of(structure: dict[str, Any]) -> list[str]:
+    children = [*structure.get("dict", {}).values(), *structure.get("tuple", [])]
+    own = [structure[kind] for kind in ("array", "objects") if kind in structure]
+    return own + [entry for child in children for entry in _entries_of(child)]
 
 
 def _existing(path: Path) -> Path:

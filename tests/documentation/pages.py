@@ -24,6 +24,8 @@ MODULES = [
     *("workers.base", "workers.board", "workers.factory", "workers.generators", "workers.loop", "workers.vec"),
     *("engines", "engines.base", "scheduling.blocks", "scheduling.restarts", "seeding", "serialization", "protocol"),
     *("evaluation", "evaluation.evaluate", "evaluation.evaluation", "evaluation.intervals", "evaluation.betting"),
+    *("formats", "formats.export", "formats.minari", "formats.pandas", "formats.parquet", "formats.sb3"),
+    *("formats.source", "formats.tables", "formats.tensordict", "storage.folder", "storage.sequences"),
     *("evaluation.compare", "evaluation.comparison", "evaluation.merging"),
     *("checking", "checking.check", "checking.report"),
     *("checking.findings", "checking.speed", "checking.recommending"),

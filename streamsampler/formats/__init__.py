@@ -1,0 +1,44 @@
+"""Trajectories and evaluations in the formats of other libraries, each an extra.
+
+```python
+from streamsampler import evaluate
+from streamsampler.formats import export, save_evaluations, to_pandas, to_tensordict
+
+export(batch, "cartpole", to="minari", dataset_id="cartpole/random-v0")  # or a file, or a folder of shards
+export(batch, "tables", to="parquet")  # timesteps.parquet and trajectories.parquet
+export(batch, "tensors", to="tensordict")  # mapped into memory
+timesteps, trajectories = to_pandas(batch)
+tensors = to_tensordict(batch)
+early = evaluate("random", "CartPole-v1", num_trajectories=10, seed=1)
+save_evaluations({10_000: early}, "evaluations.npz")  # as Stable-Baselines3 writes them
+```
+
+On the command line:
+
+```text
+streamsampler export big --to minari --out cartpole --dataset-id cartpole/random-v0
+streamsampler export cartpole.npz --to parquet --out tables
+streamsampler export early.json late.json --to sb3 --timesteps 10000 --timesteps 20000 --out evaluations.npz
+```
+
+| format | extra | |
+|---|---|---|
+| Minari (HDF5) | `minari` | `streamsampler.formats.minari` |
+| Parquet | `parquet` | `streamsampler.formats.parquet` |
+| pandas | `pandas` | `streamsampler.formats.pandas` |
+| TensorDict | `tensordict` | `streamsampler.formats.tensordict` |
+| evaluations of Stable-Baselines3 | none | `streamsampler.formats.sb3` |
+
+An export reads one shard of a folder at a time, so that memory holds one or two of them, whatever the amount. It
+appears under its name when it is whole. Until then it is a hidden folder next to it, `.NAME.export`; what a killed
+export to Minari left there, the same call continues, with the same result.
+
+For training, `TrajectoryFolder.torch_dataset` reads folders as they are.
+"""
+
+from streamsampler.formats.export import export
+from streamsampler.formats.pandas import Frames, to_pandas
+from streamsampler.formats.sb3 import save_evaluations
+from streamsampler.formats.tensordict import to_tensordict
+
+__all__ = ["Frames", "export", "save_evaluations", "to_pandas", "to_tensordict"]

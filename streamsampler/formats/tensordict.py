@@ -1,0 +1,167 @@
+"""Trajectories as a TensorDict. Needs the extra: `pip install 'streamsampler[tensordict]'`.
+
+Timesteps are the batch dimension, T, and the keys those of TorchRL's collectors:
+
+| key | |
+|---|---|
+| `observation`, `action` | (T, …), nested as the space nests; positions of Tuple spaces are keys `"0"`, `"1"` |
+| `("next", "observation")` | what the action led to; at a trajectory's end the true final observation |
+| `("next", "reward")`, `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | (T, 1) |
+| `terminated`, `truncated`, `done` | (T, 1), all false: no action was chosen after an end |
+| `("collector", "traj_ids")` | (T,) the number of the trajectory, from 0 |
+| `policy_version` | (T,) the agent version |
+| `("next", "env_infos", KEY)`, `("agent_infos", KEY)` | (T, …); `_KEY` is the mask of an info that comes and goes |
+
+Dtypes are kept: rewards are float64. A TensorDict holds numbers: infos that are none are left out, and a warning names
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.info_columns import KeyPath
+from streamsampler.errors import StorageError
+from streamsampler.formats.columns import Column, info_values, leaf_column, space_columns
+from streamsampler.formats.needs import needed
+from streamsampler.formats.source import Source, Sourced, open_source
+from streamsampler.formats.staging import Staging, system_errors
+from streamsampler.samplers.progress import Display
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["to_tensordict", "write"]
+
+_log = logging.getLogger("streamsampler")
+_WHERE = {"env_infos": ("next", "env_infos"), "agent_infos": ("agent_infos",)}
+
+
+def to_tensordict(source: Sourced) -> TensorDict:
+    """Return trajectories as one TensorDict of T timesteps, which must fit into memory.
+
+    Where it is possible the tensors share the memory of a batch, so that what is written into them is written into it.
+
+    Args:
+        source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
+
+    Raises:
+        ImportError: tensordict is not there; names the extra.
+        DataError: There are no trajectories.
+        StorageError: The file or the folder is damaged, or a space has values that are no numbers.
+    """
+    torch, kind = _libraries()
+    opened = open_source(source)
+    parts = _Parts(opened, torch, kind)
+    made = [parts.of(batch, first) for first, batch in opened.shards()]
+    return made[0] if len(made) == 1 else torch.cat(made)
+
+
+def write(source: Source, out: Path, shown: Display) -> None:
+    """Write a source as a memory-mapped TensorDict, which `TensorDict.load_memmap(out)` opens.
+
+    Raises:
+        ImportError: tensordict is not there; names the extra.
+        UsageError: The folder cannot be made.
+        StorageError: A shard is damaged, or a space has values that are no numbers.
+        OSError: The folder cannot be written; nothing is left of it.
+    """
+    torch, kind = _libraries()
+    parts = _Parts(source, torch, kind)
+    with Staging(out, None) as staging, system_errors(out):
+        folder = staging.path / "tensordict"
+        whole = None
+        for number, (first, batch) in enumerate(source.shards()):
+            part = parts.of(batch, first)
+            if whole is None:
+                whole = part[:1].expand(source.n_timesteps).memmap_like(prefix=str(folder))
+                _reserve(folder)
+            start, _ = source.size_before(number)
+            whole[start : start + batch.n_timesteps].update_(part)
+            shown.update(partial(source.size_before, number + 1), complete=False)
+        staging.complete(folder)
+
+
+def _libraries() -> tuple[Any, Any]:
+    what = "the format TensorDict"
+    return needed("torch", what, "tensordict"), needed("tensordict", what, "tensordict").TensorDict
+
+
+def _reserve(folder: Path) -> None:
+    """Reserve the space of all files: what is mapped into memory and has none ends the process.
+
+    Raises:
+        OSError: There is not enough.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    for path in folder.rglob("*.memmap"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+class _Parts:
+    """Makes a TensorDict of each shard, all with the same keys."""
+
+    def __init__(self, source: Source, torch: Any, kind: Any) -> None:
+        self._torch, self._kind = torch, kind
+        for name in ("observation_space", "action_space"):
+            for path, space, _ in space_columns(getattr(source, name), None, (name,)):
+                if leaf_column(space).kind != "numbers":
+                    raise StorageError(
+                        f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space"
+                    )
+        infos = source.survey()
+        self._infos = {name: _numbers(infos[name], name) for name in _WHERE}
+
+    def of(self, batch: TrajectoryBatch[Any, Any], first: int) -> Any:
+        """Return the TensorDict of a shard.
+
+        Args:
+            batch: The shard.
+            first: How many trajectories come before it.
+        """
+        found: dict[tuple[str, ...], Any] = {}
+        spaces: list[tuple[tuple[str, ...], Any, Any]] = [
+            (("observation",), batch.observation_space, batch.observations),
+            (("action",), batch.action_space, batch.actions),
+            (("next", "observation"), batch.observation_space, batch.next_observations),
+        ]
+        for root, space, tree in spaces:
+            found |= {key: rows for key, _, rows in space_columns(space, tree, root)}
+        found["next", "reward"] = batch.rewards[:, None]
+        last = batch.starts + batch.lengths - 1
+        for name in ("terminated", "truncated"):
+            found[name,] = np.zeros((batch.n_timesteps, 1), np.bool_)
+            found["next", name] = np.zeros((batch.n_timesteps, 1), np.bool_)
+            found["next", name][last, 0] = getattr(batch, name)
+        found["done",] = np.zeros((batch.n_timesteps, 1), np.bool_)
+        found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
+        found["collector", "traj_ids"] = np.repeat(np.arange(first, first + len(batch)), batch.lengths)
+        found["policy_version",] = np.repeat(batch.agent_versions, batch.lengths)
+        for name, root in _WHERE.items():
+            columns = self._infos[name]
+            for path, (rows, mask) in info_values(getattr(batch, name), batch.n_timesteps, columns, name):
+                found[*root, *path] = rows
+                if not columns[path].always:
+                    there = np.ones(len(rows), np.bool_) if mask is None else mask
+                    found[*root, *path[:-1], f"_{path[-1]}"] = there
+        made = self._kind({}, batch_size=[batch.n_timesteps])
+        for path, rows in found.items():
+            made[path] = self._torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W"]))
+        return made
+
+
+def _numbers(columns: dict[KeyPath, Column], name: str) -> dict[KeyPath, Column]:
+    kept = {path: column for path, column in columns.items() if column.kind == "numbers"}
+    if left_out := [f"{name}[{'/'.join(path)!r}]" for path in columns.keys() - kept.keys()]:
+        _log.warning("a TensorDict holds numbers, and %s %s left out", ", ".join(sorted(left_out)),
+                     "is" if len(left_out) == 1 else "are")  # fmt: skip
+    return kept

@@ -1,0 +1,286 @@
+"""Trajectories as tables: Parquet files, read by pyarrow and pandas, and data frames."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import gymnasium
+import numpy as np
+import pytest
+
+from streamsampler import LocalSampler
+from streamsampler.data import trees
+from streamsampler.errors import DamagedShardError, DataError, StorageError, UsageError
+from streamsampler.formats import export, to_pandas
+from streamsampler.storage.json_codec import decode
+from tests.formats.conftest import Odd
+from tests.scripted.envs import Echo
+
+pytestmark = pytest.mark.extras
+
+pandas = pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(scope="module")
+def written(odd_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("parquet") / "odd"
+    export(odd_folder, out, to="parquet")
+    assert os.listdir(out.parent) == ["odd"]
+    assert sorted(os.listdir(out)) == ["timesteps.parquet", "trajectories.parquet"]
+    return out
+
+
+def stacked(table, name, dtype):
+    """Return the rows of a column of lists as one array, shaped as the field says."""
+    shape = json.loads(table.schema.field(name).metadata[b"shape"])
+    column = table[name].combine_chunks()
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    assert flat.dtype == dtype
+    return flat.reshape(-1, *shape)
+
+
+def test_a_row_for_each_timestep(odd, written):
+    table = parquet.read_table(written / "timesteps.parquet")
+    assert table.num_rows == odd.n_timesteps
+    assert trees.same(stacked(table, "observation.image", np.uint8), odd.observations["image"])
+    assert trees.same(stacked(table, "observation.place", np.float64), odd.observations["place"])
+    assert trees.same(stacked(table, "observation.task.1", np.int8), odd.observations["task"][1])
+    assert table["observation.task.0"].to_pylist() == odd.observations["task"][0].tolist()
+    assert trees.same(stacked(table, "action.push", np.float32), odd.actions["push"])
+    assert table["reward"].to_pylist() == odd.rewards.tolist()
+    assert trees.same(stacked(table, "agent_info.logits", np.float64), odd.agent_infos["logits"])
+    trajectory = np.array(table["trajectory"])
+    assert np.bincount(trajectory).tolist() == odd.lengths.tolist()
+    assert np.array(table["timestep"]).tolist() == [t for length in odd.lengths for t in range(length)]
+    for name in ("terminated", "truncated"):
+        ends = np.array(table[name])
+        assert ends[odd.starts + odd.lengths - 1].tolist() == getattr(odd, name).tolist()
+        assert ends.sum() == getattr(odd, name).sum()
+
+
+def test_infos_are_missing_where_they_were_not_there(odd, written):
+    table = parquet.read_table(written / "timesteps.parquet")
+    infos = odd.env_infos
+    late = [text if there else None for text, there in zip(infos["late"], infos["_late"], strict=True)]
+    assert table["env_info.late"].to_pylist() == late
+    assert table["env_info.big"].to_pylist() == infos["big"].tolist()
+    assert table.schema.field("env_info.half").type == "halffloat"
+    rare = table["env_info.rare"].to_pylist()
+    assert [row is not None for row in rare] == infos["_rare"].tolist()
+    assert [row for row in rare if row] == [[0, 1, 2, 3, 4, 5]] * int(infos["_rare"].sum())
+    assert table.schema.field("env_info.list").metadata == {b"encoding": b"json"}
+    for text, there, value in zip(table["env_info.list"].to_pylist(), infos["_list"], infos["list"], strict=True):
+        assert (text is not None) == there
+        assert text is None or trees.same(decode(json.loads(text)), value)
+    mixed = table["env_info.mixed"]
+    assert [value for value in mixed.to_pylist() if value is not None] == infos["mixed"][infos["_mixed"]].tolist()
+    assert table["env_info.event.name"].null_count == (~infos["event"]["_name"]).sum()
+
+
+def test_a_row_for_each_trajectory(odd, written):
+    table = parquet.read_table(written / "trajectories.parquet")
+    assert table["seed"].to_pylist() == list(odd.seeds)
+    assert table["index"].to_pylist() == odd.indices.tolist()
+    assert table["length"].to_pylist() == odd.lengths.tolist()
+    assert table["return"].to_pylist() == odd.returns.tolist()
+    assert table["terminated"].to_pylist() == odd.terminated.tolist()
+    assert trees.same(stacked(table, "last_observation.image", np.uint8), odd.last_observations["image"])
+    assert [row is not None for row in table["reset_info.kind"].to_pylist()] == odd.episode_infos["_kind"].tolist()
+    facts = json.loads(table.schema.metadata[b"streamsampler"])
+    assert facts["seed"] == 3
+    assert facts["observation_space"]["space"] == "Dict"
+
+
+def test_row_groups_are_small_however_large_a_shard(odd, tmp_path, monkeypatch):
+    from streamsampler.formats import parquet as module
+
+    monkeypatch.setattr(module, "_GROUP_BYTES", 4_000)
+    export(odd, tmp_path / "out", to="parquet")
+    file = parquet.ParquetFile(tmp_path / "out" / "timesteps.parquet")
+    assert file.num_row_groups > 5
+    assert file.read()["reward"].to_pylist() == odd.rewards.tolist()
+
+
+def test_pandas_reads_what_it_is_given(odd, odd_folder, written):
+    frames = to_pandas(odd_folder)
+    assert (len(frames.timesteps), len(frames.trajectories)) == (odd.n_timesteps, len(odd))
+    of_batch = to_pandas(odd)
+    for mine, same, name in zip(frames, of_batch, ("timesteps", "trajectories"), strict=True):
+        read = pandas.read_parquet(written / f"{name}.parquet", dtype_backend="numpy_nullable")
+        assert list(mine.columns) == list(read.columns) == list(same.columns)
+        for column in mine.columns:
+            for one, other, third in zip(mine[column], read[column], same[column], strict=True):
+                missing = pandas.api.types.is_scalar(one) and pandas.isna(one)
+                if missing:
+                    assert pandas.api.types.is_scalar(other)
+                    assert pandas.isna(other)
+                    assert pandas.isna(third)
+                else:
+                    assert np.array_equal(np.ravel(one), np.ravel(other))
+                    assert np.array_equal(one, third)
+
+
+def test_frames_keep_dtypes_and_integers_where_some_are_missing(odd):
+    rows = odd.n_timesteps
+    mask = np.arange(rows) % 2 == 0
+    infos = {
+        "i": np.where(mask, 2**62 + 1, 0), "_i": mask, "b": mask.copy(), "_b": mask,
+        "f": np.where(mask, np.nan, 0.0), "_f": mask, "h": np.zeros(rows, np.float16), "_h": mask,
+    }  # fmt: skip
+    frame = to_pandas(dataclasses.replace(odd, env_infos=infos)).timesteps
+    assert frame["env_info.i"].dtype == "Int64"
+    assert frame["env_info.i"].dropna().tolist() == [2**62 + 1] * mask.sum()
+    assert frame["env_info.b"].dtype == "boolean"
+    assert frame["env_info.f"].isna().sum() >= (~mask).sum()
+    assert frame["env_info.h"].dtype == "Float32"
+    assert frame["reward"].dtype == np.float64
+    assert frame["observation.image"][0].shape == (4, 4, 3)
+    assert frame.groupby("trajectory")["reward"].sum().to_numpy() == pytest.approx(odd.returns)
+
+
+def test_names_that_would_be_the_same_are_kept_apart(odd):
+    infos = {"a": {"b": np.zeros(odd.n_timesteps)}, "a.b": np.ones(odd.n_timesteps)}
+    frame = to_pandas(dataclasses.replace(odd, env_infos=infos)).timesteps
+    assert (frame["env_info.a.b"] == 0).all()
+    assert (frame["env_info.a.b~2"] == 1).all()
+
+
+def test_seeds_that_are_no_integers_of_64_bits_are_text(odd):
+    seeds = (2**100, *odd.seeds[1:])
+    frame = to_pandas(dataclasses.replace(odd, seeds=seeds)).trajectories
+    assert tuple(map(int, frame["seed"])) == seeds
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Text(5),
+        gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)),
+        gymnasium.spaces.OneOf([gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(0, 1, (2,))]),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_spaces_that_are_no_numbers_are_text_or_json(space, tmp_path):
+    with LocalSampler("random", lambda: Echo(space), seed=1) as sampler:
+        batch = sampler.obtain_trajectories(2)
+    export(batch, tmp_path / "out", to="parquet")
+    found = parquet.read_table(tmp_path / "out" / "timesteps.parquet")["observation"].to_pylist()
+    values = found if isinstance(space, gymnasium.spaces.Text) else [decode(json.loads(text)) for text in found]
+    assert trees.same(values, list(batch.observations))
+
+
+# --- Sources and targets
+
+
+def test_a_file_a_folder_and_a_batch_give_the_same(odd, odd_folder, tmp_path):
+    odd.save(tmp_path / "odd.npz")
+    export(tmp_path / "odd", tmp_path / "of-file", to="parquet")
+    export(str(odd_folder.path), tmp_path / "of-folder", to="parquet")
+    one, other = (parquet.read_table(tmp_path / name / "timesteps.parquet") for name in ("of-file", "of-folder"))
+    assert one.equals(other)
+
+
+def test_what_is_there_stays(odd, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    (tmp_path / "empty").mkdir()
+    for name, words in (
+        ("file", "is a file, and this format needs a folder"),
+        ("full", "holds something already, such as 'mine'"),
+        ("nowhere/out", "there is no directory"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            export(odd, tmp_path / name, to="parquet")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert os.listdir(tmp_path / "full") == ["mine"]
+    export(odd, tmp_path / "empty", to="parquet")
+    assert len(os.listdir(tmp_path / "empty")) == 2
+
+
+def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
+    with pytest.raises(UsageError, match="no format 'excel', only minari, parquet, tensordict"):
+        export(odd, tmp_path / "out", to="excel")
+    with pytest.raises(UsageError, match="takes no dataset_id"):
+        export(odd, tmp_path / "out", to="parquet", dataset_id="a/b-v0")
+    with pytest.raises(UsageError, match="is for evaluations"):
+        export(odd, tmp_path / "out", to="sb3")
+    with pytest.raises(UsageError, match="not from 5"):
+        export(5, tmp_path / "out", to="parquet")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="no trajectories to export"):
+        export(odd[:0], tmp_path / "out", to="parquet")
+    with pytest.raises(FileNotFoundError):
+        export(tmp_path / "nowhere.npz", tmp_path / "out", to="parquet")
+    (tmp_path / "text.npz").write_text("words")
+    with pytest.raises(StorageError, match="no trajectory batch"):
+        export(tmp_path / "text.npz", tmp_path / "out", to="parquet")
+    assert os.listdir(tmp_path) == ["text.npz"]
+
+
+@pytest.mark.parametrize("to", ["parquet", "minari", "tensordict"])
+def test_a_damaged_shard_is_named_and_nothing_is_left(to, odd_folder, tmp_path):
+    pytest.importorskip({"parquet": "pyarrow"}.get(to, to))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path in odd_folder.path.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    damaged = folder / "shard-000002.npz"
+    data = bytearray(damaged.read_bytes())
+    data[data.index(b"observations.image.npy") + 500] ^= 4
+    damaged.write_bytes(data)
+    with pytest.raises(DamagedShardError, match=r"shard-000002\.npz cannot be read"):
+        export(folder, tmp_path / "out", to=to)
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_an_interrupted_export_leaves_nothing(odd_folder, tmp_path):
+    def interrupt(snapshot):
+        if snapshot.timesteps:
+            raise KeyboardInterrupt
+
+    interrupt.interval = 0.0  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        export(odd_folder, tmp_path / "out", to="parquet", progress=interrupt)
+    assert os.listdir(tmp_path) == []
+
+
+def test_progress_is_told_shard_by_shard(odd_folder, tmp_path):
+    seen = []
+
+    def see(snapshot):
+        seen.append((snapshot.timesteps, snapshot.complete))
+
+    see.interval = 0.0  # type: ignore[attr-defined]
+    export(odd_folder, tmp_path / "out", to="parquet", progress=see)
+    bounds = np.cumsum([timesteps for _, timesteps in odd_folder.shard_sizes]).tolist()
+    assert seen == [(0, False), *((n, False) for n in bounds), (bounds[-1], True)]
+
+
+def test_two_processes_do_not_write_the_same_export(odd, tmp_path):
+    from streamsampler.formats.staging import Staging
+
+    with Staging(tmp_path / "out", None), pytest.raises(StorageError, match="being written by another process"):
+        export(odd, tmp_path / "out", to="parquet")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(odd, tmp_path, monkeypatch):
+    import sys
+
+    for to, module in (("parquet", "pyarrow"), ("tensordict", "tensordict"), ("minari", "h5py")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf"needs {module}: pip install 'streamsampler\[{to}\]'"):
+            export(odd, tmp_path / "out", to=to)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"to_pandas needs pandas: pip install 'streamsampler\[pandas\]'"):
+        to_pandas(odd)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_odd_environment_is_as_odd_as_it_says():
+    with LocalSampler("random", Odd, seed=1) as sampler:
+        assert sampler.obtain_trajectories(30).lengths.max() > 9

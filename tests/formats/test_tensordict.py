@@ -1,0 +1,95 @@
+"""TensorDicts with TorchRL's keys, in memory and mapped into memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import gymnasium
+import numpy as np
+import pytest
+
+from streamsampler import LocalSampler
+from streamsampler.data import trees
+from streamsampler.errors import StorageError
+from streamsampler.formats import export, to_tensordict
+from tests.scripted.envs import Echo
+
+pytestmark = pytest.mark.extras
+
+torch = pytest.importorskip("torch")
+tensordict = pytest.importorskip("tensordict")
+
+
+def same(tensor, array):
+    return trees.same(tensor.numpy(), np.ascontiguousarray(array))
+
+
+def check(tensors, batch):
+    assert tensors.batch_size == (batch.n_timesteps,)
+    last = batch.starts + batch.lengths - 1
+    following = batch.next_observations
+    for key in ("image", "place"):
+        assert same(tensors["observation", key], batch.observations[key])
+        assert same(tensors["next", "observation", key], following[key])
+        assert same(tensors["next", "observation", key][last], batch.last_observations[key])
+    assert same(tensors["observation", "task", "1"], batch.observations["task"][1])
+    assert same(tensors["action", "push"], batch.actions["push"])
+    assert same(tensors["next", "reward"], batch.rewards[:, None])
+    for name in ("terminated", "truncated"):
+        assert same(tensors["next", name][last, 0], getattr(batch, name))
+        assert tensors["next", name].sum() == getattr(batch, name).sum()
+        assert not tensors[name].any()
+    assert (tensors["next", "done"] == (tensors["next", "terminated"] | tensors["next", "truncated"])).all()
+    assert not tensors["done"].any()
+    assert tensors["collector", "traj_ids"].bincount().tolist() == batch.lengths.tolist()
+    assert same(tensors["policy_version"], np.repeat(batch.agent_versions, batch.lengths))
+    infos = tensors["next", "env_infos"]
+    assert same(infos["big"], batch.env_infos["big"])
+    assert same(infos["_rare"], batch.env_infos["_rare"])
+    assert same(infos["rare"], batch.env_infos["rare"])
+    assert same(infos["event", "where"], batch.env_infos["event"]["where"])
+    assert same(tensors["agent_infos", "nested", "value"], batch.agent_infos["nested"]["value"])
+    assert "late" not in infos.keys()  # noqa: SIM118 - a TensorDict has no other way of asking
+
+
+def test_a_batch_as_tensors(odd, caplog):
+    check(to_tensordict(odd), odd)
+    assert "env_infos['event/name'], env_infos['late'], env_infos['list'], env_infos['nothing'] are left out" in (
+        caplog.text
+    )
+
+
+def test_a_folder_mapped_into_memory(odd, odd_folder, tmp_path):
+    export(odd_folder, tmp_path / "out", to="tensordict")
+    tensors = tensordict.TensorDict.load_memmap(tmp_path / "out")
+    assert isinstance(tensors["next", "reward"], tensordict.MemoryMappedTensor)
+    check(tensors, odd)
+    assert (tensors == to_tensordict(odd_folder)).all()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_tensors_share_the_memory_of_a_batch(odd):
+    tensors = to_tensordict(odd)
+    assert np.shares_memory(tensors["observation", "image"].numpy(), odd.observations["image"])
+    assert np.shares_memory(tensors["next", "reward"].numpy(), odd.rewards)
+
+
+def test_what_is_no_number_is_an_error(tmp_path):
+    space = gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(3), gymnasium.spaces.Text(4)))
+    with LocalSampler("random", lambda: Echo(space), seed=1) as sampler:
+        batch = sampler.obtain_trajectories(2)
+    with pytest.raises(StorageError, match=r"holds numbers, and observation_space\.1 is a Text space"):
+        export(batch, tmp_path / "out", to="tensordict")
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(odd_folder, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            export(odd_folder, tmp_path / "out", to="tensordict")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.filename == str(tmp_path / "out")
+    assert os.listdir(tmp_path) == []
