@@ -193,7 +193,11 @@ class CheckRun:
         try:
             self._inspected = run_task(task, "random", self.env, self._limits, self.show)
         except TimeIsUpError:
-            self._skip("made", f"nothing was found within {duration(settings.time_limit)}", "Check with a longer limit")
+            within = duration(settings.time_limit)
+            self.findings.append(
+                Finding("made", "failure", f"the environment was not made within {within}",
+                        "Look where making it waits; where it only takes long, check with a longer time limit")
+            )  # fmt: skip
         except SerializationError as error:
             self.findings.append(
                 Finding("made", "failure", str(error), "Pass a function that makes the environment, or its id")
@@ -202,7 +206,8 @@ class CheckRun:
             made = error.phase not in (Phase.ENV_CONSTRUCTION, Phase.AGENT_CONSTRUCTION)
             if made:
                 self.findings.append(Finding("made", "pass", "in a process of its own"))
-            self.findings.append(finding_of_error("runs" if made else "made", error, settings.step_timeout))
+            name = "close" if error.phase == Phase.CLOSE else "runs" if made else "made"
+            self.findings.append(finding_of_error(name, error, settings.step_timeout))
         else:
             assert self._inspected is not None
             seconds = duration(self._inspected.construction_seconds)
@@ -284,7 +289,7 @@ class CheckRun:
         mean = sum(inspected.lengths) / len(inspected.lengths) if inspected.lengths else float(self._cut_after or 1)
         self._limits = limits
         try:
-            self._costs = self._run("speed", MeasureCosts(seconds, limits.max_episode_length, mean))
+            self._costs = self._run("speed", MeasureCosts(seconds, mean))
         finally:
             self._limits = before
         if self._costs is not None:

@@ -111,17 +111,15 @@ class MeasureCosts:
 
     Attributes:
         seconds: What all of it takes, about.
-        max_length: Timesteps after which trajectories are cut; as the worker's limit.
         mean_length: Timesteps of a trajectory on average, as far as that is known; for trajectories that are cut.
     """
 
     seconds: float
-    max_length: int | None
     mean_length: float
 
     def __call__(self, worker: TaskWorker) -> Costs:
         """Run the task."""
-        bare = _BareLoop(worker, self.max_length)
+        bare = _BareLoop(worker)
         until = perf_counter() + self.seconds
         recorded = 0.0
         bare.run(range(1), perf_counter() + self.seconds / _ROUNDS)  # the first timesteps are slower
@@ -163,9 +161,9 @@ class _Spinning:
 class _BareLoop:
     """Resets, acts and steps, and records nothing."""
 
-    def __init__(self, worker: TaskWorker, max_length: int | None) -> None:
+    def __init__(self, worker: TaskWorker) -> None:
         self._worker = worker
-        self._most = max_length
+        self._most = worker.context.max_episode_length
         self._seeds = TrajectorySeeds(worker.context.seed, worker.version)
         self.forget()
 

@@ -31,7 +31,10 @@ __all__ = ["Limits", "Task", "TaskWorker", "TimeIsUpError", "quiet", "run_task"]
 
 _RESULT = "result"
 _NOTHING = spaces.Discrete(1)
-_GRACE = 5.0  # seconds that a task may go on after its own limit, which it looks at between two timesteps
+_GRACE = 10.0
+"""Seconds after the deadline at which a task is ended. It looks at its own limit between two timesteps, and ends
+before, unless the machine is busy or its environment takes that long to make."""
+_CONSTRUCTION = 3_600.0  # seconds, more than any time limit: the deadline ends what takes too long to make
 
 
 @contextlib.contextmanager
@@ -87,7 +90,7 @@ class Limits:
             "fingerprint": None,
             "max_restarts": 0,
             "step_timeout": self.step_timeout,
-            "construction_timeout": max(self.step_timeout, self.seconds_left),
+            "construction_timeout": max(self.step_timeout, self.seconds_left, _CONSTRUCTION),
         }
 
     def guard(self, watch: Callable[[int], Any]) -> Callable[[Snapshot], None]:

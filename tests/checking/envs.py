@@ -23,6 +23,8 @@ class Rule(gymnasium.Env):
     action_space = spaces.Discrete(3)
 
     def __init__(self, breaks=""):
+        if breaks == "hangs in construction":
+            threading.Event().wait()
         if breaks == "construction":
             raise RuntimeError("no robot is here")
         self.breaks = breaks
@@ -97,6 +99,8 @@ class Rule(gymnasium.Env):
                 os._exit(3)
 
     def close(self):
+        if self.breaks == "hangs in close":
+            threading.Event().wait()
         if self.breaks == "close":
             raise RuntimeError("the door is stuck")
 

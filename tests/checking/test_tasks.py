@@ -14,18 +14,28 @@ from streamsampler.checking.environment import InspectEnvironment
 from streamsampler.checking.findings import Finding, worst
 from streamsampler.checking.gymnasium_checker import RunGymnasiumChecker
 from streamsampler.checking.seeds import RunTwice, Traces, finding_of_one_process, finding_of_two_processes
+from streamsampler.checking.speed import Costs, MeasureCosts, candidates_of
 from streamsampler.checking.worker import TaskWorker
-from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
+from streamsampler.environments.updates import as_env_update
+from tests.checking.envs import LENGTH, Agent, Ball, Batched, Nested, Rule
 
 SEED = 3
 INSPECT = InspectEnvironment(seconds=5.0, timesteps=500, max_episode_length=None)
 TWICE = RunTwice(seconds=5.0, timesteps=50, numbers=(0, 1, 2))
 
 
-def run(task, env, agent="random"):
+def run(task, env, agent="random", max_episode_length=None):
     """Return what a task returns, run in this process."""
     arguments = {"task": task}
-    with LocalSampler(agent, env, seed=SEED, worker_class=TaskWorker, worker_args=arguments, check=None) as sampler:
+    with LocalSampler(
+        agent,
+        env,
+        seed=SEED,
+        worker_class=TaskWorker,
+        worker_args=arguments,
+        check=None,
+        max_episode_length=max_episode_length,
+    ) as sampler:
         return cloudpickle.loads(sampler.obtain_trajectories(1).episode_infos["result"][0].tobytes())
 
 
@@ -90,6 +100,12 @@ def test_a_limit_ends_what_does_not_end_by_itself():
     cut = run(InspectEnvironment(5.0, 500, max_episode_length=9), partial(Rule, "endless"))
     assert "cut after 9 timesteps" in by_name(cut.findings)["ends"].what
     assert set(cut.lengths) == {9}
+
+
+def test_what_there_is_no_time_for_is_not_known():
+    finding = by_name(run(InspectEnvironment(0.1, 500, None), partial(Rule, "slow")).findings)["ends"]
+    assert finding.verdict == "warning"
+    assert "whether it ends is not known" in finding.what
 
 
 def test_known_wrappers(tmp_path):
@@ -204,6 +220,33 @@ def test_gymnasium_own_checker():
     assert "The first element returned by `env.reset()` is not within the observation space" in str(found)
     found = run(RunGymnasiumChecker(), partial(Rule, "raises in reset"))
     assert "its checker ended with RuntimeError: the robot fell over" in found[0].what
+
+
+@pytest.mark.parametrize("breaks", ["", "endless"])
+def test_costs(breaks):
+    limit = 20 if breaks else None
+    costs = run(MeasureCosts(0.1, 30.0), partial(Rule, breaks), Agent(), limit)
+    length = 20 if breaks else LENGTH
+    assert costs.timesteps % length == 0
+    # Of trajectories that are cut, what is known of their lengths counts.
+    assert costs.mean_length == (30.0 if breaks else LENGTH)
+    assert costs.reset == pytest.approx(costs.milliseconds_per_reset / costs.mean_length)
+    assert min(costs.agent, costs.step, costs.reset) > 0
+    assert costs.recording >= 0
+    assert sum(costs.shares.values()) == pytest.approx(1)
+
+
+def test_workers_that_are_worth_measuring():
+    env = as_env_update("CartPole-v1")
+
+    def kinds(n_slots=None, agent=0.01, asked_together=True):
+        measured = Costs(0.01, agent, 0.02, 0.0, 1.0, 10.0, 1.0, 1.0, 100)
+        found = candidates_of(env, n_slots, measured, (8, 32), asked_together=asked_together)
+        return [(each.vec, each.n_envs, each.native) for each in found]
+
+    assert kinds() == [(False, 1, False), (True, 8, False), (True, 32, False), (True, 32, True)]
+    assert kinds(agent=0.0001) == kinds(asked_together=False) == [(False, 1, False)]
+    assert kinds(n_slots=5) == [(True, 5, True)]
 
 
 def test_the_worst():

@@ -7,11 +7,9 @@ import pytest
 
 from tests.cli.harness import Terminal, run
 
-QUICK = ("--time-limit", "4", "--step-timeout", "0.5")
-
 
 def check(*arguments, cwd):
-    return run("check", "--import", "scripted", *QUICK, *arguments, cwd=cwd)
+    return run("check", "--import", "scripted", *arguments, cwd=cwd)
 
 
 def test_what_fails_has_exit_code_1(home):
