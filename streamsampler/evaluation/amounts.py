@@ -59,12 +59,12 @@ class Amount:
         """Whether a trajectory has something that no other one has."""
         return self.seeds is not None or self.options is not None
 
-    def in_part(self, part: Any, seed: Any) -> Amount:
+    def in_part(self, part: Any, *, has_seed: bool) -> Amount:
         """Return the same for a part of the trajectories; for all of them if it is None.
 
         Args:
             part: The part's number from 1 on, and how many there are; or None.
-            seed: The sampler's seed; None if it would be drawn.
+            has_seed: Whether the sampler's seed is given, and not drawn.
 
         Raises:
             UsageError: There is no such part; or no part can be told, or not the same for each.
@@ -77,7 +77,7 @@ class Amount:
                 "a part is one of num_trajectories, seeds or scenarios: where until_halfwidth stops is known only "
                 "when all trajectories before are there"
             )
-        if self.seeds is None and seed is None:
+        if self.seeds is None and not has_seed:
             raise UsageError("each part would draw a seed of its own: give seed=…, the same for all parts")
         return replace(self, part=part)
 

@@ -97,7 +97,7 @@ def compare(
         useless = {"bounds": bounds, "max_trajectories": max_trajectories}
         if given := [name for name, value in useless.items() if value is not None]:
             raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for until_decided")
-        amount = _amount(num_trajectories, seeds, scenarios).in_part(part, given_seed)
+        amount = _amount(num_trajectories, seeds, scenarios).in_part(part, has_seed=given_seed is not None)
         return _one_after_the_other(named, env, amount, success, progress, options, how)
     _refuse_amounts(num_trajectories, scenarios, part)
     alpha = check_alpha(until_decided)

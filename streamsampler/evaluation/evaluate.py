@@ -131,7 +131,7 @@ def evaluate(
         bounds=bounds,
         min_trajectories=min_trajectories,
         max_trajectories=max_trajectories,
-    ).in_part(part, options.get("seed") if sampler is None else getattr(sampler, "seed", None))
+    ).in_part(part, has_seed=sampler is not None or options.get("seed") is not None)
     videos = Videos.asked(video, video_of)
     with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, given, updates):
         facts = _BY_SAMPLER if given is None else agent_facts(given)
