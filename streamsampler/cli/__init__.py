@@ -15,6 +15,7 @@ streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --until-decide
 streamsampler plot cartpole.npz
 streamsampler check my/Maze-v0 --import my_envs --agent my_agents:greedy
 streamsampler replay cartpole.npz --index 17 --video it.mp4
+streamsampler merge part-*.json --out model.json
 ```
 
 `streamsampler export FILE|FOLDER --to FORMAT --out FOLDER` writes trajectories in the format of another library; see
@@ -46,6 +47,22 @@ env-kwarg = { sutton_barto_reward = true }
 ```
 
 The exit code is 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C and 143 after SIGTERM.
+
+Parts
+-----
+
+`--part 2/7` of `sample`, `evaluate` and `compare` runs the second of seven contiguous ranges of the trajectories, for
+job arrays on clusters; `streamsampler merge` makes of what all parts wrote what one run would have written, byte for
+byte. It needs `--num-trajectories` and `--seed`, or `--seeds` or `--scenarios`. With SLURM's `--array=1-7`:
+
+```text
+streamsampler evaluate CartPole-v1 --num-trajectories 700 --seed 1 --part $SLURM_ARRAY_TASK_ID/7 \
+    --out part-$SLURM_ARRAY_TASK_ID.json
+streamsampler merge part-*.json --out cartpole.json
+```
+
+A part that was killed or interrupted is run again, or with `--shard-size` resumed. `merge` names parts that are
+missing, there twice, not whole, or of another run.
 
 Interruption
 ------------

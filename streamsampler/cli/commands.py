@@ -17,6 +17,7 @@ from streamsampler.cli.evaluate_command import evaluate
 from streamsampler.cli.export_command import export
 from streamsampler.cli.info_command import info
 from streamsampler.cli.interrupts import Interrupts
+from streamsampler.cli.merge_command import merge
 from streamsampler.cli.plot_command import plot
 from streamsampler.cli.replay_command import replay
 from streamsampler.cli.sample_command import sample
@@ -29,6 +30,7 @@ _COMMANDS = (
     sample,
     evaluate,
     compare,
+    merge,
     check,
     info,
     replay,

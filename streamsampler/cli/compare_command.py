@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from streamsampler.cli import options as arguments
-from streamsampler.cli.amounts import given_amount
+from streamsampler.cli.amounts import check_part, given_amount
 from streamsampler.cli.evaluation_options import RESULT, SEEDS_AND_SCENARIOS, SUCCESS, bounds, most, seeds_for
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
-from streamsampler.cli.shared_options import AGENTS, ENV_ID, POSITIVE, PRINTED, SAMPLED_BY
+from streamsampler.cli.shared_options import AGENTS, ENV_ID, PART, POSITIVE, PRINTED, SAMPLED_BY
 
 __all__ = ["compare"]
 
@@ -55,7 +55,7 @@ _DECISION = options_of(
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Compare agents on the same seeds.")
 @ENV_ID
-@options_of(_HOW_MUCH, _DECISION, AGENTS, SUCCESS, SAMPLED_BY, RESULT, PRINTED)
+@options_of(_HOW_MUCH, _DECISION, PART, AGENTS, SUCCESS, SAMPLED_BY, RESULT, PRINTED)
 @click.pass_context
 def compare(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -67,9 +67,10 @@ def compare(
     """
     seeds = seeds_for(ctx, options, "until_decided")
     name, value = given_amount(ctx, options, _AMOUNTS, "How many trajectories?")
+    check_part(options, name, value)
     until = {name: options.pop(name) for name in _UNTIL}
     decide_on = options.pop("decide_on")
-    amount = {name: value, **seeds}
+    amount = {name: value, **seeds, **({"part": part} if (part := options.pop("part")) else {})}
     if name == "until_decided":
         _check_bounds(until["bounds"], decide_on)
         amount |= {"decide_on": decide_on, **until}

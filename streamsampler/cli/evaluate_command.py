@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from streamsampler.cli import options as arguments
-from streamsampler.cli.amounts import given_amount
+from streamsampler.cli.amounts import check_part, given_amount
 from streamsampler.cli.evaluation_options import RESULT, SEEDS_AND_SCENARIOS, SUCCESS, bounds, most, seeds_for
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
 from streamsampler.cli.replay_command import VIDEO_EXTRA
-from streamsampler.cli.shared_options import AGENT, ENV_ID, POSITIVE, PRINTED, SAMPLED_BY
+from streamsampler.cli.shared_options import AGENT, ENV_ID, PART, POSITIVE, PRINTED, SAMPLED_BY
 
 __all__ = ["evaluate"]
 
@@ -28,6 +28,7 @@ Examples:
   streamsampler evaluate my/Maze-v0 --import my_envs --until-halfwidth 0.05 --precision-of success --guarantee
   streamsampler evaluate my/Maze-v0 --import my_envs --scenarios mazes.json --json
   streamsampler evaluate CartPole-v1 --num-trajectories 100 --video videos --video-of worst --video-of 17
+  streamsampler evaluate CartPole-v1 --num-trajectories 700 --seed 1 --part 2/7 --out part-2.json
 
 \b
 Exit codes:
@@ -90,7 +91,7 @@ _VIDEOS = options_of(
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Evaluate an agent: numbers with their intervals.")
 @ENV_ID
-@options_of(_HOW_MUCH, _PRECISION, AGENT, SUCCESS, SAMPLED_BY, RESULT, _VIDEOS, PRINTED)
+@options_of(_HOW_MUCH, _PRECISION, PART, AGENT, SUCCESS, SAMPLED_BY, RESULT, _VIDEOS, PRINTED)
 @click.pass_context
 def evaluate(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -103,8 +104,9 @@ def evaluate(
     """
     seeds = seeds_for(ctx, options, "until_halfwidth")
     name, value = given_amount(ctx, options, _AMOUNTS, "How many trajectories?")
+    check_part(options, name, value)
     until = {name: options.pop(name) for name in _UNTIL}
-    amount = {name: value, **seeds}
+    amount = {name: value, **seeds, **({"part": part} if (part := options.pop("part")) else {})}
     if name == "until_halfwidth":
         _check_bounds(until, options["precision_of"])
         amount |= {"precision_of": options["precision_of"], **until}

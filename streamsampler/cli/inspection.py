@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from streamsampler.cli.errors import translated
-from streamsampler.cli.report import spread_text, table
+from streamsampler.cli.report import part_text, spread_text, table
 from streamsampler.cli.streams import print_error, print_result
 from streamsampler.cli.tally import Tally
 from streamsampler.data.words import count
 from streamsampler.errors import DamagedShardError, StorageError
+from streamsampler.scheduling.parts import Part, part_of_facts
 from streamsampler.storage import npz as storage
 from streamsampler.storage.json_facts import damage_raised
 from streamsampler.storage.manifest import Manifest, Shard, read_manifest, shard_name
@@ -132,6 +133,7 @@ class _Contents:
             "agent_versions": self.agent_versions or None,
             "provenance": _finite(header["provenance"]),
             "fingerprints": self._fingerprints(),
+            **({} if (part := self._part()) is None else {"part": part.facts()}),
             "package_version": header["package_version"],
             "format_version": header["format_version"],
             "bytes": self.n_bytes,
@@ -151,6 +153,7 @@ class _Contents:
             **self._folder_rows(),
             "environment": str(provenance.get("environment") or ""),
             "agent": str(provenance.get("agent") or ""),
+            "part": part_text(self._part()),
             "trajectories": f"{self.tally.trajectories:,}" + _range(self.indices, ", index {}", ", indices {} to {}"),
             "timesteps": f"{self.tally.timesteps:,}",
             "return": spread_text(facts["return"], self.tally.trajectories),
@@ -167,6 +170,9 @@ class _Contents:
             "versions": _versions(provenance.get("versions")),
             **self._damage_rows(),
         })  # fmt: skip
+
+    def _part(self) -> Part | None:
+        return part_of_facts(self.header.get("part")) if self.manifest is None else self.manifest.part
 
     def _fingerprints(self) -> list[str]:
         if self.manifest is not None:

@@ -12,11 +12,12 @@ import click
 from click.core import ParameterSource
 
 from streamsampler.errors import CheckMode
+from streamsampler.scheduling.parts import PartArgument
 from streamsampler.scheduling.restarts import Quota
 
 __all__ = [
     "ABOVE_ZERO", "BELOW_HALF", "Count", "check_mode", "check_side_by_side", "check_statistics", "env_kwargs",
-    "is_model_file", "number_or_none", "option_of", "parse_value", "quota", "refuse_without", "seeds", "size",
+    "is_model_file", "number_or_none", "option_of", "parse_value", "part", "quota", "refuse_without", "seeds", "size",
 ]  # fmt: skip
 
 _COUNT = re.compile(
@@ -27,6 +28,7 @@ _DIGITS = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])?(i?B)?", re.IGNORECASE)
 _SEEDS = re.compile(r"(?P<first>[0-9]{1,18})(-(?P<last>[0-9]{1,18}))?")
 _MOST_SEEDS = 10_000_000
+_PART = re.compile(r"([0-9]{1,18}) ?/ ?([0-9]{1,18})")
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -161,6 +163,23 @@ def seeds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> lis
             raise click.BadParameter(f"{bit.strip()!r} has {last - first + 1:,} seeds, more than {_MOST_SEEDS:,}")
         found += range(first, last + 1)
     return found
+
+
+def part(_ctx: click.Context, _param: click.Parameter, text: str | None) -> PartArgument | None:
+    """Return a part that was given as ``2/7``: an option's callback.
+
+    Raises:
+        click.BadParameter: It has no such form, or there is no such part.
+    """
+    if text is None:
+        return None
+    match = _PART.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a part's number and how many there are, such as 2/7")
+    number, of = int(match[1]), int(match[2])
+    if not 1 <= number <= of:
+        raise click.BadParameter(f"there is no part {number} of {of}: parts are numbered from 1 to {of}")
+    return number, of
 
 
 def is_model_file(agent: str) -> bool:

@@ -10,9 +10,10 @@ from streamsampler.cli.request import Outcome, Request
 from streamsampler.data.statistics import Stats
 from streamsampler.data.timers import timers_text
 from streamsampler.data.words import count, duration
+from streamsampler.scheduling.parts import Part
 from streamsampler.version import __version__
 
-__all__ = ["as_json", "as_line", "as_text", "spread_text", "table"]
+__all__ = ["as_json", "as_line", "as_text", "part_text", "spread_text", "table"]
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
 _UNITS = ("trajectories", "timesteps")
@@ -23,10 +24,10 @@ _SHOWN_ERRORS = 5
 def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
     """Return a summary for programs; what is undefined is None."""
     kept, stats = outcome.kept, outcome.stats
-    unit = request.amount.unit
     return {
         **request.described(),
-        "wanted": {unit: request.amount.total(outcome.n_workers)},
+        "wanted": {request.amount.unit: _wanted(request, outcome)},
+        **({} if outcome.part is None else {"part": outcome.part.facts()}),
         "interrupted": outcome.interrupted,
         **kept.facts(),
         "seconds": outcome.seconds,
@@ -64,6 +65,7 @@ def _summary(request: Request, outcome: Outcome) -> str:
         "interrupted": _interrupted(request, outcome) if outcome.interrupted else "",
         "environment": request.env_id + (f" ({arguments})" if arguments else ""),
         "agent": request.agent,
+        "part": part_text(outcome.part),
         "trajectories": f"{facts['trajectories']:,}",
         "timesteps": f"{facts['timesteps']:,}",
         "return": spread_text(facts["return"], facts["trajectories"]),
@@ -78,6 +80,18 @@ def _summary(request: Request, outcome: Outcome) -> str:
         "written to": _written(request, outcome),
         "to go on": facts.get("to_go_on") or "",
     })  # fmt: skip
+
+
+def _wanted(request: Request, outcome: Outcome) -> int:
+    return request.amount.total(outcome.n_workers) if outcome.part is None else outcome.part.trajectories
+
+
+def part_text(part: Part | None) -> str:
+    """Return which part of a run something is; an empty text for none."""
+    if part is None:
+        return ""
+    indices = f"trajectories {part.first_trajectory:,} to {part.stop - 1:,} of {part.of_trajectories:,}"
+    return f"{part.number} of {part.of}: {indices}"
 
 
 def table(rows: Mapping[str, str]) -> str:
@@ -123,7 +137,7 @@ def _sharding(request: Request, outcome: Outcome) -> dict[str, Any]:
 
 def _interrupted(request: Request, outcome: Outcome) -> str:
     there = outcome.kept.timesteps if request.amount.unit == "timesteps" else outcome.kept.trajectories
-    wanted = request.amount.total(outcome.n_workers)
+    wanted = _wanted(request, outcome)
     return f"after {there:,} of {count(wanted, 'timestep' if request.amount.unit == 'timesteps' else 'trajectory')}"
 
 

@@ -17,6 +17,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
+from streamsampler.scheduling.parts import Part, PartArgument, part_of
 from streamsampler.scheduling.result import Order
 
 __all__ = ["Amount", "Outcome", "Request"]
@@ -41,10 +42,12 @@ class Amount:
     Attributes:
         kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
         number: How many.
+        part: Only the i-th of n ranges of them; None for all.
     """
 
     kind: str
     number: int
+    part: PartArgument | None = None
 
     @property
     def unit(self) -> str:
@@ -61,7 +64,7 @@ class Amount:
             case "num_samples":
                 return sampler.obtain_samples(self.number, progress=progress)
             case "num_trajectories":
-                return sampler.obtain_trajectories(self.number, progress=progress)
+                return sampler.obtain_trajectories(self.number, progress=progress, part=self.part)
             case _:
                 return sampler.obtain_exact_trajectories(self.number, progress=progress)
 
@@ -142,6 +145,7 @@ class Outcome:
         written: The file or the folder; None if there is none.
         shards: How many shards the folder has; None for a file.
         earlier_timesteps: How many timesteps were there when the run began.
+        part: Which part of what was asked for; None for all of it.
     """
 
     kept: Tally
@@ -153,8 +157,10 @@ class Outcome:
     written: Path | None
     shards: int | None = None
     earlier_timesteps: int = 0
+    part: Part | None = None
 
     @classmethod
-    def of(cls, sampler: Sampler, **others: Any) -> Outcome:
+    def of(cls, sampler: Sampler, amount: Amount, **others: Any) -> Outcome:
         """Return the outcome of a sampler's call."""
-        return cls(n_workers=sampler.n_workers, seed=sampler.seed, stats=sampler.stats, **others)
+        part = None if amount.part is None else part_of(amount.part, amount.number, sampler.layout.block)
+        return cls(n_workers=sampler.n_workers, seed=sampler.seed, stats=sampler.stats, part=part, **others)

@@ -13,7 +13,7 @@ from streamsampler.cli.models import load_any_agent
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.errors import DamagedShardError, SamplerError
+from streamsampler.errors import DamagedShardError, SamplerError, UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.samplers.progress_output import Output
@@ -101,6 +101,8 @@ def _seed(request: Request) -> int:
         return request.seed
     if (request.resume or request.repair) and request.out is not None and (request.out / MANIFEST).exists():
         return read_manifest(request.out).seed
+    if request.amount.part is not None:
+        raise UsageError("--part needs --seed, the same for all parts: each would draw one of its own")
     return secrets.randbits(53)  # JSON readers take an integer of this length exactly
 
 
@@ -129,7 +131,8 @@ def _to_file(request: Request, sampler: Sampler, follower: _Follower, bar: Outpu
     except (SamplerError, OSError) as error:
         error.add_note(f"The seed was {sampler.seed}; --seed {sampler.seed} samples the same again.")
         raise
-    return Outcome.of(sampler, kept=kept, seconds=seconds, interrupted=interrupted, written=written)
+    amount = request.amount
+    return Outcome.of(sampler, amount, kept=kept, seconds=seconds, interrupted=interrupted, written=written)
 
 
 def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Output) -> Outcome:
@@ -146,6 +149,7 @@ def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Out
                 num_samples=amount if by_timesteps else None,
                 n_trajectories=None if by_timesteps else amount,
                 shard_size=request.shard_size,
+                part=request.amount.part,
                 resume=request.resume,
                 repair=request.repair,
                 provenance=request.described(),
@@ -169,8 +173,8 @@ def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Out
         raise
     earlier = kept.timesteps if follower.earlier_timesteps is None else follower.earlier_timesteps
     return Outcome.of(
-        sampler, kept=kept, seconds=seconds, interrupted=interrupted, written=request.out, shards=n_shards,
-        earlier_timesteps=earlier,
+        sampler, request.amount, kept=kept, seconds=seconds, interrupted=interrupted, written=request.out,
+        shards=n_shards, earlier_timesteps=earlier,
     )  # fmt: skip
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from streamsampler.cli import options as arguments
-from streamsampler.cli.amounts import given_amount
+from streamsampler.cli.amounts import check_part, given_amount
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
-from streamsampler.cli.shared_options import AGENT, ENV_ID, ENVIRONMENT, FAILURES, HOW, POSITIVE, PRINTED
+from streamsampler.cli.shared_options import AGENT, ENV_ID, ENVIRONMENT, FAILURES, HOW, PART, POSITIVE, PRINTED
 
 __all__ = ["sample"]
 
@@ -22,6 +22,7 @@ Examples:
   streamsampler sample CartPole-v1 --agent my_agents:greedy --num-trajectories 100 --seed 1
   streamsampler sample CartPole-v1 --num-samples 1000000000 --seed 1 --out big --shard-size 1000000
   streamsampler sample my/Maze-v0 --import my_envs --env-kwarg size=9 --num-samples 5000 --json
+  streamsampler sample CartPole-v1 --num-trajectories 1000 --seed 1 --part 2/7 --out part-2.npz
 
 \b
 Exit codes:
@@ -90,7 +91,7 @@ _OUTPUT = options_of(
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Sample trajectories from an environment.")
 @ENV_ID
-@options_of(_HOW_MUCH, AGENT, ENVIRONMENT, HOW, _ORDER, FAILURES, _OUTPUT, PRINTED)
+@options_of(_HOW_MUCH, PART, AGENT, ENVIRONMENT, HOW, _ORDER, FAILURES, _OUTPUT, PRINTED)
 @click.pass_context
 def sample(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -103,6 +104,8 @@ def sample(
     kind, number = given_amount(ctx, options, _AMOUNTS, "How much?")
     _check_sharding(options)
     _check_agent(options)
+    check_part(options, kind, number, seed_is_known=options["resume"] or options["repair"])
+    _check_output_of_part(options)
     from streamsampler.cli.execution import execute
 
     execute(ctx, kind, number, imports, {"env_id": env_id, **options}, as_json=as_json, quiet=quiet)
@@ -126,6 +129,15 @@ def _check_sharding(options: dict[str, Any]) -> None:
         raise click.UsageError(
             "--shard-size needs --order index: the trajectories that arrive first differ when it is resumed."
         )
+
+
+def _check_output_of_part(options: dict[str, Any]) -> None:
+    if options["part"] is None:
+        return
+    if options["out"] is None:
+        raise click.UsageError("--part is for what streamsampler merge puts together: give --out, too.")
+    if options["order"] != "index":
+        raise click.UsageError("--part needs --order index: what arrives first has no fixed range of indices.")
 
 
 def _check_agent(options: dict[str, Any]) -> None:

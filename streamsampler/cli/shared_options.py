@@ -9,7 +9,7 @@ from streamsampler.cli.grouping import grouped_option, options_of
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
 
-__all__ = ["AGENT", "AGENTS", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "POSITIVE", "PRINTED", "SAMPLED_BY"]
+__all__ = ["AGENT", "AGENTS", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "PART", "POSITIVE", "PRINTED", "SAMPLED_BY"]
 
 POSITIVE = arguments.Count(min=1)
 
@@ -144,6 +144,14 @@ PRINTED = options_of(
     grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors."),
 )  # fmt: skip
 """What is printed."""
+
+PART = grouped_option(
+    "In parts", "--part", callback=arguments.part, metavar="I/N",
+    help="Only the I-th, from 1 on, of N contiguous ranges of the trajectories, such as 2/7: for job arrays on "
+    "clusters. 'streamsampler merge' makes of the files of all parts the file of one run, byte for byte. Not where it "
+    "is unknown how many trajectories there will be.",
+)  # fmt: skip
+"""Which part of the trajectories."""
 
 SAMPLED_BY = options_of(ENVIRONMENT, HOW, FAILURES)
 """What all commands have that run an environment."""

@@ -23,7 +23,7 @@ from streamsampler.storage.folder import TrajectoryFolder
 from streamsampler.storage.merging import merge_files, merge_folders
 from streamsampler.storage.parts import PartFile, check_paths, parts_of_one_run
 
-__all__ = ["Merged", "merge"]
+__all__ = ["Merged", "kind_of_part", "merge"]
 
 Merged: TypeAlias = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Evaluation | Comparison
 """What parts are together."""
@@ -68,7 +68,7 @@ def merge(
     paths = [Path(part) for part in parts]
     if not paths:
         raise UsageError("there is nothing to merge: name the files or folders of all parts")
-    kinds = {path: _kind_of(path) for path in paths}
+    kinds = {path: kind_of_part(path) for path in paths}
     kind = kinds[paths[0]]
     if other := next((path for path in paths if kinds[path] != kind), None):
         raise UsageError(f"{paths[0]} is {_A[kind]}, and {other} is {_A[kinds[other]]}: merge parts of one kind")
@@ -84,9 +84,14 @@ def merge(
     return merged
 
 
-def _kind_of(path: Path) -> Kind:
-    kind = kind_of(path)
-    if kind is None:
+def kind_of_part(path: Path) -> Kind:
+    """Return what a part holds.
+
+    Raises:
+        StorageError: It holds something else.
+        OSError: It cannot be read.
+    """
+    if (kind := kind_of(path)) is None:
         raise StorageError(f"{path} is no part: it holds neither trajectories nor an evaluation nor a comparison")
     return kind
 

@@ -1,0 +1,217 @@
+"""`--part` and the command `merge`: the bytes of one run, also where a part was killed and run again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import streamsampler
+from streamsampler.cli.commands import cli
+from streamsampler.engines.processes import links
+from tests.cli.harness import Announcements, Terminal, finish, run, start
+
+AMOUNT = ("--num-trajectories", 23, "--seed", 3)
+HERE = ("--workers", 0)
+SCRIPTED = ("scripted:Scripted-v0", *AMOUNT, "--workers", 1, "--start-method", "fork")
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="streamsampler")
+
+
+def done(*arguments: object) -> Result:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = path.iterdir() if path.is_dir() else [path]
+    return {file.name if path.is_dir() else "": file.read_bytes() for file in files}
+
+
+TO_FILE = ("sample", "CartPole-v1", "--out")
+TO_FOLDER = ("sample", "CartPole-v1", "--shard-size", 60, "--out")
+EVALUATED = ("evaluate", "CartPole-v1", "--out")
+COMPARED = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", "--out")
+
+
+@pytest.mark.parametrize(
+    ("command", "suffix", "printed"),
+    [
+        (TO_FILE, ".npz", "trajectories  23\n"),
+        (TO_FOLDER, "", "(8 shards)\n"),
+        (EVALUATED, ".json", "RandomAgent in CartPole-v1: 23 trajectories\n"),
+        (COMPARED, ".json", "random, random #2 in CartPole-v1, on the same seeds\n"),
+    ],
+)
+def test_parts_are_merged_to_what_one_run_writes(
+    tmp_path: Path, command: tuple[object, ...], suffix: str, printed: str
+) -> None:
+    done(*command, tmp_path / f"whole{suffix}", *AMOUNT, *HERE)
+    parts = [tmp_path / f"part-{number}{suffix}" for number in (2, 3, 1)]
+    for part in parts:
+        done(*command, part, *AMOUNT, *HERE, "--part", f"{part.stem[-1]}/3")
+    result = done("merge", *parts, "--out", tmp_path / "merged")
+    merged = tmp_path / f"merged{suffix}"
+    assert contents(merged) == contents(tmp_path / f"whole{suffix}")
+    assert printed in result.stdout
+    assert str(merged) in result.stdout
+    assert result.stderr == "3 parts merged\n"
+
+    result = done("merge", *parts, "--out", tmp_path / f"again{suffix}", "--json", "--quiet")
+    facts = json.loads(result.stdout)
+    assert result.stderr == ""
+    if command in (TO_FILE, TO_FOLDER):
+        assert (facts["parts"], facts["trajectories"], facts["seed"]) == (3, 23, 3)
+    missing = invoke("merge", *parts[1:], "--out", tmp_path / "other")
+    assert (missing.exit_code, "Error: part 2 of 3 is missing" in missing.stderr) == (2, True)
+
+
+def test_a_part_says_which_it_is(tmp_path: Path) -> None:
+    for command, name in ((TO_FILE, "part.npz"), (TO_FOLDER, "part")):
+        result = done(*command, tmp_path / name, *AMOUNT, *HERE, "--part", "2/3")
+        assert "part          2 of 3: trajectories 7 to 14 of 23\ntrajectories  8\n" in result.stdout
+        assert "2 of 3: trajectories 7 to 14 of 23\n" in done("info", tmp_path / name).stdout
+        part = {"number": 2, "of": 3, "first_trajectory": 7, "trajectories": 8, "of_trajectories": 23}
+        assert json.loads(done("info", tmp_path / name, "--json").stdout)["part"] == part
+        result = done(*command, tmp_path / f"other-{name}", *AMOUNT, *HERE, "--part", "2/3", "--json")
+        assert (json.loads(result.stdout)["part"], json.loads(result.stdout)["wanted"]) == (part, {"trajectories": 8})
+    assert "trajectories, part 2 of 3\n" in done("evaluate", "CartPole-v1", *AMOUNT, *HERE, "--part", "2/3").stdout
+
+
+SAMPLE = ("sample", "CartPole-v1", "--out", "x.npz", "--part", "1/2")
+EVALUATE = ("evaluate", "CartPole-v1", "--part", "1/2")
+COMPARE = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", "--part", "1/2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*SAMPLE, "--num-samples", 5, "--seed", 1), "how many trajectories --num-samples takes is known only when"),
+        ((*SAMPLE, "--trajectories-per-worker", 5, "--seed", 1), "takes another number where there are other workers"),
+        ((*SAMPLE, "--num-trajectories", 5), "--part needs --seed, the same for all parts"),
+        ((*SAMPLE, *AMOUNT, "--on-failure", "drop"), "--part cannot be used with --on-failure drop"),
+        ((*SAMPLE, *AMOUNT, "--order", "arrival"), "--part needs --order index"),
+        (("sample", "CartPole-v1", *AMOUNT, "--part", "1/2"), "streamsampler merge puts together: give --out, too"),
+        ((*SAMPLE, *AMOUNT, "--part", "0/2"), "there is no part 0 of 2: parts are numbered from 1 to 2"),
+        ((*SAMPLE, *AMOUNT, "--part", "3/2"), "there is no part 3 of 2"),
+        ((*SAMPLE, *AMOUNT, "--part", "two"), "'two' is not a part's number and how many there are, such as 2/7"),
+        ((*SAMPLE, *AMOUNT, "--part", "1/24", *HERE), "23 trajectories cannot be cut into 24 parts: there are 23 at"),
+        ((*SAMPLE, "--num-trajectories", 5, "--shard-size", 9, "--resume"), "--part needs --seed"),
+        ((*EVALUATE, "--until-halfwidth", 5, "--seed", 1), "where --until-halfwidth stops is known only when all"),
+        ((*EVALUATE, "--num-trajectories", 5), "--part needs --seed"),
+        ((*EVALUATE, *AMOUNT, "--on-failure", "drop"), "--part cannot be used with --on-failure drop"),
+        ((*COMPARE, "--until-decided", 0.05, "--seed", 1), "when --until-decided is sure is known only when all pairs"),
+        (("merge", "nowhere.npz", "--out", "x"), "Invalid value for PART: there is no file or folder 'nowhere.npz'"),
+        (("merge", "here.txt", "--out", "x"), "here.txt is no part: it holds neither trajectories nor an evaluation"),
+        (("merge", "here.txt"), "Missing option '--out'"),
+        (("merge", "--out", "x"), "Missing argument 'PART...'"),
+    ],
+)
+def test_wrong_usage(home: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...], words: str) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(links, "launch", lambda *_: pytest.fail("a worker was started"))
+    (home / "here.txt").write_text("something")
+    result = invoke(*arguments)
+    assert result.exit_code == (1 if words.startswith("here.txt") else 2)
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(home.glob("x*"))
+
+
+def test_the_output_is_checked_as_that_of_other_commands(tmp_path: Path) -> None:
+    done(*EVALUATED, tmp_path / "part.json", *AMOUNT, *HERE, "--part", "1/1")
+    for out, words in (("x.npz", ".npz is not written"), ("nowhere/x", "there is no directory"), (".", "a directory")):
+        result = invoke("merge", tmp_path / "part.json", "--out", tmp_path / out)
+        assert result.exit_code == 2
+        assert "Invalid value for '--out': " in result.stderr
+        assert words in result.stderr
+
+
+def test_seeds_and_scenarios_in_parts_need_no_seed(tmp_path: Path) -> None:
+    scenarios = tmp_path / "scenarios.json"
+    scenarios.write_text(json.dumps([{"seed": number, "name": f"s{number}"} for number in range(5)]))
+    for number, amount in enumerate([("--seeds", "0-9"), ("--scenarios", scenarios)]):
+        done(*EVALUATED, tmp_path / f"{number}.json", *amount, *HERE)
+        parts = [tmp_path / f"{number}-{part}.json" for part in (1, 2)]
+        for part, path in enumerate(parts, 1):
+            done(*EVALUATED, path, *amount, *HERE, "--part", f"{part}/2")
+        done("merge", *parts, "--out", tmp_path / "merged.json")
+        assert (tmp_path / "merged.json").read_bytes() == (tmp_path / f"{number}.json").read_bytes()
+    scenarios.write_text('[{"name": "a"}, {"name": "b"}]')
+    assert "--part needs --seed" in invoke(*EVALUATED, tmp_path / "x", "--scenarios", scenarios, "--part", "1/2").stderr
+
+
+def test_a_part_that_ctrl_c_ended_is_not_taken_for_a_whole_one(home: Path, announcements: Announcements) -> None:
+    endless = (
+        "--env-kwarg",
+        "endless_from=6",
+        "--env-kwarg",
+        f"announce={announcements.path}",
+    )
+    for command, name, words in (
+        (
+            ("sample", *SCRIPTED, "--out", "file.npz"),
+            "file.npz",
+            "was interrupted, and holds what was finished by then",
+        ),
+        (
+            ("sample", *SCRIPTED, "--out", "folder", "--shard-size", 6),
+            "folder",
+            "part 1 of 1, is not complete: it lists",
+        ),
+        (("evaluate", *SCRIPTED, "--out", "found.json"), "found.json", "part 1 of 1, has"),
+    ):
+        process = start(*command, "--part", "1/1", *endless, cwd=home)
+        announcements.wait()
+        process.send_signal(signal.SIGINT)
+        assert finish(process).returncode == 130
+        result = run("merge", name, "--out", "merged", cwd=home)
+        assert (result.returncode, words in result.stderr) == (2, True), result.stderr
+        assert not list(home.glob("merged*"))
+
+
+@pytest.mark.slow
+def test_one_of_seven_parts_is_killed_and_run_again(home: Path, announcements: Announcements) -> None:
+    """Through the entry point: `evaluate`, and `sample` to a file and to a folder."""
+    endless = ("--env-kwarg", "endless_from=3", "--env-kwarg", f"announce={announcements.path}")
+    for name, command in {
+        "found.json": ("evaluate", "CartPole-v1", *AMOUNT),
+        "file.npz": ("sample", "CartPole-v1", *AMOUNT),
+        "folder": ("sample", "CartPole-v1", *AMOUNT, "--shard-size", 40),
+    }.items():
+        assert run(*command, "--out", name, "--workers", 2, cwd=home).returncode == 0
+        parts = [home / f"{number}-{name}" for number in range(1, 8)]
+        for number, part in enumerate(parts, 1):
+            if number != 4:
+                done(*command, "--out", part, "--part", f"{number}/7", *HERE)
+        process = start(command[0], "scripted:Scripted-v0", *command[2:], "--out", parts[3], "--part", "4/7",
+                        "--workers", 2, *endless, cwd=home)  # fmt: skip
+        announcements.wait()
+        process.send_signal(signal.SIGKILL)
+        assert finish(process).returncode == -signal.SIGKILL
+        there = [part for part in parts if part.exists()]
+        assert run("merge", *there, "--out", f"merged-{name}", cwd=home).returncode == 2
+        assert not (home / f"merged-{name}").exists()
+        if parts[3].is_dir():
+            (parts[3] / "manifest.json").unlink()  # which says what the killed run was
+        assert run(*command, "--out", parts[3], "--part", "4/7", "--workers", 1, cwd=home).returncode == 0
+        result = run("merge", *reversed(parts), "--out", f"merged-{name}", cwd=home)
+        assert result.returncode == 0, result.stderr
+        assert contents(home / f"merged-{name}") == contents(home / name)
+
+
+@pytest.mark.slow
+def test_a_merge_of_folders_shows_its_progress_on_a_terminal(tmp_path: Path) -> None:
+    parts = [tmp_path / f"{number}" for number in (1, 2)]
+    for number, part in enumerate(parts, 1):
+        done("sample", "CartPole-v1", *AMOUNT, "--shard-size", 40, *HERE, "--out", part, "--part", f"{number}/2")
+    terminal = Terminal("merge", *parts, "--out", "merged", cwd=tmp_path)
+    assert terminal.finish() == 0
+    assert "23/23 trajectories" in terminal.text, terminal.text
+    assert len(streamsampler.TrajectoryFolder(tmp_path / "merged")) == 23
