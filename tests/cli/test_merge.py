@@ -16,7 +16,6 @@ from tests.cli.harness import Announcements, Terminal, finish, run, start
 
 AMOUNT = ("--num-trajectories", 23, "--seed", 3)
 HERE = ("--workers", 0)
-SCRIPTED = ("scripted:Scripted-v0", *AMOUNT, "--workers", 1, "--start-method", "fork")
 
 
 def invoke(*arguments: object) -> Result:
@@ -147,32 +146,34 @@ def test_seeds_and_scenarios_in_parts_need_no_seed(tmp_path: Path) -> None:
     assert "--part needs --seed" in invoke(*EVALUATED, tmp_path / "x", "--scenarios", scenarios, "--part", "1/2").stderr
 
 
+@pytest.mark.slow
 def test_a_part_that_ctrl_c_ended_is_not_taken_for_a_whole_one(home: Path, announcements: Announcements) -> None:
-    endless = (
-        "--env-kwarg",
-        "endless_from=6",
-        "--env-kwarg",
-        f"announce={announcements.path}",
+    # So many that the command must have taken some before the worker gets there.
+    endless = ("--env-kwarg", "endless_from=2000", "--env-kwarg", f"announce={announcements.path}")
+    several = (
+        "scripted:Scripted-v0",
+        "--seed",
+        3,
+        "--num-trajectories",
+        4000,
+        "--workers",
+        1,
+        "--part",
+        "1/1",
+        *endless,
     )
     for command, name, words in (
-        (
-            ("sample", *SCRIPTED, "--out", "file.npz"),
-            "file.npz",
-            "was interrupted, and holds what was finished by then",
-        ),
-        (
-            ("sample", *SCRIPTED, "--out", "folder", "--shard-size", 6),
-            "folder",
-            "part 1 of 1, is not complete: it lists",
-        ),
-        (("evaluate", *SCRIPTED, "--out", "found.json"), "found.json", "part 1 of 1, has"),
+        (("sample", "--out", "file.npz"), "file.npz", "was interrupted, and holds what was finished by then"),
+        (("sample", "--out", "folder", "--shard-size", 3000), "folder", "part 1 of 1, is not complete: it lists"),
+        (("evaluate", "--out", "found.json"), "found.json", "part 1 of 1, has"),
     ):
-        process = start(*command, "--part", "1/1", *endless, cwd=home)
+        process = start(*command, *several, "--start-method", "fork", cwd=home)
         announcements.wait()
         process.send_signal(signal.SIGINT)
-        assert finish(process).returncode == 130
-        result = run("merge", name, "--out", "merged", cwd=home)
-        assert (result.returncode, words in result.stderr) == (2, True), result.stderr
+        result = finish(process)
+        assert result.returncode == 130, result.stderr
+        merged = invoke("merge", home / name, "--out", home / "merged")
+        assert (merged.exit_code, words in merged.stderr) == (2, True), merged.stderr
         assert not list(home.glob("merged*"))
 
 
