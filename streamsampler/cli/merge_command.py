@@ -18,7 +18,7 @@ Examples:
   streamsampler merge parts/* --out big
 
 \b
-In a job array of SLURM with --array=1-7, and afterwards:
+In tasks 1 to 7 of a job array of SLURM, and afterwards:
   streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 700 --seed 1 \\
       --part $SLURM_ARRAY_TASK_ID/7 --out part-$SLURM_ARRAY_TASK_ID.json
   streamsampler merge part-*.json --out cartpole.json
