@@ -53,7 +53,7 @@ Parts
 
 `--part 2/7` of `sample`, `evaluate` and `compare` runs the second of seven contiguous ranges of the trajectories, for
 job arrays on clusters; `streamsampler merge` makes of what all parts wrote what one run would have written, byte for
-byte. It needs `--num-trajectories` and `--seed`, or `--seeds` or `--scenarios`. In tasks 1 to 7 of a job array of SLURM:
+byte. It needs `--num-trajectories` and `--seed`, or `--seeds` or `--scenarios`. In tasks 1 to 7 of a SLURM job array:
 
 ```text
 streamsampler evaluate CartPole-v1 --num-trajectories 700 --seed 1 --part $SLURM_ARRAY_TASK_ID/7 \
