@@ -12,6 +12,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.differences import Difference, first_difference
 from streamsampler.data.words import count
 from streamsampler.environments.filming import check_renders
+from streamsampler.errors import RolloutError, UsageError
 from streamsampler.protocol.fingerprints import agree
 from streamsampler.samplers.rerun import Rerun
 from streamsampler.samplers.versions import versions_of
@@ -118,7 +119,13 @@ def replayed(
         take = None
         if video is not None:
             take = stack.enter_context(VideoFile(video)).add
-        runs = rerun.run(lambda first: difference_of(first) is not None, take)
+        try:
+            runs = rerun.run(lambda first: difference_of(first) is not None, take)
+        except RolloutError as error:
+            if origin.actions_only and isinstance(error.original, UsageError):
+                what = "recorded actions are replayed in one environment that is not vectorised: pass env="
+                raise UsageError(f"{what}. {error.original}") from error
+            raise
     found = Replay(runs[0], recorded, difference_of(runs[0]), notes=origin.notes, video=video)
     if found.difference is None:
         return found

@@ -173,6 +173,8 @@ def test_seeds_that_were_given_to_a_vector_environment(mode):
         batch = sampler.obtain_trajectories(seeds=range(50, 60))
         assert all(sampler.replay(1, index, recorded=batch).same for index in range(10))
     assert all(replay(batch, index, agent=lambda _: 0, env=env, **options).same for index in range(10))
+    with pytest.raises(UsageError, match=r"recorded actions are replayed in one environment.* a vector environment"):
+        replay(batch, 0, actions=True, env=env)
 
 
 class Hidden(Steps):
