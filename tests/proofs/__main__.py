@@ -11,7 +11,7 @@ import time
 
 from tests.interrupts import restore_ctrl_c
 
-NEED_RAY = ["ray_nodes"]
+NEED_RAY = ["ray_nodes", "ray_slow_node"]
 NAMES = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("[!_]*.py"))
 
 
