@@ -4,7 +4,9 @@ Each actor has two calls queued, so that none is idle while the driver reads a c
 Ray's object store, and are read in place. With new parameters in each iteration, these are put into the store once, and
 each actor makes its share of the batch in one call.
 
-Settings: `chunk`, timesteps of a call (default 1,000; 100 where environments sleep, so that no call takes seconds).
+Settings:
+    chunk: Timesteps of a call (default 1,000; 100 where environments sleep, so that no call takes seconds).
+    seeded: Whether each trajectory is seeded as in the bare loop (default False, as in most such programs).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,17 +32,22 @@ _STORE_BYTES = 1 << 30
 class Roller:
     """An environment and an agent in a process of their own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, seeded: bool) -> None:
         workload = WORKLOADS[name]
         self.env, self.agent = workload.make_env(), workload.make_agent()
-        self.observation, _ = self.env.reset()
+        self.begin: Callable[[], Any] = lambda: self.env.reset()[0]
+        if seeded:
+            from benchmarks.contenders.bare import seeded_begin  # seeds as this library does, with its functions
+
+            self.begin = seeded_begin(self.env, self.agent, os.getpid())
+        self.observation = self.begin()
 
     def collect(self, size: int, parameters: dict[str, Any] | None) -> Chunk:
         """Run `size` timesteps; the next call continues the last trajectory."""
         if parameters is not None:
             self.agent.set_param_values(parameters)
         observations, actions, rewards, ends = [], [], [], []
-        step, get_action, observation = self.env.step, self.agent.get_action, self.observation
+        step, get_action, begin, observation = self.env.step, self.agent.get_action, self.begin, self.observation
         for _ in range(size):
             observations.append(observation)
             action, _ = get_action(observation)
@@ -49,7 +56,7 @@ class Roller:
             rewards.append(reward)
             ends.append((terminated, truncated))
             if terminated or truncated:
-                observation, _ = self.env.reset()
+                observation = begin()
         self.observation = observation
         return {
             "observations": np.array(observations),
@@ -62,10 +69,10 @@ class Roller:
 class Driver:
     """Keep two calls queued at each actor, or collect batch by batch where there are new parameters."""
 
-    def __init__(self, workload: Workload, n_processes: int, chunk: int) -> None:
+    def __init__(self, workload: Workload, n_processes: int, chunk: int, *, seeded: bool = False) -> None:
         self.workload, self.chunk, self.iteration = workload, chunk, 0
         actor = ray.remote(num_cpus=1)(Roller)
-        self.actors = [actor.remote(workload.name) for _ in range(n_processes)]
+        self.actors = [actor.remote(workload.name, seeded) for _ in range(n_processes)]
         self.calls: dict[Any, Any] = {}
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +124,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
             runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd())}},
         )
         try:
-            driver = Driver(workload, n_processes, chunk)
+            driver = Driver(workload, n_processes, chunk, seeded=settings.get("seeded", False))
             # Twice round: the first call at an actor is slow.
             driver.measure({"timesteps": 2 * (workload.batch if workload.parameters else n_processes * chunk)})
             yield driver.measure
