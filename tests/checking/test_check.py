@@ -74,7 +74,7 @@ def test_an_agent_that_hangs_or_dies(breaks):
 
 @pytest.mark.slow
 def test_a_right_environment_with_a_right_agent():
-    report = check(Rule, Batched())
+    report = check(Rule, Batched(), time_limit=300.0)
     assert report.ok
     assert {each.name for each in report.warnings} <= {"speed"}
     assert report.agent == "Batched"
@@ -114,7 +114,7 @@ def test_a_native_vector_environment():
 
 @pytest.mark.slow
 def test_all_workers_are_measured():
-    report = check("CartPole-v1")
+    report = check("CartPole-v1", time_limit=300.0)
     kinds = [(rate.worker, rate.n_envs, rate.native) for rate in report.speed.rates]
     assert kinds == [
         ("DefaultWorker", 1, False),
@@ -195,11 +195,11 @@ def test_the_public_name():
 def test_policies_of_other_libraries(tmp_path):
     torch = pytest.importorskip("torch")
     stable_baselines3 = pytest.importorskip("stable_baselines3")
-    report = check("CartPole-v1", torch.nn.Linear(4, 2))
+    report = check("CartPole-v1", torch.nn.Linear(4, 2), time_limit=300.0)
     assert report.ok
     assert report["rows"].verdict == "pass"
     stable_baselines3.PPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=64).save(tmp_path / "model.zip")
-    report = check("Pendulum-v1", tmp_path / "model.zip")
+    report = check("Pendulum-v1", tmp_path / "model.zip", time_limit=300.0)
     assert report.ok
     assert report["actions"].verdict == "pass"
     assert report.agent.startswith("SB3Agent")
