@@ -78,7 +78,7 @@ def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
         return value
     if isinstance(value, Mapping) and param.name == "env_kwargs":
         return [f"{key}={item!r}" for key, item in value.items()]
-    if getattr(param, "multiple", False):
+    if getattr(param, "multiple", False) or param.nargs == -1:
         return [_text(item, what) for item in (value if isinstance(value, list) else [value])]
     if param.nargs != 1:
         if not isinstance(value, list) or len(value) != param.nargs:

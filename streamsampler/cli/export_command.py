@@ -34,7 +34,7 @@ Exit codes:
     "needs the extra of its name. 'sb3' is the evaluations.npz of Stable-Baselines3, and takes evaluations.",
 )  # fmt: skip
 @grouped_option(
-    "What", "--out", required=True, type=click.Path(path_type=Path), metavar="FOLDER",
+    "What", "--out", required=True, metavar="FOLDER",
     help="The folder to write, new or empty; with --to sb3 the file, which is replaced. It appears when it is whole. "
     "After whatever ended an export to Minari, the same command continues it.",
 )  # fmt: skip
@@ -53,7 +53,7 @@ Exit codes:
 @options_of(PRINTED)
 @click.pass_context
 def export(
-    ctx: click.Context, /, sources: tuple[str, ...], name: str, out: Path, as_json: bool, quiet: bool, **options: Any
+    ctx: click.Context, /, sources: tuple[str, ...], name: str, out: str, as_json: bool, quiet: bool, **options: Any
 ) -> None:
     """Write trajectories, or evaluations, in the format of another library.
 
@@ -62,4 +62,4 @@ def export(
     """
     from streamsampler.cli.exporting import execute
 
-    execute(ctx, sources, name, out, options, as_json=as_json, quiet=quiet)
+    execute(ctx, sources, name, Path(out), options, as_json=as_json, quiet=quiet)

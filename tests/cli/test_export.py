@@ -79,6 +79,18 @@ def test_wrong_usage_is_a_line_that_says_what_to_do(
     assert os.listdir(tmp_path) == []
 
 
+def test_options_come_from_a_file(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    arguments = ("late.json", "early.json", "--to", "sb3", "--timesteps", "2000", "--timesteps", "1000")
+    printed = invoke(*arguments, "--out", tmp_path / "evaluations.npz", "--print-config")
+    assert printed.exit_code == 0, printed.output
+    (tmp_path / "options.toml").write_text(printed.stdout)
+    result = invoke("--config", tmp_path / "options.toml")
+    assert result.exit_code == 0, result.output
+    with np.load(tmp_path / "evaluations.npz") as found:
+        assert found["timesteps"].tolist() == [1_000, 2_000]
+
+
 def test_what_is_no_file_of_its_kind_is_a_failure(home: Path, tmp_path: Path) -> None:
     for source, to, words in (
         ("early.json", "parquet", "is no trajectory batch"),
