@@ -72,9 +72,9 @@ def odd(odd_folder):
 
 
 class Pictures(gymnasium.Env):
-    """Shows pictures of noise, which no compression keeps."""
+    """Shows pictures of noise, which no compression keeps; Minari takes none below 32 pixels for a picture."""
 
-    observation_space = spaces.Box(0, 255, (8, 9, 3), np.uint8)
+    observation_space = spaces.Box(0, 255, (32, 40, 3), np.uint8)
     action_space = spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
@@ -83,7 +83,7 @@ class Pictures(gymnasium.Env):
         return self.draw(), {}
 
     def draw(self):
-        return self.np_random.integers(0, 256, (8, 9, 3), np.uint8)
+        return self.np_random.integers(0, 256, (32, 40, 3), np.uint8)
 
     def step(self, action):
         self.t += 1
