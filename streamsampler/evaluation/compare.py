@@ -199,12 +199,12 @@ def _one_after_the_other(
     how: Mapping[str, Any],
 ) -> Comparison:
     evaluations: list[Evaluation] = []
-    for agent in named.values():
+    for name, agent in named.items():
         with ExitStack() as stack:
             sampler, given, updates = stack.enter_context(opened_sampler(agent, env, None, options, **how))
             gathering = stack.enter_context(Gathering(sampler, amount, success, updates))
             try:
-                stopped = gather(gathering, progress)
+                stopped = gather(gathering, progress, name)
             except KeyboardInterrupt as interrupt:
                 if not (evaluations and gathering.rows):
                     raise

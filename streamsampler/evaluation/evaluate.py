@@ -163,11 +163,17 @@ def _film(
         raise VideoError(f"the evaluation is complete, but a video could not be made: {error}", found) from error
 
 
-def gather(gathering: Gathering, progress: ProgressArgument) -> str:
-    """Take trajectories until there are enough of them; return why there are enough."""
+def gather(gathering: Gathering, progress: ProgressArgument, whose: str = "") -> str:
+    """Take trajectories until there are enough of them; return why there are enough.
+
+    Args:
+        gathering: Where the trajectories come from.
+        progress: See `evaluate`.
+        whose: The agent's name, to be shown; empty where there is one agent.
+    """
     amount, rows = gathering.amount, gathering.rows
     complete = False
-    with display(progress, gathering.n, "trajectories", note=lambda: _note(gathering)) as shown:
+    with display(progress, gathering.n, "trajectories", note=lambda: _joined(whose, _note(gathering))) as shown:
         if progress:
 
             def watch(timesteps: int, _: int) -> None:
@@ -184,6 +190,10 @@ def gather(gathering: Gathering, progress: ProgressArgument) -> str:
             shown.expect(len(rows))
         shown.update(lambda: (sum(row.length for row in rows), len(rows)), complete=True)
     return _reason(gathering, complete=complete)
+
+
+def _joined(whose: str, note: str) -> str:
+    return f"{whose}: {note}" if whose and note else whose or note
 
 
 def _note(gathering: Gathering) -> str:

@@ -241,3 +241,16 @@ def test_what_is_finished_survives_ctrl_c(until):
 def test_agents_of_one_name_get_numbers():
     found = compare([zero, zero, "random"], Levels, num_trajectories=2, n_workers=0)
     assert found.names == ("zero", "zero #2", "random")
+
+
+def test_progress_names_the_agent_that_runs():
+    notes = []
+
+    def follow(snapshot):
+        notes.append((snapshot.complete, snapshot.note))
+
+    compare({"one": zero, "two": one}, Levels, num_trajectories=12, n_workers=0, seed=3, progress=follow)
+    assert notes[0] == (False, "one")
+    first, second = (note for complete, note in notes if complete)
+    assert first.startswith("one: return ")
+    assert second.startswith("two: return ")
