@@ -188,9 +188,13 @@ def test_one_of_seven_parts_is_killed_and_run_again(home: Path, announcements: A
     }.items():
         assert run(*command, "--out", name, "--workers", 2, cwd=home).returncode == 0
         parts = [home / f"{number}-{name}" for number in range(1, 8)]
-        for number, part in enumerate(parts, 1):
-            if number != 4:
-                done(*command, "--out", part, "--part", f"{number}/7", *HERE)
+        # Each a process of its own, as the one that is killed: files have the versions of libraries that it loaded.
+        others = [
+            start(*command, "--out", part, "--part", f"{number}/7", *HERE, cwd=home)
+            for number, part in enumerate(parts, 1)
+            if number != 4
+        ]
+        assert [finish(process).returncode for process in others] == [0] * 6
         process = start(command[0], "scripted:Scripted-v0", *command[2:], "--out", parts[3], "--part", "4/7",
                         "--workers", 2, *endless, cwd=home)  # fmt: skip
         announcements.wait()
