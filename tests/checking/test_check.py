@@ -146,13 +146,14 @@ def test_progress_counts_the_checks():
     assert seen[-1].complete
 
 
-def test_ctrl_c_keeps_what_was_found():
-    def interrupt(snapshot):
-        if snapshot.trajectories == 1:
-            raise KeyboardInterrupt
+def interrupt_seeds(snapshot):
+    if snapshot.trajectories == 1:
+        raise KeyboardInterrupt
 
+
+def test_ctrl_c_keeps_what_was_found():
     with pytest.raises(CheckInterruptedError) as caught:
-        checked(progress=interrupt)
+        checked(progress=interrupt_seeds)
     assert caught.value.found["runs"].verdict == "pass"
     with pytest.raises(KeyError):
         caught.value.found["speed"]
@@ -191,15 +192,19 @@ def test_the_public_name():
 
 
 @pytest.mark.extras
-@pytest.mark.slow
-def test_policies_of_other_libraries(tmp_path):
+def test_a_torch_module_gets_the_action_space():
     torch = pytest.importorskip("torch")
+    with pytest.raises(CheckInterruptedError) as caught:
+        check("CartPole-v1", torch.nn.Linear(4, 2), progress=interrupt_seeds)
+    assert caught.value.found.agent == "TorchAgent(Linear, CategoricalHead)"
+
+
+@pytest.mark.extras
+@pytest.mark.slow
+def test_a_model_of_stable_baselines3(tmp_path):
     stable_baselines3 = pytest.importorskip("stable_baselines3")
-    report = check("CartPole-v1", torch.nn.Linear(4, 2), time_limit=300.0)
-    assert report.ok
-    assert report["rows"].verdict == "pass"
     stable_baselines3.PPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=64).save(tmp_path / "model.zip")
     report = check("Pendulum-v1", tmp_path / "model.zip", time_limit=300.0)
     assert report.ok
-    assert report["actions"].verdict == "pass"
+    assert report["actions"].verdict == report["rows"].verdict == "pass"
     assert report.agent.startswith("SB3Agent")
