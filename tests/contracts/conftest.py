@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -86,14 +88,23 @@ def open_files() -> frozenset[tuple[int, int, str]]:
 
 
 def actors() -> list[str]:
-    """The titles of Ray's processes that are workers of this package."""
-    titles = []
+    """The titles of Ray's processes that are workers of this package, and are not gone within two seconds.
+
+    One that was being started when its sampler was closed is ended by Ray, a little later.
+    """
+    titles, deadline = [], time.monotonic() + 2.0
     for pid in descendants():
         try:
-            titles.append(Path(f"/proc/{pid}/cmdline").read_text())
+            title = Path(f"/proc/{pid}/cmdline").read_text()
+            if not title.startswith("ray::RayWorker"):
+                continue
+            descriptor = os.pidfd_open(pid)
         except OSError:  # it ended just now
             continue
-    return [title for title in titles if title.startswith("ray::RayWorker")]
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            titles.append(title)
+        os.close(descriptor)
+    return titles
 
 
 def shared_memory() -> list[str]:
