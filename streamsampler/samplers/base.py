@@ -376,7 +376,8 @@ class Sampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         """
         self._check_usable()
         updates, version = self._session.updates, self.agent_version + 1
-        return provenance_of(self._setup, self._policy, self._order, updates, version, self._fingerprints.bits)
+        bits, need = self._fingerprints.bits, self._session.need
+        return provenance_of(self._setup, self._policy, self._order, updates, version, bits, need)
 
     @property
     def layout(self) -> Layout:

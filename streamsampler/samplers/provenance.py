@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -56,8 +56,9 @@ def _kwargs_of(update: EnvUpdate) -> dict[str, Any]:
 
 
 def provenance_of(
-    setup: WorkerSetup, policy: Policy, order: Order, updates: Updates[Any], version: int, fingerprints: Sequence[str]
-) -> dict[str, Any]:
+    setup: WorkerSetup, policy: Policy, order: Order, updates: Updates[Any], version: int, fingerprints: Sequence[str],
+    need: Callable[[str], bool],
+) -> dict[str, Any]:  # fmt: skip
     """Return what decides about the trajectories of an agent version besides the seed; see `Sampler.provenance`."""
     environments: list[EnvironmentFacts] = []
     for facts in updates.about("env"):
@@ -79,7 +80,7 @@ def provenance_of(
         **({"worker_class": name_of_worker(worker_class)} if worker_class is not DefaultWorker else {}),
         **({"worker_args": storable(factory.worker_args)} if factory.worker_args else {}),
         **({"worker": f"{worker_class.__name__}: {worker_class.revision}"} if worker_class.revision else {}),
-        "versions": versions_of(name for facts in environments for name in facts.packages),
+        "versions": versions_of((name for facts in environments for name in facts.packages), need),
         **({"fingerprints": list(fingerprints)} if fingerprints else {}),
     }
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
@@ -16,18 +15,21 @@ from streamsampler.version import __version__
 
 __all__ = ["packages_of", "versions_of"]
 
-_LOADED = ("torch", "stable_baselines3", "sb3_contrib")
+_OF_AGENTS = ("torch", "stable_baselines3", "sb3_contrib")
 _DISTRIBUTIONS = {"stable_baselines3": "stable-baselines3", "sb3_contrib": "sb3-contrib", "ale_py": "ale-py"}
 
 
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Return versions by name: Python, this package, NumPy, Gymnasium, libraries of agents that are loaded, and these.
+def versions_of(packages: Iterable[str], need: Callable[[str], bool] = lambda _: False) -> dict[str, str]:
+    """Return versions by name: Python, this package, NumPy, Gymnasium, libraries that agents need, and these.
+
+    What else a process has loaded does not matter: files of one run are the same bytes, whichever process writes them.
 
     Args:
         packages: The packages that environments come from.
+        need: Whether an agent or an environment needs a package.
     """
     versions = {"python": platform.python_version(), "streamsampler": __version__}
-    names = ["numpy", "gymnasium", *(name for name in _LOADED if name in sys.modules), *packages]
+    names = ["numpy", "gymnasium", *filter(need, _OF_AGENTS), *packages]
     for name in dict.fromkeys(names):
         if (version := _version(name)) is not None:
             versions[name] = version
