@@ -86,7 +86,7 @@ def replay(
             and `vec_normalize`, see `streamsampler.evaluate`.
 
     Returns:
-        What came of it. It can be printed: `replay.difference` is None if the trajectory is the same.
+        What came of it. It can be printed: its `difference` is None if the trajectory is the same.
 
     Raises:
         UsageError: There is no such trajectory, or something is missing that no file or argument says; names it.

@@ -54,7 +54,7 @@ class ReplayingSampler(SamplerLife):
             video: A `.mp4` file for a video, which needs the extra `video`.
 
         Returns:
-            What came of it: `replay.trajectory`, and `replay.difference` if something was `recorded`.
+            What came of it: its `trajectory`, and its `difference` if something was `recorded`.
 
         Raises:
             UsageError: There is no such trajectory, the agent of its version is not known, or an argument cannot work.
