@@ -51,7 +51,9 @@ class Armed:
     @contextmanager
     def armed(self) -> Iterator[None]:
         """Let a worker say where it is; until the end of the block, workers of the head wait."""
-        with open(self._gate, "r+b") as gate:
+        # The pipe is open before the flag can be seen: what is said while nobody has it open is lost, and all would
+        # wait at the gate for ever. For writing, too, or to open it would wait for the first who says something.
+        with open(self._gate, "r+b") as gate, open(self._pipe, "r+b", buffering=0) as self._heard:
             fcntl.flock(gate, fcntl.LOCK_EX)
             Path(self._flag).touch()
             try:
@@ -63,12 +65,12 @@ class Armed:
         """Say which node a worker is on, if somebody listens."""
         with suppress(OSError):
             pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, node.encode())
+            os.write(pipe, f"{node}\n".encode())
             os.close(pipe)
 
     def await_node(self) -> str:
-        """Return the id of the node of the first worker that says where it is."""
-        return Path(self._pipe).read_text()
+        """Return the id of the node of the first worker that says where it is, within `armed`."""
+        return self._heard.readline().decode().strip()
 
     def meet(self, head: str, *, has_reported: bool) -> None:
         """Say where this worker is, if nobody has; on the head, wait until the node is gone."""
