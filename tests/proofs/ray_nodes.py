@@ -55,6 +55,9 @@ class Armed:
         # wait at the gate for ever. For writing, too, or to open it would wait for the first who says something.
         with open(self._gate, "r+b") as gate, open(self._pipe, "r+b", buffering=0) as self._heard:
             fcntl.flock(gate, fcntl.LOCK_EX)
+            os.set_blocking(self._heard.fileno(), False)
+            self._heard.readall()  # what was said too late for the call before
+            os.set_blocking(self._heard.fileno(), True)
             Path(self._flag).touch()
             try:
                 yield
