@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from streamsampler.cli import options as arguments
-from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
+from streamsampler.cli.grouping import GroupedCommand, SeveralArgument, grouped_option, options_of
 from streamsampler.cli.shared_options import PRINTED
 
 __all__ = ["export"]
@@ -27,7 +27,7 @@ Exit codes:
 
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Write trajectories in another library's format.")
-@click.argument("sources", metavar="FILE|FOLDER...", nargs=-1, required=True)
+@click.argument("sources", cls=SeveralArgument, metavar="FILE|FOLDER...", nargs=-1, required=True)
 @grouped_option(
     "What", "--to", "name", required=True, metavar="minari|parquet|tensordict|sb3",
     help="The format. 'minari' is a dataset in HDF5, 'parquet' two tables, 'tensordict' is mapped into memory; each "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, NoReturn
 
@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from streamsampler.cli.config import FILE, RAW, as_toml, from_file
 
-__all__ = ["TYPED", "GroupedCommand", "grouped_option", "options_of"]
+__all__ = ["TYPED", "GroupedCommand", "SeveralArgument", "grouped_option", "options_of"]
 
 TYPED = "streamsampler.cli.typed"
 
@@ -41,6 +41,16 @@ class GroupedOption(click.Option):
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
                 raise
             raise click.BadParameter(f"{error.message} (in {ctx.meta[FILE]!r})", ctx, self) from None
+
+
+class SeveralArgument(click.Argument):
+    """An argument that is typed once or more. Where none is typed, those of a file count."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        """Return the values, and where they come from."""
+        # click 8.2.0 takes an empty tuple for what was typed, and looks no further.
+        typed = {name: value for name, value in opts.items() if name != self.name or value}
+        return super().consume_value(ctx, typed)
 
 
 def grouped_option(heading: str, *names: str, **attributes: Any) -> Callable[[Any], Any]:

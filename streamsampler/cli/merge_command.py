@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
+from streamsampler.cli.grouping import GroupedCommand, SeveralArgument, grouped_option, options_of
 from streamsampler.cli.shared_options import PRINTED
 
 __all__ = ["merge"]
@@ -30,7 +30,7 @@ Exit codes:
 
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Put the parts of a run together.")
-@click.argument("parts", metavar="PART...", nargs=-1, required=True)
+@click.argument("parts", cls=SeveralArgument, metavar="PART...", nargs=-1, required=True)
 @options_of(
     grouped_option(
         "Output", "--out", required=True, metavar="FILE|FOLDER",

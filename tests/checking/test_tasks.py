@@ -214,9 +214,8 @@ def test_rows():
 
 def test_gymnasium_own_checker():
     assert [each.verdict for each in run(RunGymnasiumChecker(), Rule)] == ["pass"]
-    (finding,) = run(RunGymnasiumChecker(), partial(Rule, "buffer"))
-    assert (finding.verdict, "share an object" in finding.what) == ("warning", True)
     found = run(RunGymnasiumChecker(), partial(Rule, "shape"))
+    assert [each.verdict for each in found] == ["warning"]
     assert "The first element returned by `env.reset()` is not within the observation space" in str(found)
     found = run(RunGymnasiumChecker(), partial(Rule, "raises in reset"))
     assert "its checker ended with RuntimeError: the robot fell over" in found[0].what

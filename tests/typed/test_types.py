@@ -17,7 +17,7 @@ CONFIGURATION = """
 strict = True
 
 # Not installed wherever these tests run, or without types of its own.
-[mypy-cloudpickle.*,torch.*,stable_baselines3.*,minari.*,ray.*,pettingzoo.*]
+[mypy-cloudpickle.*,torch.*,stable_baselines3.*,minari.*,ray.*,pettingzoo.*,av.*,tensordict.*,pandas.*]
 ignore_missing_imports = True
 follow_imports = skip
 """
