@@ -93,6 +93,8 @@ class Process:
     def __init__(self, engine, number):
         self.engine, self.number = engine, number
         self.loop = WorkerLoop(self, ModelWorker, WorkerContext(row=self, worker_number=number))  # type: ignore[arg-type]
+        # Other tests may have loaded torch. The sampler would look for it in the agents, which are only names here.
+        self.loop._is_guest = False
         self.commands = []
         self.answers = []
         self.is_alive = True
