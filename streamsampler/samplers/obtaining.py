@@ -1,0 +1,196 @@
+"""What all samplers obtain: numbers of timesteps and trajectories, and streams of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Generic
+
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.generics import ActionsT, ObservationsT
+from streamsampler.errors import positive, refuse_two_numbers
+from streamsampler.samplers.parts import check_first, exactly
+from streamsampler.samplers.progress import ProgressArgument
+from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.replaying import ReplayingSampler
+from streamsampler.samplers.streaming import Stream
+from streamsampler.scheduling.blocks import Layout
+from streamsampler.scheduling.parts import PartArgument
+from streamsampler.scheduling.plans import AtLeast, ExactlyPerWorker, GatherPlan, Streamed
+from streamsampler.workers.resets import Options, ResetOptions, Resets, common_resets, given_resets, streamed_resets
+
+__all__ = ["ObtainingSampler"]
+
+
+class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
+    """The calls of all samplers that return trajectories."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the workers run trajectories; see `Worker.layout`."""
+        return self._setup.factory.layout
+
+    def obtain_samples(
+        self,
+        num_samples: int,
+        agent_update: Any = None,
+        env_update: Any = None,
+        progress: ProgressArgument = False,
+        *,
+        reset_options: Options | None = None,
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
+
+        Args:
+            num_samples: Timesteps, at least 1.
+            agent_update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values` (an
+                adapter's agent takes its own kind as well: a module, a state dict, a model); an agent or a plain
+                function replaces the agent. `PerWorker([...])` has one for each worker (None: nothing changes); so has
+                a list in which every item is an agent. Anything else is an error, and changes nothing.
+            env_update: None changes nothing; an environment (in any form that `envs` takes) replaces the old one, an
+                `EnvUpdate` is applied to it. A list or `PerWorker` has one for each worker.
+            progress: True shows a progress bar, on a terminal's stderr or in a notebook; elsewhere, and where the
+                variable `CI` is set, it writes a line to stderr every 30 seconds and one at the end. A callable is
+                called with a `progress.Snapshot` several times a second.
+            reset_options: A dict that `env.reset(options=…)` gets in each trajectory of this call; None for none.
+
+        Raises:
+            UsageError: `num_samples` is no positive integer, the agent does not take such an `agent_update`, there
+                are more or fewer items than workers, or `reset_options` is no dict (a ValueError).
+            TypeError: `env_update` is no environment.
+            SerializationError: An update, or the options, cannot be pickled.
+            RolloutError: User code raised in a worker.
+            WorkerDiedError: A worker ended, and there were too many losses.
+            WorkerHungError: A worker made no progress, and there were too many losses.
+            ClosedError: The sampler is closed.
+            ConcurrentCallError: Another call is under way.
+        """
+        refuse_two_numbers("obtain_samples", "num_samples", num_samples, agent_update)
+        plan = AtLeast(positive("num_samples", num_samples))
+        return self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
+
+    def obtain_trajectories(
+        self,
+        n_trajectories: int | None = None,
+        agent_update: Any = None,
+        env_update: Any = None,
+        progress: ProgressArgument = False,
+        *,
+        seeds: Iterable[int] | None = None,
+        reset_options: ResetOptions | None = None,
+        part: PartArgument | None = None,
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        """Return exactly `n_trajectories` trajectories, or a part of them.
+
+        Args:
+            n_trajectories: How many, at least 1; may be left out where there are `seeds`.
+            agent_update: See `obtain_samples`.
+            env_update: See `obtain_samples`.
+            progress: See `obtain_samples`.
+            seeds: Integers of at least 0: the trajectories begin from these seeds, each from its own, in this order,
+                whatever the sampler's own seed and `order`. Samplers with the same seeds see the same trajectories:
+                `batch.seeds` has them. Everything else that is random in a trajectory follows from its seed, too.
+                None for the sampler's own; see `seeds`. With `on_failure="drop"` a trajectory that raises is left
+                out, and none takes its place.
+            reset_options: What `env.reset(options=…)` gets: a dict for all trajectories, or a list with a dict or None
+                for each; then, too, none takes the place of one that is left out. A native vector environment takes
+                one dict only.
+            part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of these trajectories, for n runs of one
+                seed. `batch.save` writes it, and `streamsampler.merge` joins the files: until then the values of an
+                info that are of several kinds stay objects.
+
+        Raises:
+            UsageError: Numbers of trajectories, seeds and options do not agree, or an argument cannot work. For the
+                other errors see `obtain_samples`.
+        """
+        refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
+        n, resets = given_resets(n_trajectories, seeds, reset_options)
+        return self._obtain(exactly(self, n, resets, part), agent_update, env_update, progress, resets)
+
+    def obtain_exact_trajectories(
+        self,
+        n_traj_per_worker: int,
+        agent_update: Any = None,
+        env_update: Any = None,
+        progress: ProgressArgument = False,
+        *,
+        reset_options: Options | None = None,
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        """Return exactly `n_traj_per_worker` trajectories for each worker, in worker order.
+
+        Worker w's k-th trajectory has index `w * n_traj_per_worker + k`. See `obtain_samples` for the other arguments
+        and errors.
+        """
+        refuse_two_numbers("obtain_exact_trajectories", "n_traj_per_worker", n_traj_per_worker, agent_update)
+        plan = ExactlyPerWorker(positive("n_traj_per_worker", n_traj_per_worker), self.n_workers)
+        return self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
+
+    def _obtain(
+        self,
+        plan: GatherPlan,
+        agent_update: Any,
+        env_update: Any,
+        progress: ProgressArgument,
+        resets: Resets | None,
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
+        updates = self._updates_of(agent_update, env_update, resets)
+        unit = "trajectories" if plan.timesteps is None else "timesteps"
+        batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
+        try:
+            with (
+                self._exclusive(),
+                self._call(plan, updates, resets) as call,
+                display(progress, plan.timesteps or plan.limit or 0, unit) as shown,
+            ):
+                while not call.gathering.result.complete:
+                    call.pump(shown.interval)
+                    shown.update(call.so_far, complete=call.gathering.result.complete)
+                batch = call.complete()
+        except KeyboardInterrupt:
+            self._salvaged = batch or self._salvaged
+            raise
+        return batch
+
+    def stream(
+        self,
+        agent_update: Any = None,
+        env_update: Any = None,
+        *,
+        first_trajectory: int = 0,
+        n_trajectories: int | None = None,
+        seeds: Iterable[int] | None = None,
+        reset_options: ResetOptions | None = None,
+        keeps_kinds: bool = False,
+    ) -> Stream[ObservationsT, ActionsT]:
+        """Return an iterator over trajectories 0, 1, 2, …, each a batch of one; it has no end unless one is given.
+
+        Workers run ahead of the consumer by a bounded number of trajectories. Leaving the loop stops them; so does
+        another obtaining call, after which the iterator raises `SamplerError`.
+
+        Args:
+            agent_update: See `obtain_samples`.
+            env_update: See `obtain_samples`.
+            first_trajectory: Begin with this one; what comes is the same as without, from there on.
+            n_trajectories: How many there are, from `first_trajectory` on; None for all that have a seed or options of
+                their own, otherwise without end.
+            seeds: See `obtain_trajectories`; those of trajectories 0, 1, 2, …, also where another one is the first.
+            reset_options: See `obtain_trajectories`; a list begins with trajectory 0, too.
+            keeps_kinds: Whether the values of an info that are of several kinds stay objects, as in a part.
+
+        Raises:
+            UsageError: `first_trajectory` is no integer of at least 0, or within a block of trajectories that workers
+                run together; there are no such trajectories; or numbers do not agree. For the others see
+                `obtain_samples`.
+        """
+        first = positive("first_trajectory", first_trajectory, least=0)
+        check_first(first, self.layout.block, differ=self._session.updates.differ)
+        n, resets = streamed_resets(first, n_trajectories, seeds, reset_options)
+        updates = self._updates_of(agent_update, env_update, resets)
+        fixed = resets is not None and resets.is_fixed
+        begin = partial(self._begin_stream, Streamed(first, n, fixed, keeps_kinds), updates, resets)
+        return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)
+
+    def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
+        """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
+        salvaged, self._salvaged = self._salvaged, None
+        return salvaged
