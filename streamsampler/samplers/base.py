@@ -14,7 +14,6 @@ from streamsampler.samplers.obtaining import ObtainingSampler
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
-from streamsampler.samplers.provenance import provenance_of
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
@@ -189,19 +188,6 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         return sampler
 
     # ------------------------------------------------------------------ accounts
-
-    def provenance(self) -> dict[str, Any]:
-        """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
-
-        That are the environment's name and arguments, limits, threads, the workers' class and arguments where they are
-        not the default, the agent version where it is not the first, the number of workers where they differ, and
-        versions; and, after a call, the fingerprints of the workers (see `TrajectoryBatch`). Agents and code are not
-        described. For `batch.save(…, provenance=…)`.
-        """
-        self._check_usable()
-        updates, version = self._session.updates, self.agent_version + 1
-        bits, need = self._fingerprints.bits, self._session.need
-        return provenance_of(self._setup, self._policy, self._order, updates, version, bits, need)
 
     @property
     def fingerprint(self) -> CheckMode:

@@ -12,6 +12,7 @@ from streamsampler.errors import positive, refuse_two_numbers
 from streamsampler.samplers.parts import check_first, exactly
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
+from streamsampler.samplers.provenance import provenance_of
 from streamsampler.samplers.replaying import ReplayingSampler
 from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.blocks import Layout
@@ -194,3 +195,16 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
         salvaged, self._salvaged = self._salvaged, None
         return salvaged
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
+
+        That are the environment's name and arguments, limits, threads, the workers' class and arguments where they are
+        not the default, the agent version where it is not the first, the number of workers where they differ, and
+        versions; and, after a call, the fingerprints of the workers (see `TrajectoryBatch`). Agents and code are not
+        described. For `batch.save(…, provenance=…)`.
+        """
+        self._check_usable()
+        updates, version = self._session.updates, self.agent_version + 1
+        bits, need = self._fingerprints.bits, self._session.need
+        return provenance_of(self._setup, self._policy, self._order, updates, version, bits, need)

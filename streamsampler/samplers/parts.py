@@ -10,12 +10,12 @@ from streamsampler.scheduling.plans import Exactly
 from streamsampler.workers.resets import Resets
 
 if TYPE_CHECKING:
-    from streamsampler.samplers.base import Sampler
+    from streamsampler.samplers.obtaining import ObtainingSampler
 
 __all__ = ["check_first", "exactly", "part_of_call"]
 
 
-def exactly(sampler: Sampler[Any, Any], n_trajectories: int, resets: Resets | None, part: Any) -> Exactly:
+def exactly(sampler: ObtainingSampler[Any, Any], n_trajectories: int, resets: Resets | None, part: Any) -> Exactly:
     """Return the plan of a call for exactly so many trajectories, or for a part of them; see `part_of_call`."""
     fixed = resets is not None and resets.is_fixed
     if part is None:
@@ -23,7 +23,7 @@ def exactly(sampler: Sampler[Any, Any], n_trajectories: int, resets: Resets | No
     return Exactly.of_part(part_of_call(sampler, part, n_trajectories, fixed=fixed), fixed=fixed)
 
 
-def part_of_call(sampler: Sampler[Any, Any], part: Any, n_trajectories: int, *, fixed: bool) -> Part:
+def part_of_call(sampler: ObtainingSampler[Any, Any], part: Any, n_trajectories: int, *, fixed: bool) -> Part:
     """Return a part of a call's trajectories 0 to `n_trajectories - 1`.
 
     Args:
