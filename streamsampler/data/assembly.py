@@ -11,7 +11,7 @@ memory of their own: what their columns become is decided over all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
@@ -31,7 +31,7 @@ from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
 from streamsampler.scheduling.result import Segment
 
-__all__ = ["Delivery", "EarlyRows", "assemble", "indices_of", "without_rows"]
+__all__ = ["Delivery", "EarlyRows", "Origins", "assemble", "indices_of"]
 
 _GROUP_BYTES = 4_000_000
 _PER_TIMESTEP = "observations", "actions", "rewards", "env_infos", "agent_infos"
@@ -102,6 +102,7 @@ def assemble(
     seed: int | None,
     stats: Any = None,
     joined: Mapping[str, Any] = MappingProxyType({}),
+    origins: Sequence[Origins] = (),
     keeps_kinds: bool = False,
 ) -> TrajectoryBatch[Any, Any]:
     """Make a batch of segments, in their order.
@@ -114,8 +115,8 @@ def assemble(
         agent_version: The version of all trajectories.
         seed: The sampler's.
         stats: Accounts of the call.
-        joined: Fields of the batch that are joined already, by name: the rollouts' own are not looked at. All that have
-            rows, or none; of infos the number of segments that are joined, and their columns.
+        joined: What `EarlyRows.fields` returns: fields of the batch, by name, of trajectories before the segments'.
+        origins: Those of these trajectories.
         keeps_kinds: See `streamsampler.data.info_columns.merge`.
 
     Returns:
@@ -129,6 +130,7 @@ def assemble(
 
     def of_space(name: str, space: AnySpace) -> Tree:
         if name in joined:
+            assert not segments
             return cast(Tree, joined[name])
         return trees.owned(trees.concatenate(_rows_of(parts, name))) if parts else empty(space)
 
@@ -138,17 +140,14 @@ def assemble(
         return np.concatenate([np.empty(0, dtype), *cast(list[Array], _rows_of(parts, name))])
 
     def infos(name: str) -> Any:
-        n_joined, columns = joined.get(name, (0, InfoColumns(0, {})))
+        columns, kept = joined.get(name, (InfoColumns(0, {}), []))
         check_names(columns.columns, name)
-        read = attrgetter(name)
-        others = [(read(it.rollouts), it.rows(name)) for it in parts[n_joined:]]
-        if others and (columns.columns or any(part.columns for part, _ in others)):
-            pieces = [(columns, 0, columns.length), *((part, span.start, span.stop) for part, span in others)]
-            columns = merge(pieces, name, keeps_kinds=keeps_kinds)
+        others = [*kept, *_infos_of(parts, name)]
+        if others and (columns.columns or any(part.columns for part, _, _ in others)):
+            columns = merge([(columns, 0, columns.length), *others], name, keeps_kinds=keeps_kinds)
         return trees.owned(cast(Tree, infos_of(columns)))
 
-    sizes = [segment.stop - segment.start for segment in segments]
-    indices = indices_of(segments)
+    every = Origins.join([*origins, Origins.of(segments)])
     return TrajectoryBatch(
         observation_space=observation_space,
         action_space=action_space,
@@ -160,14 +159,45 @@ def assemble(
         truncated=numbers("truncated", np.bool_),
         lengths=numbers("lengths", np.int64),
         **{name: infos(name) for name in _INFOS},
-        indices=indices,
-        seeds=tuple(seeds_of(indices)),
-        agent_versions=np.full(len(indices), agent_version, dtype=np.int64),
+        indices=every.indices,
+        seeds=tuple(seeds_of(every.indices)),
+        agent_versions=np.full(len(every.indices), agent_version, dtype=np.int64),
         seed=seed,
         stats=stats,
-        worker_numbers=np.repeat(np.array([segment.delivery.worker for segment in segments], dtype=np.int64), sizes),
-        fingerprints=frozenset(segment.delivery.fingerprint for segment in segments) - {""},
+        worker_numbers=every.worker_numbers,
+        fingerprints=every.fingerprints,
     )
+
+
+class Origins(NamedTuple):
+    """Which trajectories segments have, and which workers ran them: all that a batch needs besides their rows.
+
+    A batch keeps few of these instead of each segment. Where segments are many, the garbage collector would look at all
+    of them again and again.
+
+    Attributes:
+        indices: (n,) int64.
+        worker_numbers: (n,) int64.
+        fingerprints: The bits of the workers' fingerprints, where they are known.
+    """
+
+    indices: NDArray[np.int64]
+    worker_numbers: NDArray[np.int64]
+    fingerprints: frozenset[str]
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Origins:
+        """Return those of segments."""
+        sizes = [segment.stop - segment.start for segment in segments]
+        workers = np.array([segment.delivery.worker for segment in segments], dtype=np.int64)
+        fingerprints = frozenset(segment.delivery.fingerprint for segment in segments) - {""}
+        return cls(indices_of(segments), np.repeat(workers, sizes), fingerprints)
+
+    @classmethod
+    def join(cls, origins: Sequence[Origins]) -> Origins:
+        """Return those of all of these, at least one, in their order."""
+        indices, workers, fingerprints = zip(*origins, strict=True)
+        return cls(np.concatenate(indices), np.concatenate(workers), frozenset().union(*fingerprints))
 
 
 class _Part(NamedTuple):
@@ -212,6 +242,12 @@ def _rows_of(parts: Sequence[_Part], name: str) -> list[Tree]:
     return [read(it.rollouts) if it.whole else trees.take(read(it.rollouts), it.rows(name)) for it in parts]
 
 
+def _infos_of(parts: Sequence[_Part], name: str) -> list[tuple[InfoColumns, int, int]]:
+    """Return the infos of each of these parts, as `merge` takes them."""
+    read = attrgetter(name)
+    return [(read(it.rollouts), (span := it.rows(name)).start, span.stop) for it in parts]
+
+
 def _alike_infos(parts: Sequence[_Part], name: str) -> list[Any] | None:
     """Return infos of these parts as trees; None unless each key is in each step, with values of one kind."""
     infos: list[InfoColumns] = list(map(attrgetter(f"rollouts.{name}"), parts))
@@ -236,27 +272,12 @@ def _group_bytes(rollouts: Rollouts) -> int | None:
     return None if any(leaf.dtype.hasobject for leaf in leaves) else _GROUP_BYTES
 
 
-_NO_REWARDS, _NO_FLAGS = np.empty(0), np.empty(0, np.bool_)
-
-
-def without_rows(rollouts: Rollouts, names: Container[str]) -> Rollouts:
-    """Copy lengths, anomalies and the infos of these names alone, so that the engine's memory can be given back."""
-    return Rollouts(
-        (), (), (), _NO_REWARDS, _NO_FLAGS, _NO_FLAGS, rollouts.lengths.copy(),
-        _copied(rollouts.env_infos, "env_infos" in names),
-        _copied(rollouts.agent_infos, "agent_infos" in names),
-        _copied(rollouts.episode_infos, "episode_infos" in names),
-        rollouts.anomalies,
-    )  # fmt: skip
-
-
-def _copied(infos: InfoColumns, with_columns: bool) -> InfoColumns:
+def _copied(infos: InfoColumns) -> InfoColumns:
     if not infos.columns:
         return infos
     columns = {
         key: InfoColumn(None if it.steps is None else it.steps.copy(), copied(it.values), it.raw)
         for key, it in infos.columns.items()
-        if with_columns
     }
     return InfoColumns(infos.length, columns)
 
@@ -267,20 +288,22 @@ class EarlyRows:
     Args:
         allocate: Makes an uninitialised array for leaves with large rows.
 
-    Attributes:
-        unlike: The infos, by name, that are not copied any more because they are not alike: how many segments and rows
-            were copied of them.
+    Nothing else of a segment whose rows were copied is needed any more: what is told apart from rows is in `origins`.
     """
 
     def __init__(self, allocate: Allocate) -> None:
         self._rows = {name: GrowingRows(allocate) for name in (*_ROWS, *_INFOS)}
-        self.unlike: dict[str, tuple[int, int]] = {}
+        # Infos, by name, of which no more rows are joined because they are not alike: how many segments and rows were
+        # joined before, and those since.
+        self._unlike: dict[str, tuple[int, int]] = {}
+        self._kept: dict[str, list[tuple[InfoColumns, int, int]]] = {name: [] for name in _INFOS}
+        self._origins: list[Origins] = []
         self._possible = True
         self._group_bytes: int | None = None  # known with the first rollouts
         self._n_counted = 0
         self._bytes = 0  # of the segments that were counted since the last copy
         # One assignment for all, so that an interrupt leaves them in agreement: what it cut short is written again.
-        self._taken = 0, 0, 0
+        self._taken = 0, 0, 0, 0
 
     @property
     def n_taken(self) -> int:
@@ -322,32 +345,42 @@ class EarlyRows:
             Whether they were copied. Once they were not, nothing is any more: two spaces in one batch are an error when
             it is complete.
         """
-        before, n_timesteps, n_trajectories = self._taken
+        before, n_timesteps, n_trajectories, n_origins = self._taken
         parts = _parts_of(segments)
         end = n_timesteps + sum([part.timesteps.stop - part.timesteps.start for part in parts])
         stop = n_trajectories + sum([segment.stop - segment.start for segment in segments])
         for name, rows in self._rows.items() if segments else ():
             place = (n_timesteps, end, expected[0]) if name in _PER_TIMESTEP else (n_trajectories, stop, expected[1])
-            trees_of_parts = _alike_infos(parts, name) if name in _INFOS else _rows_of(parts, name)
-            if name in self.unlike or (trees_of_parts is not None and rows.write(trees_of_parts, *place)):
-                continue
-            if name not in _INFOS:
-                self._possible = False
-                return False
-            self.unlike[name] = before, place[0]
-        self._taken = before + len(segments), end, stop
+            if name not in self._unlike:
+                trees_of_parts = _alike_infos(parts, name) if name in _INFOS else _rows_of(parts, name)
+                if trees_of_parts is not None and rows.write(trees_of_parts, *place):
+                    continue
+                if name not in _INFOS:
+                    self._possible = False
+                    return False
+                self._unlike[name] = before, place[0]
+            copies = [(_copied(infos), start, end) for infos, start, end in _infos_of(parts, name)]
+            self._kept[name][before - self._unlike[name][0] :] = copies
+        self._origins[n_origins:] = [Origins.of(segments)]
+        self._taken = before + len(segments), end, stop, n_origins + 1
         self._bytes = 0
         return True
 
+    @property
+    def origins(self) -> Sequence[Origins]:
+        """The origins of all trajectories whose rows were copied."""
+        return self._origins[: self._taken[-1]]
+
     def fields(self) -> dict[str, Any]:
-        """Return what was copied, as `assemble` takes it; nothing if nothing was."""
-        n_segments, n_timesteps, n_trajectories = self._taken
+        """Return what was copied, by name; nothing if nothing was. Infos: their columns, and those to be merged."""
+        _, n_timesteps, n_trajectories, _ = self._taken
         fields: dict[str, Any] = {}
         for name, rows in self._rows.items() if self._possible and n_trajectories else ():
             n_rows = n_timesteps if name in _PER_TIMESTEP else n_trajectories
-            n_joined, n_rows = self.unlike.get(name, (n_segments, n_rows))
+            _, n_rows = self._unlike.get(name, (0, n_rows))
             tree: Any = rows.tree(n_rows) if n_rows else {}
             if name in _INFOS:
-                tree = n_joined, InfoColumns(n_rows, {key: InfoColumn(None, values) for key, values in tree.items()})
+                columns = {key: InfoColumn(None, values) for key, values in tree.items()}
+                tree = InfoColumns(n_rows, columns), self._kept[name]
             fields[name] = tree
         return fields

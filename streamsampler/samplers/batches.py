@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streamsampler.data.assembly import Delivery, EarlyRows, assemble, without_rows
+from streamsampler.data.assembly import Delivery, EarlyRows, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import DataError
@@ -29,13 +29,23 @@ class BatchMaker:
         gathering: What arrived.
         stats: The call's accounts, which every batch carries.
         version: The call's agent version.
+        on_taken: Is called with segments before they are forgotten, more than once if an interrupt came between.
     """
 
-    def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        gathering: Gathering,
+        stats: Stats,
+        version: int,
+        on_taken: Callable[[Sequence[Segment]], object],
+    ) -> None:
         self._session = session
         self._gathering = gathering
         self._stats = stats
         self._version = version
+        self._on_taken = on_taken
+        self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
         self._deliveries: dict[int, Delivery] = {}  # whose memory is not released, by identity
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
@@ -56,23 +66,32 @@ class BatchMaker:
             early.count(segment)
         if not (early.n_taken if rest else early.due):
             return
-        segments = gathering.result.segments(early.n_taken)
+        first = early.n_taken
+        segments = gathering.result.segments(first)
+        self._on_taken(segments)
+        self._spaces_of_taken |= _spaces_by_worker(segments)
         if not early.take(segments, expected_rows(gathering.plan, gathering.throughput.timesteps)):
             self._early = None
             return
         for segment in segments:
             if segment.delivery.ends_with(segment):
-                segment.delivery.rollouts = without_rows(segment.delivery.rollouts, early.unlike)
                 self.release(segment.delivery)
+        gathering.result.forget_segments(first, early.n_taken)
 
-    def final(self, segments: list[Segment]) -> TrajectoryBatch[Any, Any]:
+    def final(self) -> TrajectoryBatch[Any, Any]:
         """Return the batch of the whole result; of a complete part, it says which."""
         self._copy_early(rest=True)
-        batch = self.make(segments, self._early.fields() if self._early is not None else {})
+        segments, early = self._gathering.result.segments(), self._early
+        if early is None or not early.n_taken:
+            batch = self.make(segments)
+        else:
+            batch = self.make(segments, early.fields(), early.origins)
         part = self._gathering.plan.part
         return replace(batch, part=part) if part is not None and self._gathering.result.complete else batch
 
-    def make(self, segments: list[Segment], joined: Mapping[str, Any] | None = None) -> TrajectoryBatch[Any, Any]:
+    def make(
+        self, segments: list[Segment], joined: Mapping[str, Any] | None = None, origins: Sequence[Origins] = ()
+    ) -> TrajectoryBatch[Any, Any]:
         """Return trajectories in memory of their own; some of their fields may be joined already.
 
         Raises:
@@ -88,11 +107,12 @@ class BatchMaker:
             seed=self._session.seed,
             stats=self._stats,
             joined=joined or {},
+            origins=origins,
             keeps_kinds=self._gathering.plan.keeps_kinds,
         )
 
     def _spaces_of(self, segments: list[Segment]) -> Spaces:
-        of_workers = {segment.delivery.worker: segment.delivery.spaces for segment in segments}
+        of_workers = self._spaces_of_taken | _spaces_by_worker(segments)
         first_worker = min(of_workers)
         first: Spaces = of_workers[first_worker]
         for worker, spaces in sorted(of_workers.items()):
@@ -121,3 +141,7 @@ class BatchMaker:
     def forget_all(self) -> None:
         """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""
         self._deliveries.clear()
+
+
+def _spaces_by_worker(segments: Sequence[Segment]) -> dict[int, Spaces]:
+    return {segment.delivery.worker: segment.delivery.spaces for segment in segments}

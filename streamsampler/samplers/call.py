@@ -71,7 +71,7 @@ class Call:
         self.stats = stats
         self.version = session.begin_version()
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
-        self.batches = BatchMaker(session, self.gathering, stats, self.version)
+        self.batches = BatchMaker(session, self.gathering, stats, self.version, self.accounts.add_anomalies)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
         self._n_popped = 0
         # Workers with room for a ticket that have none, and workers with room for the one after the one in hand. The
@@ -246,7 +246,7 @@ class Call:
             rollouts, spaces = event.contents
             if spaces is not None:
                 record.spaces = spaces
-            lengths = rollouts.lengths.tolist()
+            lengths = tuple(rollouts.lengths.tolist())  # the garbage collector looks at lists of numbers, too
             n_bytes = bytes_of(rollouts.observations)
             self._session.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
             if is_current:
@@ -256,14 +256,14 @@ class Call:
                 return
             event.release()
         elif is_current and report.dropped:
-            self._add_rollouts(event, report, [], None)
+            self._add_rollouts(event, report, (), None)
             return
         elif is_current:
             # The worker failed in another ticket, and runs no more of this version before its next start.
             self.gathering.put_back(worker, report.ticket.indices, self._session.clock())
         self.accounts.add_stale(report.n_trajectories, report.n_timesteps)
 
-    def _add_rollouts(self, event: Answered, report: Report, lengths: list[int], delivery: Delivery | None) -> None:
+    def _add_rollouts(self, event: Answered, report: Report, lengths: tuple[int, ...], delivery: Delivery | None) -> None:
         gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
         if not self._take_in_lanes(event.worker, report):
             self._decisions.refuse(
@@ -355,10 +355,9 @@ class Call:
         Raises:
             DataError: The environments of its trajectories have different spaces.
         """
-        segments = self.gathering.result.segments()
-        self.accounts.close_with(segments)
+        self.accounts.close_with(self.gathering.result.segments())
         self.accounts.stop_clock()
-        return self.batches.final(segments)
+        return self.batches.final()
 
     def end(self) -> None:
         """Stop the workers and release all memory, however the call ended."""

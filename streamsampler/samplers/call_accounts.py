@@ -44,12 +44,16 @@ class CallAccounts:
             self.stats.seconds += perf_counter() - self._begun
             self._begun = None
 
-    def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
-        """Count what was left out, and remember the anomalies of what was not."""
+    def add_anomalies(self, segments: Sequence[Segment]) -> None:
+        """Remember the anomalies of trajectories in the result."""
         for delivery, start, stop, indices in segments:
             for anomaly in delivery.rollouts.anomalies:
                 if start <= anomaly.position < stop:
                     self._anomalies[indices[anomaly.position - start]] = anomaly
+
+    def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
+        """Count what was left out, and remember the anomalies of what was not."""
+        self.add_anomalies(segments)
         stats, version = self.stats, self._version
         stats.dropped_trajectories += len(left_out)
         stats.dropped += [DroppedTrajectory(version, index, worker, *it[1:]) for worker, index, it, _ in left_out]

@@ -121,7 +121,7 @@ class Result:
         self._first = first
         self._pending: dict[int, _Arrived | LeftOut] = {}  # by their first index
         self._held: dict[int, HeldFailure] = {}
-        self._segments: list[Segment] = []
+        self._segments: list[Segment | None] = []  # None for those that were forgotten
         self._left_out: list[LeftOut] = []
         self._passed = 0  # indices that are in the result, or left out of it
         self.n_trajectories = 0
@@ -251,12 +251,16 @@ class Result:
         return bool(self._segments)
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """Return the result so far, in order, from segment number `first` on."""
-        return self._segments[first:]
+        """Return the result so far, in order, from segment number `first` on, without those that were forgotten."""
+        return [segment for segment in self._segments[first:] if segment is not None]
+
+    def forget_segments(self, first: int, stop: int) -> None:
+        """Forget segments number `first` to `stop` - 1: the caller has all that is needed of them."""
+        self._segments[first:stop] = [None] * (stop - first)
 
     def pop_segments(self) -> list[Segment]:
         """Return the result so far and forget it: for the consumer of a stream."""
-        segments, self._segments = self._segments, []
+        segments, self._segments = self.segments(), []
         self.n_popped = self._passed
         return segments
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamsampler.data import trees
-from streamsampler.data.assembly import Delivery, EarlyRows, assemble, indices_of, without_rows
+from streamsampler.data.assembly import Delivery, EarlyRows, assemble, indices_of
 from streamsampler.data.info_columns import InfoColumn, InfoColumns
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.errors import DataError
@@ -76,12 +76,8 @@ def test_infos_that_were_all_copied_early_are_not_copied_again():
     segments = [segment(rollouts_of(SMALL, [1, 1], 2 * n), 0, 2) for n in range(2)]
     early = EarlyRows(allocate)
     assert early.take(segments, (4, 4))
-    fields = early.fields()
-    batch = assemble(
-        segments, observation_space=SMALL, action_space=S.Discrete(2), seeds_of=lambda indices: indices.tolist(),
-        agent_version=1, seed=1, joined=fields,
-    )  # fmt: skip
-    ((_, column),) = fields["episode_infos"][1].columns.items()
+    batch = assembled([], early)
+    ((_, column),) = early.fields()["episode_infos"][0].columns.items()
     assert np.shares_memory(batch.episode_infos["number"], column.values)
 
 
@@ -117,6 +113,7 @@ def test_what_an_interrupt_cut_short_is_written_again():
     assert early.take(segments[1:], (1, 1))
     fields = early.fields()
     assert all(trees.same(fields[name], field) for name, field in joined(segments).items())
+    assert [len(origins.indices) for origins in early.origins] == [2, 4]
 
 
 class Interrupting:
@@ -161,7 +158,7 @@ def test_objects_among_large_rows_share_nothing_with_what_they_came_in():
         assert not np.shares_memory(copied[0], leaf[0])
 
 
-def test_what_is_left_of_rollouts_shares_nothing_with_them():
+def test_infos_that_are_not_alike_are_kept_in_memory_of_their_own():
     recorder = RolloutRecorder(SMALL, S.Discrete(2))
     recorder.begin({"number": 1})
     for step in range(3):
@@ -172,11 +169,14 @@ def test_what_is_left_of_rollouts_shares_nothing_with_them():
         recorder.record_agent_info(step, {"mixed": [np.ones(2)] if step else 1})
     recorder.end(SMALL.sample(), True, False)
     rollouts = recorder.finish()
-    rest = without_rows(rollouts, {"env_infos", "agent_infos", "episode_infos"})
-    assert rest.lengths.tolist() == [3]
-    assert not np.shares_memory(rest.lengths, rollouts.lengths)
-    for name in ("env_infos", "agent_infos", "episode_infos"):
-        ours, theirs = getattr(rest, name), getattr(rollouts, name)
+    early = EarlyRows(allocate)
+    assert early.take([segment(rollouts, 0, 1)], (3, 1))
+    kept = {}
+    for name in ("env_infos", "agent_infos"):
+        columns, ((ours, start, stop),) = early.fields()[name]
+        assert columns.length == 0
+        assert (start, stop) == (0, 3)
+        kept[name], theirs = ours, getattr(rollouts, name)
         assert ours.columns.keys() == theirs.columns.keys() != set()
         for key, column in theirs.columns.items():
             copied = ours.columns[key]
@@ -187,7 +187,7 @@ def test_what_is_left_of_rollouts_shares_nothing_with_them():
             if column.steps is not None:
                 assert np.array_equal(copied.steps, column.steps)
                 assert not np.shares_memory(copied.steps, column.steps)
-    mixed, same = (part.agent_infos.columns[("mixed",)].values for part in (rest, rollouts))
+    mixed, same = (part.columns[("mixed",)].values for part in (kept["agent_infos"], rollouts.agent_infos))
     assert mixed[1][0] is not same[1][0]
 
 
@@ -241,17 +241,17 @@ def test_infos_copied_early_are_what_joining_gives(reports, group, expected):
                 recorder.record_agent_info(step, agent_info(step))
             recorder.end(np.zeros(5, np.uint8), True, False)
         whole = segment(recorder.finish(), 0, 3)
-        segments += [whole._replace(stop=1), whole._replace(start=1)] if in_parts else [whole]
+        halves = [whole._replace(stop=1, indices=range(1)), whole._replace(start=1, indices=range(1, 3))]
+        segments += halves if in_parts else [whole]
     expected_batch = assembled(segments)
-
     early = EarlyRows(allocate)
     for start in range(0, len(segments), group):
         taken = segments[start : start + group]
         assert early.take(taken, expected)
         for it in taken:
             if it.delivery.ends_with(it):
-                it.delivery.rollouts = without_rows(it.delivery.rollouts, early.unlike)
-    batch = assembled(segments, early.fields())
+                del it.delivery.rollouts
+    batch = assembled([], early)
     assert batch == expected_batch
     assert [list(infos) for infos in (batch.env_infos, batch.agent_infos, batch.episode_infos)] == [
         list(infos) for infos in (expected_batch.env_infos, expected_batch.agent_infos, expected_batch.episode_infos)
@@ -260,11 +260,10 @@ def test_infos_copied_early_are_what_joining_gives(reports, group, expected):
     assert all(leaf.flags.writeable and leaf.flags.c_contiguous for _, leaf in columns)
 
 
-def assembled(segments, joined=None):
-    numbered = [it._replace(indices=range(it.stop - it.start)) for it in segments]
+def assembled(segments, early=None):
     return assemble(
-        numbered, observation_space=SMALL, action_space=S.Discrete(2), seeds_of=lambda indices: indices.tolist(),
-        agent_version=1, seed=1, joined=joined or {},
+        segments, observation_space=SMALL, action_space=S.Discrete(2), seeds_of=lambda indices: indices.tolist(),
+        agent_version=1, seed=1, joined=early.fields() if early else {}, origins=early.origins if early else (),
     )  # fmt: skip
 
 
@@ -276,7 +275,7 @@ def test_a_key_that_has_the_name_of_a_mask_is_refused(is_early):
     early = EarlyRows(allocate)
     assert early.take([only], (1, 1))
     with pytest.raises(DataError, match="agent_infos"):
-        assembled([only], early.fields() if is_early else None)
+        assembled([] if is_early else [only], early if is_early else None)
 
 
 def test_bytes_of_infos_count_as_well():
