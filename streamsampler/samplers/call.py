@@ -263,7 +263,9 @@ class Call:
             self.gathering.put_back(worker, report.ticket.indices, self._session.clock())
         self.accounts.add_stale(report.n_trajectories, report.n_timesteps)
 
-    def _add_rollouts(self, event: Answered, report: Report, lengths: tuple[int, ...], delivery: Delivery | None) -> None:
+    def _add_rollouts(
+        self, event: Answered, report: Report, lengths: tuple[int, ...], delivery: Delivery | None
+    ) -> None:
         gathering, indices, now = self.gathering, report.ticket.indices, self._session.clock()
         if not self._take_in_lanes(event.worker, report):
             self._decisions.refuse(
