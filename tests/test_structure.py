@@ -22,6 +22,7 @@ ROOMS = [
         "adapters",
         "engines",
         "samplers",
+        "stepping",
         "evaluation",
         "checking",
         "formats",

@@ -1,0 +1,1 @@
+"""Step environments from the parent's own process, in worker processes or in this one."""

@@ -1,0 +1,129 @@
+"""Keep account of the requests to environments: which are open, answered, or await their caller. Pure: no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from streamsampler.errors import ProtocolError, UsageError
+from streamsampler.stepping.states import EnvEvent, EnvState, next_state
+
+__all__ = ["Ledger"]
+
+_OPEN = (EnvState.RESETTING, EnvState.STEPPING)
+_WHAT_TO_DO = {
+    EnvState.VOID: "call reset() first",
+    EnvState.RESETTING: "call recv() for the result of its reset first",
+    EnvState.STEPPING: "its last action has no result yet: call recv() first",
+    EnvState.NEEDS_RESET: "its episode has ended: call reset(env_ids=[{}])",
+    EnvState.FINISHED: "it has run max_episodes episodes: reset(env_ids=[{}]) lets it run as many again",
+    EnvState.FAILED: "it failed: call reset(env_ids=[{}])",
+    EnvState.CLOSED: "call launch() first",
+}
+
+
+class Ledger:
+    """The state of each environment, and the results that have arrived and are not handed out yet.
+
+    Args:
+        n_envs: How many environments there are.
+
+    Attributes:
+        states: The state of each environment.
+        arrived: Environments whose results may be handed out, in the order in which they arrived.
+        waiting: Environments whose open request has no answer yet.
+    """
+
+    def __init__(self, n_envs: int) -> None:
+        self.states = [EnvState.VOID] * n_envs
+        self.arrived: dict[int, None] = {}  # an ordered set
+        self.waiting: set[int] = set()
+
+    def of(self, *states: EnvState) -> list[int]:
+        """Return the environments in any of some states."""
+        return [env_id for env_id, state in enumerate(self.states) if state in states]
+
+    @property
+    def n_open(self) -> int:
+        """How many requests are open: those without an answer, and those whose results were not handed out."""
+        return len(self.waiting) + len(self.arrived)
+
+    def refuse_busy(self, env_ids: Iterable[int]) -> None:
+        """Raise if one of the environments does not await an action.
+
+        Raises:
+            UsageError: The first such environment, its state, and what to do.
+        """
+        for env_id in env_ids:
+            state = self.states[env_id]
+            if state is not EnvState.READY:
+                raise UsageError(
+                    f"environment {env_id} awaits no action, it is {state.name}: {_WHAT_TO_DO[state].format(env_id)}"
+                )
+
+    def request(self, env_ids: Sequence[int], event: EnvEvent) -> None:
+        """Open a request for each of the environments: `EnvEvent.SENT` or `EnvEvent.RESET`.
+
+        Raises:
+            ProtocolError: One of them has an open request, or is closed; nothing is changed then.
+        """
+        following = [next_state(self.states[env_id], event) for env_id in env_ids]
+        for env_id, state in zip(env_ids, following, strict=True):
+            self.states[env_id] = state
+        self.waiting.update(env_ids)
+
+    def answer(self, env_ids: Sequence[int]) -> None:
+        """Record that the results of open requests have arrived.
+
+        Raises:
+            ProtocolError: One of the environments has no request without an answer.
+        """
+        if not self.waiting.issuperset(env_ids):
+            unknown = sorted(set(env_ids) - self.waiting)
+            raise ProtocolError(f"environments {unknown} answered, and have no request without an answer")
+        self.waiting.difference_update(env_ids)
+        self.arrived.update(dict.fromkeys(env_ids))
+
+    def hand_out(self, env_id: int, event: EnvEvent) -> None:
+        """Close the request of an environment whose result is handed to the caller, or discarded.
+
+        Args:
+            env_id: The environment.
+            event: `EnvEvent.BEGAN`, `STEPPED`, `ENDED`, `REACHED_LIMIT`, `BROKE` or `DISCARDED`.
+
+        Raises:
+            ProtocolError: Its result has not arrived, or the event is not that of its request.
+        """
+        if env_id not in self.arrived:
+            raise ProtocolError(f"environment {env_id} has no result to hand out")
+        self.states[env_id] = next_state(self.states[env_id], event)
+        del self.arrived[env_id]
+
+    def fail(self, env_ids: Iterable[int]) -> None:
+        """Record that environments failed: whatever they were asked for has no result any more."""
+        for env_id in env_ids:
+            if self.states[env_id] is not EnvState.FAILED:
+                self.states[env_id] = next_state(self.states[env_id], EnvEvent.BROKE)
+            self.waiting.discard(env_id)
+            self.arrived.pop(env_id, None)
+
+    def close(self) -> None:
+        """Close all environments, and forget what was open."""
+        self.states = [
+            state if state is EnvState.CLOSED else next_state(state, EnvEvent.CLOSED) for state in self.states
+        ]
+        self.waiting.clear()
+        self.arrived.clear()
+
+    def launch(self) -> None:
+        """Let closed environments be without an episode again."""
+        self.states = [next_state(state, EnvEvent.LAUNCHED) for state in self.states]
+
+    def check(self) -> None:
+        """Raise if the accounts contradict one another: each open request waits for its answer, or has arrived.
+
+        Raises:
+            ProtocolError: They do.
+        """
+        opened = set(self.of(*_OPEN))
+        if opened != self.waiting | self.arrived.keys() or self.waiting & self.arrived.keys():
+            raise ProtocolError(f"open {opened}, waiting {self.waiting}, arrived {list(self.arrived)}")
