@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -31,7 +32,7 @@ from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
 from streamsampler.scheduling.result import Segment
 
-__all__ = ["Delivery", "EarlyRows", "Origins", "assemble", "indices_of"]
+__all__ = ["Delivery", "EarlyRows", "Origins", "assemble", "indices_of", "lengths_of"]
 
 _GROUP_BYTES = 4_000_000
 _PER_TIMESTEP = "observations", "actions", "rewards", "env_infos", "agent_infos"
@@ -77,6 +78,15 @@ class Delivery:
         return segment.stop == self.rollouts.n_trajectories
 
 
+def lengths_of(rollouts: Rollouts) -> tuple[int, ...]:
+    """Return how many timesteps each index of a ticket has: a trajectory, or an environment's fragment."""
+    lengths = tuple(rollouts.lengths.tolist())  # the garbage collector looks at lists of numbers, too
+    if not rollouts.fragments:
+        return lengths
+    stops = list(accumulate(fragment.n_episodes for fragment in rollouts.fragments))
+    return tuple(sum(lengths[start:stop]) for start, stop in pairwise([0, *stops]))
+
+
 def indices_of(segments: Sequence[Segment]) -> NDArray[np.int64]:
     """Return the indices of all trajectories.
 
@@ -104,6 +114,7 @@ def assemble(
     joined: Mapping[str, Any] = MappingProxyType({}),
     origins: Sequence[Origins] = (),
     keeps_kinds: bool = False,
+    fragments: Mapping[str, Array] = MappingProxyType({}),
 ) -> TrajectoryBatch[Any, Any]:
     """Make a batch of segments, in their order.
 
@@ -118,6 +129,7 @@ def assemble(
         joined: What `EarlyRows.fields` returns: fields of the batch, by name, of trajectories before the segments'.
         origins: Those of these trajectories.
         keeps_kinds: See `streamsampler.data.info_columns.merge`.
+        fragments: The batch's field, but `cut`; empty for whole trajectories.
 
     Returns:
         A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
@@ -148,6 +160,9 @@ def assemble(
         return trees.owned(cast(Tree, infos_of(columns)))
 
     every = Origins.join([*origins, Origins.of(segments)])
+    terminated, truncated = numbers("terminated", np.bool_), numbers("truncated", np.bool_)
+    if fragments:
+        fragments = {**fragments, "cut": ~(terminated | truncated)}
     return TrajectoryBatch(
         observation_space=observation_space,
         action_space=action_space,
@@ -155,14 +170,15 @@ def assemble(
         last_observations=of_space("last_observations", observation_space),
         actions=of_space("actions", action_space),
         rewards=numbers("rewards", np.float64),
-        terminated=numbers("terminated", np.bool_),
-        truncated=numbers("truncated", np.bool_),
+        terminated=terminated,
+        truncated=truncated,
         lengths=numbers("lengths", np.int64),
         **{name: infos(name) for name in _INFOS},
         indices=every.indices,
         seeds=tuple(seeds_of(every.indices)),
         agent_versions=np.full(len(every.indices), agent_version, dtype=np.int64),
         seed=seed,
+        fragments=dict(fragments),
         stats=stats,
         worker_numbers=every.worker_numbers,
         fingerprints=every.fingerprints,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import batch_fields, trees
 from streamsampler.data.batch_estimates import BatchEstimates
+from streamsampler.data.batch_fragments import BatchFragments
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.infos import take_infos
 from streamsampler.data.spaces import AnySpace
@@ -48,7 +49,7 @@ class StepType(IntEnum):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TrajectoryBatch(BatchEstimates, Generic[ObservationsT, ActionsT]):
+class TrajectoryBatch(BatchFragments, BatchEstimates, Generic[ObservationsT, ActionsT]):
     """N whole trajectories, T timesteps in all, one after the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
@@ -67,7 +68,7 @@ class TrajectoryBatch(BatchEstimates, Generic[ObservationsT, ActionsT]):
         actions: Tree of (T, *A).
         rewards: (T,) float64.
         terminated: (N,) bool.
-        truncated: (N,) bool; both may be true, and one of them is.
+        truncated: (N,) bool; both may be true, and one of them is, but where `fragments` says that it was cut.
         env_infos: Dict of (T, ...): the infos of `env.step`; `_key` masks a `key` that was not always there.
         agent_infos: Dict of (T, ...): the infos of the agent.
         episode_infos: Dict of (N, ...): the infos of `env.reset`.
@@ -75,6 +76,9 @@ class TrajectoryBatch(BatchEstimates, Generic[ObservationsT, ActionsT]):
         indices: (N,) int64: trajectory indices.
         seeds: N Python ints: `env.reset(seed=batch.seeds[i])` starts the i-th trajectory.
         agent_versions: (N,) int64: the version of the agent that each trajectory was made under.
+        fragments: Empty, or what `obtain_fragments` says of the trajectories, which may be parts of episodes. A dict of
+            (N,): "continued", whether it began in an earlier call; "cut", whether it goes on in the next one; and
+            "env_numbers", which environment it is of. See `continued`, `cut` and `as_grid`.
         seed: The sampler's; None where batches of several samplers were joined.
         stats: Accounts of the call, or None.
         worker_numbers: (N,) int64: which worker ran each trajectory, which depends on timing; -1 where that is not
@@ -104,6 +108,7 @@ class TrajectoryBatch(BatchEstimates, Generic[ObservationsT, ActionsT]):
     seeds: tuple[int, ...]
     agent_versions: NDArray[np.int64]
     seed: int | None
+    fragments: dict[str, Array] = field(default_factory=dict)
     stats: Stats | Any = field(default=None, compare=False)
     worker_numbers: NDArray[np.int64] = field(default=cast("Any", None), compare=False)
     fingerprints: frozenset[str] = field(default=frozenset(), compare=False)
@@ -186,8 +191,10 @@ class TrajectoryBatch(BatchEstimates, Generic[ObservationsT, ActionsT]):
     def step_types(self) -> NDArray[np.int8]:
         """(T,) int8: a `StepType` for each timestep."""
         types = np.full(self.n_timesteps, StepType.MID, dtype=np.int8)
-        types[self.starts] = StepType.FIRST
-        types[self.starts + self.lengths - 1] = np.where(self.terminated, StepType.TERMINAL, StepType.TIMEOUT)
+        types[self.episode_starts] = StepType.FIRST
+        ends = self.starts + self.lengths - 1
+        types[ends[self.truncated]] = StepType.TIMEOUT
+        types[ends[self.terminated]] = StepType.TERMINAL
         return types
 
     @property
@@ -313,6 +320,7 @@ class TrajectoryBatch(BatchEstimates, Generic[ObservationsT, ActionsT]):
             seeds=self.seeds[rows] if isinstance(rows, slice) else tuple(self.seeds[i] for i in rows.tolist()),
             agent_versions=self.agent_versions[rows],
             seed=self.seed,
+            fragments={name: values[rows] for name, values in self.fragments.items()},
             worker_numbers=self.worker_numbers[rows],
             fingerprints=self.fingerprints,
         )

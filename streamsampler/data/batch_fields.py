@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data import trees
+from streamsampler.data.fragments import check_fragments, joined_fragments
 from streamsampler.data.infos import concatenate_infos, is_mask, validate_infos
 from streamsampler.data.spaces import validate
 from streamsampler.data.trees import Array, Tree
@@ -37,7 +38,8 @@ def check_batch(batch: Any) -> None:
         _check_array(name, getattr(batch, name), (n_trajectories,), np.bool_)
     _check_array("rewards", batch.rewards, (n_timesteps,), np.float64)
     _check_seeds(batch.seeds, n_trajectories)
-    ended = batch.terminated | batch.truncated
+    check_fragments(batch.fragments, n_trajectories)
+    ended = batch.terminated | batch.truncated | batch.cut
     if not ended.all():
         position = int(ended.argmin())
         raise DataError(f"trajectory {position} of {n_trajectories} is neither terminated nor truncated")
@@ -69,6 +71,7 @@ def joined_fields(batches: Sequence[Any], *, kept_kinds: bool = False) -> dict[s
         **fields,
         "seeds": tuple(seed for it in batches for seed in it.seeds),
         "seed": seeds.pop() if len(seeds) == 1 else None,
+        "fragments": joined_fragments([(it.fragments, it.n_trajectories) for it in batches]),
         "stats": None,
         "fingerprints": frozenset().union(*(it.fingerprints for it in batches)),
         "part": None,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from streamsampler.data import trees
 from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.copying import Allocate, make_recorder
+from streamsampler.data.fragments import EnvFragment
 from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import AnySpace, check_actions
@@ -45,6 +46,7 @@ class Rollouts:
         agent_infos: Columns of t steps.
         episode_infos: Columns of n steps.
         anomalies: The trajectories that may be wrong, if that was looked for.
+        fragments: Of fragments, which trajectories belong to which environment, in the ticket's order; else empty.
     """
 
     observations: Tree
@@ -58,6 +60,7 @@ class Rollouts:
     agent_infos: InfoColumns
     episode_infos: InfoColumns
     anomalies: tuple[Anomaly, ...] = ()
+    fragments: tuple[EnvFragment, ...] = ()
 
     @property
     def n_trajectories(self) -> int:
@@ -152,13 +155,14 @@ class RolloutRecorder:
             error.row = len(self._rewards) - 1
             raise
 
-    def end(self, last_observation: Any, terminated: bool, truncated: bool) -> None:
+    def end(self, last_observation: Any, terminated: bool, truncated: bool, *, limited: bool = False) -> None:
         """End the trajectory in hand.
 
         Args:
             last_observation: What the last action led to.
             terminated: What the environment said.
-            truncated: What the environment said, or true because of a limit of the sampler's.
+            truncated: What the environment said.
+            limited: Whether the trajectory has as many timesteps as it may have: then it is truncated in any case.
 
         Raises:
             ObservationError: The observation does not fit its space.
@@ -171,7 +175,7 @@ class RolloutRecorder:
         self._last_observations.record(last_observation)
         self._lengths.append(length)
         self._terminated.append(terminated)
-        self._truncated.append(truncated)
+        self._truncated.append(truncated or limited)
         self.n_trajectories += 1
         self.n_timesteps = n_rewards
         self._begun = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import CheckMode, UsageError, check_mode
-from streamsampler.samplers.obtaining import ObtainingSampler
+from streamsampler.samplers.fragmenting import FragmentingSampler
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
@@ -26,7 +26,7 @@ from streamsampler.workers.threads import check_threads
 __all__ = ["Sampler"]
 
 
-class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, ActionsT]):
+class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT, ActionsT]):
     """Collect trajectories; a subclass decides where the workers live.
 
     The arguments of all samplers are documented here, in one place. Those that only one kind of sampler has are

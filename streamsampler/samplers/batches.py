@@ -12,10 +12,11 @@ from streamsampler.data.assembly import Delivery, EarlyRows, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import DataError
+from streamsampler.samplers.fragments import Episodes
 from streamsampler.samplers.records import Spaces
 from streamsampler.samplers.session import Session
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Streamed, expected_rows
+from streamsampler.scheduling.plans import Fragments, Streamed, expected_rows
 from streamsampler.scheduling.result import Segment
 
 __all__ = ["BatchMaker"]
@@ -46,6 +47,9 @@ class BatchMaker:
         self._version = version
         self._on_taken = on_taken
         self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
+        plan, result = gathering.plan, gathering.result
+        self._episodes = Episodes(result, plan.limit) if isinstance(plan, Fragments) else None
+        self._result = self._episodes or result
         self._deliveries: dict[int, Delivery] = {}  # whose memory is not released, by identity
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
@@ -54,20 +58,26 @@ class BatchMaker:
     def add(self, delivery: Delivery) -> None:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
         delivery.share_no_infos()
+        if self._session.fragments is not None:
+            self._session.fragments.take(delivery)
         self._deliveries[id(delivery)] = delivery
         self._copy_early()
+
+    def segments(self) -> list[Segment]:
+        """Return what was not forgotten of the result so far: segments of trajectories, or of parts of episodes."""
+        return self._result.segments()
 
     def _copy_early(self, *, rest: bool = False) -> None:
         """Copy what is new in the result, if it is due or the `rest`, and release the memory it came in."""
         if (early := self._early) is None:
             return
         gathering = self._gathering
-        for segment in gathering.result.segments(early.n_counted):
+        for segment in self._result.segments(early.n_counted):
             early.count(segment)
         if not (early.n_taken if rest else early.due):
             return
         first = early.n_taken
-        segments = gathering.result.segments(first)
+        segments = self._result.segments(first)
         self._on_taken(segments)
         self._spaces_of_taken |= _spaces_by_worker(segments)
         if not early.take(segments, expected_rows(gathering.plan, gathering.throughput.timesteps)):
@@ -76,16 +86,17 @@ class BatchMaker:
         for segment in segments:
             if segment.delivery.ends_with(segment):
                 self.release(segment.delivery)
-        gathering.result.forget_segments(first, early.n_taken)
+        self._result.forget_segments(first, early.n_taken)
 
     def final(self) -> TrajectoryBatch[Any, Any]:
         """Return the batch of the whole result; of a complete part, it says which."""
         self._copy_early(rest=True)
-        segments, early = self._gathering.result.segments(), self._early
+        segments, early = self._result.segments(), self._early
         if early is None or not early.n_taken:
             batch = self.make(segments)
         else:
             batch = self.make(segments, early.fields(), early.origins)
+        self._stats.kept_trajectories = batch.n_trajectories
         part = self._gathering.plan.part
         return replace(batch, part=part) if part is not None and self._gathering.result.complete else batch
 
@@ -109,6 +120,7 @@ class BatchMaker:
             joined=joined or {},
             origins=origins,
             keeps_kinds=self._gathering.plan.keeps_kinds,
+            fragments={} if self._episodes is None else self._episodes.fields(),
         )
 
     def _spaces_of(self, segments: list[Segment]) -> Spaces:

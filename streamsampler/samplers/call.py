@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
-from streamsampler.data.assembly import Delivery
+from streamsampler.data.assembly import Delivery, lengths_of
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import bytes_of
@@ -23,7 +23,7 @@ from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback
 from streamsampler.samplers.supervisor import logger
 from streamsampler.samplers.updates import Snapshot
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import GatherPlan
+from streamsampler.scheduling.plans import Fragments, GatherPlan
 from streamsampler.workers.logs import handle_records
 
 __all__ = ["Call"]
@@ -52,13 +52,15 @@ class Call:
         self._session = session
         self._engine = session.engine
         self._supervisor = session.supervisor
+        is_whole = not isinstance(plan, Fragments)
+        self._layout = plan.layout if isinstance(plan, Fragments) else session.layout
         self.gathering = Gathering(
             plan,
             n_workers=self._engine.n_workers,
             order=session.order,
-            throughput=session.throughput,
-            own_queues=session.updates.differ,
-            layout=session.layout,
+            throughput=session.throughput if is_whole else None,
+            own_queues=session.updates.differ or not is_whole,
+            layout=self._layout,
             dropping=session.supervisor.policy.on_failure == "drop",
             concurrent=self._engine.concurrent,
             shortest_ticket=self._engine.shortest_ticket_seconds,
@@ -66,7 +68,7 @@ class Call:
             steps_of=session.shown_timesteps,
             is_awaited=session.is_checking,
         )
-        for worker in session.lanes():
+        for worker in session.lanes() if is_whole else ():
             self.gathering.run_lanes(worker)
         self.stats = stats
         self.version = session.begin_version()
@@ -246,9 +248,9 @@ class Call:
             rollouts, spaces = event.contents
             if spaces is not None:
                 record.spaces = spaces
-            lengths = tuple(rollouts.lengths.tolist())  # the garbage collector looks at lists of numbers, too
+            lengths = lengths_of(rollouts)
             n_bytes = bytes_of(rollouts.observations)
-            self._session.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
+            self.gathering.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
             if is_current:
                 bits = self._session.fingerprints.bits_of(worker)
                 delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces, bits)
@@ -288,7 +290,7 @@ class Call:
         if answer.runs_lanes and answer.ticket.block > 1:
             self._session.record_lanes(worker)
             self.gathering.run_lanes(worker)
-        return answer.runs_lanes or answer.ticket.block == self._session.layout.block
+        return answer.runs_lanes or answer.ticket.block == self._layout.block
 
     def _handle_failure(self, record: WorkerRecord, event: Answered, failure: Failure) -> None:
         is_current = record.record_answer(failure)
@@ -357,7 +359,7 @@ class Call:
         Raises:
             DataError: The environments of its trajectories have different spaces.
         """
-        self.accounts.close_with(self.gathering.result.segments())
+        self.accounts.close_with(self.batches.segments())
         self.accounts.stop_clock()
         return self.batches.final()
 

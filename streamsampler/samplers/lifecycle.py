@@ -159,13 +159,14 @@ class SamplerLife(ABC):
             raise
 
     def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats, resets: Resets | None = None) -> Call:
-        payload = None if resets is None else dumps(resets, "reset_options")
         self._end_stream()
         if self._session.suspect:
             self._replace_engine()
         if refused := self._fingerprints.refusal():
             raise kernels_error(0, refused)
         session = self._session
+        resets = session.begin_fragments(plan, resets, fresh="env" in updates)
+        payload = None if resets is None else dumps(resets, "reset_options")
         session.publish_levels()
         snapshot = session.updates.snapshot()
         try:

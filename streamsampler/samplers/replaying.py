@@ -14,7 +14,7 @@ from streamsampler.samplers.payloads import pickled_updates, put
 from streamsampler.samplers.replays import Origin, Replay, replayed
 from streamsampler.samplers.rerun import Rerun, place_of
 from streamsampler.samplers.updates import Updates
-from streamsampler.scheduling.plans import GatherPlan, Streamed
+from streamsampler.scheduling.plans import Fragments, GatherPlan, Streamed
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, loads
 from streamsampler.workers.resets import Options, Resets, common_resets
@@ -76,6 +76,8 @@ class ReplayingSampler(SamplerLife):
             plan: GatherPlan = session.plan if is_current and session.plan is not None else Streamed()
             if self._policy.on_failure == "drop" and not plan.fixed:
                 plan = Streamed(plan.first)  # others took the places of those that raised
+            if isinstance(plan, Fragments):
+                raise UsageError(_OF_FRAGMENTS)
             resets = session.resets if is_current and given is None else given
             differ = session.updates.differ
             queue, block = place_of(plan, index, self._setup.factory.layout.block, self.n_workers if differ else 1)
@@ -145,6 +147,12 @@ def _missing(batch: Any, index: int, version: int | None) -> str:
             f"not selected; there are {len(of_version)} from {first} to {last}"
         )
     return f"there is no trajectory {index}{which}: there are trajectories {first} to {last}"
+
+
+_OF_FRAGMENTS = (
+    "an episode of fragments was made with the parameters of several calls, so it cannot be replayed by its index: "
+    "reset an environment with its seed, batch.seeds[i], and apply the batch's actions"
+)
 
 
 def _other_version(version: int, current: int) -> str:

@@ -12,12 +12,13 @@ from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.messages import NEVER_AGAIN
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
 from streamsampler.samplers.fingerprints import Fingerprints
+from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.supervisor import Supervisor, logger
 from streamsampler.samplers.updates import Snapshot, Updates
 from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.blocks import Layout
-from streamsampler.scheduling.plans import GatherPlan
+from streamsampler.scheduling.plans import Fragments, GatherPlan
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Throughput
@@ -51,6 +52,7 @@ class Session:
         suspect: Whether an interrupt may have come between two steps of the bookkeeping.
         plan: What the last call was to obtain; None before the first.
         resets: What it said of its trajectories.
+        fragments: What goes on from the last call to the next; None after a call for whole trajectories.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Session:
         self.suspect = False
         self.plan: GatherPlan | None = None
         self.resets: Resets | None = None
+        self.fragments: FragmentLedger | None = None
         self._resets_handle: Any = None
         self._published: dict[int, Any] = updates.payloads()
         self._levels: Levels | None = None
@@ -106,6 +109,22 @@ class Session:
         if self.engine.has_own_loggers and (levels := levels_here()) != self._levels:
             self.updates.put("levels", self.publish(dumps(levels, "the levels of loggers")))
             self._levels = levels
+
+    def begin_fragments(self, plan: GatherPlan, resets: Resets | None, *, fresh: bool) -> Resets | None:
+        """Go on with the episodes of fragments, or begin others; return what a call says of its trajectories.
+
+        Args:
+            plan: What the call is to obtain; whole trajectories end the episodes.
+            resets: What is said of whole trajectories.
+            fresh: Whether the environments are new.
+        """
+        if not isinstance(plan, Fragments):
+            self.fragments = None
+            return resets
+        if fresh or self.fragments is None or not self.fragments.goes_on_in(plan):
+            self.fragments = FragmentLedger(plan, self.version + 1)
+        self.fragments.begin_call(plan)
+        return Resets(fragments=self.fragments.order())
 
     def set_call(self, plan: GatherPlan, resets: Resets | None, payload: Payload | None) -> None:
         """Set what the next call is to obtain, and what it says of its trajectories.
@@ -155,6 +174,13 @@ class Session:
         contents: dict[str, Any] = dict(self.updates.missing(record.worker, record.sent).items())
         if self._resets_handle is not None:
             contents["resets"] = self._resets_handle
+        if (
+            self.fragments is not None
+            and "env" in contents
+            and (order := self.fragments.order(record.worker)).standings
+        ):
+            # The worker has none of its environments: it is new, or an exception left them in any state.
+            contents["resets"] = self.publish(dumps(Resets(fragments=order), "what goes on in environments"))
         record.payloads_in_use = tuple(contents.values())
         return {**contents, "check": self.verdicts.order_for(record)}
 

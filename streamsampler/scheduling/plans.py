@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from streamsampler.errors import UsageError
+from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.parts import Part
 
 __all__ = [
     "AtLeast",
     "Exactly",
     "ExactlyPerWorker",
+    "Fragments",
     "GatherPlan",
     "Portion",
     "Streamed",
@@ -121,6 +123,26 @@ class Streamed(GatherPlan):
     limit: int | None = None
     fixed: bool = False
     keeps_kinds: bool = False
+
+
+@dataclass(frozen=True)
+class Fragments(GatherPlan):
+    """`n_timesteps` timesteps of each of `limit` environments, of episodes that go on from call to call.
+
+    Indices are the environments' numbers: e belongs to worker e modulo the number of workers, because its episode runs
+    there. A worker runs all of its environments in one ticket.
+    """
+
+    n_timesteps: int
+    limit: int = field()
+    n_workers: int = field()
+    fixed: bool = True
+
+    @property
+    def layout(self) -> Layout:
+        """How many environments each worker has."""
+        share = math.ceil(self.limit / self.n_workers)
+        return Layout(share, share)
 
 
 def endless(queue: range, n_queues: int) -> range:

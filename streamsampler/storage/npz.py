@@ -33,7 +33,8 @@ The header is an object with these keys:
   hold `NaN` and `Infinity`, as Python writes them, where a user put them there.
 - `spaces`: an object with `observation_space` and `action_space`; see "Spaces".
 - `structure`: an object with a structure each for `observations` (T rows), `last_observations` (N rows: what followed
-  each trajectory's last action), `actions` (T), `env_infos` (T), `agent_infos` (T) and `episode_infos` (N).
+  each trajectory's last action), `actions` (T), `env_infos` (T), `agent_infos` (T) and `episode_infos` (N). Only where
+  the trajectories are of fragments, `fragments` (N): whether each was `continued` or `cut`, and of which environment.
 
 A structure is one of:
 
@@ -128,6 +129,7 @@ _FORMAT = "streamsampler.TrajectoryBatch"
 _VERSION = 1
 _TREES = ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos")
 _ARRAYS = ("rewards", "terminated", "truncated", "lengths", "indices", "agent_versions")
+_FRAGMENTS = "fragments"
 _SPACES = ("observation_space", "action_space")
 
 
@@ -185,10 +187,14 @@ def _entries(batch: TrajectoryBatch[Any, Any], provenance: Mapping[str, Any] | N
         **({} if batch.part is None else {"part": batch.part.facts()}),
         "provenance": dict(provenance or {}),
         "spaces": {name: encode_space(getattr(batch, name), name) for name in _SPACES},
-        "structure": {name: _store(getattr(batch, name), name, name, entries) for name in _TREES},
+        "structure": {name: _store(getattr(batch, name), name, name, entries) for name in _trees_of(batch)},
     }
     entries["header"] = _to_bytes([_dumps(header, "provenance")])
     return entries
+
+
+def _trees_of(batch: TrajectoryBatch[Any, Any]) -> tuple[str, ...]:
+    return (*_TREES, _FRAGMENTS) if batch.fragments else _TREES
 
 
 def _dumps(value: Any, path: str) -> str:
@@ -251,7 +257,8 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any,
     entries, header = _read(path)
     with damage_raised(path, "is damaged: its parts do not fit together ({})"):
         fields: dict[str, Any] = {name: entries[name] for name in _ARRAYS}
-        fields |= {name: _restore(header["structure"][name], entries) for name in _TREES}
+        names = (*_TREES, _FRAGMENTS) if _FRAGMENTS in header["structure"] else _TREES
+        fields |= {name: _restore(header["structure"][name], entries) for name in names}
         fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
         fields |= {"seeds": tuple(header["seeds"]), "seed": _seed(header["seed"])}
         return TrajectoryBatch(**fields, part=part_of_facts(header.get("part"))), header

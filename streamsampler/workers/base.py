@@ -136,12 +136,15 @@ class Worker(ABC):
         running_timesteps: Timesteps of later tickets' trajectories that run already, and are in no outcome yet.
         look_ahead: Takes a number, 1 for the next, and returns that ticket after the one in hand, with its seeds; None
             if the worker does not hold it yet. The worker loop sets it.
+        in_force: The payloads of the last updates, by "agent", "parameters" and "env". The worker loop sets it.
+        load: Returns a new copy of what a payload stands for. The worker loop sets it.
         spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
         can_drop: Whether this kind of worker can leave out trajectories.
         resets: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
             that `rollout` gets.
         can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
         can_rehearse: Whether this kind of worker has `rehearse`.
+        can_continue: Whether this kind of worker runs fragments, of which `resets.fragments` says what is to be run.
         runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
             known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
             whole blocks.
@@ -151,6 +154,7 @@ class Worker(ABC):
 
     can_drop = False
     can_rehearse = False
+    can_continue = False
     can_take_options = False
     runs_lanes = False
     revision = ""
@@ -163,6 +167,8 @@ class Worker(ABC):
         self.ran_timesteps = 0
         self.running_timesteps = 0
         self.look_ahead: Callable[[int], tuple[Ticket, list[int]] | None] = _no_ticket
+        self.in_force: Mapping[str, Any] = {}
+        self.load: Callable[[Any], Any] = _no_ticket
         self.spoiled = False
         self.resets: Resets | None = None
         self._finder: AnomalyFinder | None = None

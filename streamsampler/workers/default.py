@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from time import perf_counter
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from streamsampler.timing import used
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, locate, raised_in, step_error, summary_of
+from streamsampler.workers.fragments import Course, RunningEnvs, running_envs
 from streamsampler.workers.generators import seed_generators
 
 __all__ = ["DefaultWorker"]
@@ -53,6 +55,7 @@ class DefaultWorker(Worker):
 
     can_drop = True
     can_rehearse = True
+    can_continue = True
     can_take_options = True
 
     def __init__(self, context: WorkerContext) -> None:
@@ -61,6 +64,7 @@ class DefaultWorker(Worker):
         self._reset_agent: Callable[[int], None] | None = None
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
+        self._running: RunningEnvs | None = None
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
 
     def update_agent(self, agent_update: Any) -> None:
@@ -75,6 +79,7 @@ class DefaultWorker(Worker):
         Raises:
             Exception: What the environment raises; then there is no environment until the next update.
         """
+        self._forget_running()
         self.phase = Phase.ENV_CONSTRUCTION
         old, self._env = self._env, None
         try:
@@ -104,6 +109,9 @@ class DefaultWorker(Worker):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""
+        if self.resets is not None and (order := self.resets.fragments) is not None:
+            self._running = running_envs(self, order, self._running)
+            return self._running.run(ticket, self.run_course)
         if self.context.drop_unless is not None:
             return self._rollout_dropping(ticket, seeds)
         recorder = self._recorder
@@ -111,6 +119,15 @@ class DefaultWorker(Worker):
         recorder.clear()
         abandoned_timesteps, seconds = self._run(ticket.version, ticket.indices, seeds, recorder)
         return self._outcome(recorder, ticket.indices, abandoned_timesteps, seconds)
+
+    def run_course(self, version: int, course: Course, recorder: RolloutRecorder) -> tuple[int, Times]:
+        """Run the episodes of an environment's fragment; returns what `_run` does."""
+        own = self._env, self._agent, self._reset_agent
+        self._env, self._agent, self._reset_agent = cast("AnyEnv", course), course.agent, course.reset_agent
+        try:
+            return self._run(version, course.numbers(), course.seeds(), recorder, course.lengths())
+        finally:
+            self._env, self._agent, self._reset_agent = own
 
     def _outcome(
         self,
@@ -197,12 +214,16 @@ class DefaultWorker(Worker):
         return Times(perf_counter() - began)
 
     def _run(  # noqa: C901 - see below
-        self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder
-    ) -> tuple[int, Times]:
+        self, version: int, indices: Iterable[int], seeds: Iterable[int], recorder: RolloutRecorder,
+        lengths: Iterable[int] | None = None,
+    ) -> tuple[int, Times]:  # fmt: skip
         """Run trajectories, one after the other.
 
         This is what the package's speed is made of, so it is written out in one function, with everything it touches
         in local variables, the phases included (an enum's member costs 100 ns to look up on Python 3.11).
+
+        Without `lengths` each may have `max_episode_length` timesteps. Of iterators the next items are asked for after
+        each trajectory.
 
         Returns:
             -1, or the timesteps after which a trajectory was abandoned; and the seconds of reset, agent and step.
@@ -219,11 +240,11 @@ class DefaultWorker(Worker):
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action, flag_classes = _NoClass if actions is None else int, FLAGS
-        row, max_length = self.row, self.context.max_episode_length
+        row, lengths = self.row, lengths or repeat(self.context.max_episode_length or _NO_LIMIT)
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
         timed = used()  # then each timestep is due: what user code times belongs to the phase on the board
-        limit, due = _NO_LIMIT, n_before
+        due = n_before
         terminated = truncated = False
         reset_seconds = agent_seconds = step_seconds = 0.0
         phase = in_recording
@@ -235,7 +256,7 @@ class DefaultWorker(Worker):
         # The timestep that is due, number `due` of the ticket, looks at the limit, shows progress on the board, is
         # timed, and sets when the next one is due. While the sampler asks for attention, every timestep is due.
         try:
-            for index, seed in zip(indices, seeds, strict=True):
+            for index, seed, max_length in zip(indices, seeds, lengths, strict=False):
                 self.trajectory = index
                 words[trajectory_word] = index + 1
                 words[phase_word] = _RESET_NUMBER
@@ -250,9 +271,8 @@ class DefaultWorker(Worker):
                 reset_seconds += clock() - begin
                 phase = in_recording
                 start = recorder.begin(info)
+                limit = start + max_length
                 words[phase_word] = _STEP_NUMBER
-                if max_length is not None:
-                    limit = start + max_length
                 if attention:
                     due = 0
                 while True:
@@ -313,7 +333,7 @@ class DefaultWorker(Worker):
                             spent = clock() - began
                             return n_abandoned, _shares(spent, reset_seconds, agent_seconds, step_seconds)
                         due = 0
-                recorder.end(observation, bool(terminated), bool(truncated) or len(rewards) == limit)
+                recorder.end(observation, bool(terminated), bool(truncated), limited=len(rewards) == limit)
         except BaseException as error:
             self.ran_timesteps += len(rewards) - n_before
             self.phase = phase
@@ -323,7 +343,7 @@ class DefaultWorker(Worker):
         self.ran_timesteps += len(rewards) - n_before
         return -1, _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
 
-    def _reset_of(self, env: AnyEnv, indices: Sequence[int]) -> Callable[..., Any]:
+    def _reset_of(self, env: AnyEnv, indices: Iterable[int]) -> Callable[..., Any]:
         """Return the environment's `reset`, with the options of one trajectory after the other where there are any."""
         resets = self.resets
         if resets is None or resets.options is None:
@@ -349,8 +369,18 @@ class DefaultWorker(Worker):
         """Close the environment."""
         self.phase, self.trajectory = Phase.CLOSE, None
         env, self._env = self._env, None
-        if env is not None:
-            env.close()
+        try:
+            self._forget_running()
+        finally:
+            if env is not None:
+                env.close()
+
+    def _forget_running(self) -> None:
+        """Close the environments of fragments, apart from the worker's own."""
+        running, self._running = self._running, None
+        if running is not None:
+            self.phase = Phase.CLOSE
+            running.close()
 
 
 def _shares(seconds: float, reset: float, agent: float, step: float) -> Times:

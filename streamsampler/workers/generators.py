@@ -16,7 +16,7 @@ import numpy as np
 
 from streamsampler.seeding import Stream, derived_seed
 
-__all__ = ["generator_states", "preserved_generators", "seed_generators"]
+__all__ = ["drawn_states", "generator_states", "preserved_generators", "seed_generators", "set_states"]
 
 _MT19937_BYTES = 625 * 4
 """624 words, and the position among them."""
@@ -140,3 +140,59 @@ class _TorchState:
         else:
             # For devices that are not in use yet torch keeps the last seed: that is to be the user's again.
             torch.cuda.manual_seed_all(torch.initial_seed())
+
+
+class _Scratch:
+    """Generators of the kinds that are global, to see what seeding makes of them."""
+
+    def __init__(self) -> None:
+        self.python = random.Random()  # noqa: S311 - as the global one
+        self.numpy = np.random.RandomState()
+
+    def states(self, trajectory_seed: int) -> tuple[Any, ...]:
+        """Return what `generator_states` returns after `seed_generators` on a machine without other devices."""
+        self.python.seed(derived_seed(trajectory_seed, Stream.PYTHON))
+        self.numpy.seed(derived_seed(trajectory_seed, Stream.NUMPY))
+        address = self.numpy._bit_generator.ctypes.state_address
+        states = (self.python.getstate(), ctypes.string_at(address, _MT19937_BYTES))
+        torch = _loaded_torch()
+        if torch is None:
+            return states
+        generator = torch.Generator()
+        generator.manual_seed(derived_seed(trajectory_seed, Stream.TORCH))
+        return (*states, generator.get_state().numpy().tobytes())
+
+
+_scratch = _Scratch()
+
+
+def drawn_states(trajectory_seed: int) -> Any:
+    """Return the states of the global generators, for `set_states`.
+
+    Returns:
+        None if nothing was drawn from them since they were seeded for the trajectory.
+    """
+    if generator_states() == _scratch.states(trajectory_seed):
+        return None
+    torch = _loaded_torch()
+    of_torch = None
+    if torch is not None:
+        on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        of_torch = torch.get_rng_state().numpy(), [state.numpy() for state in on_devices]
+    return random.getstate(), np.random.get_state(legacy=False), of_torch
+
+
+def set_states(trajectory_seed: int, states: Any) -> None:
+    """Put the global generators into states that `drawn_states` returned; None seeds them for the trajectory."""
+    seed_generators(trajectory_seed)
+    if states is None:
+        return
+    of_python, of_numpy, of_torch = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch = _loaded_torch()
+    if torch is not None and of_torch is not None:
+        on_cpu, on_devices = of_torch
+        torch.set_rng_state(torch.from_numpy(on_cpu.copy()))
+        if on_devices:
+            torch.cuda.set_rng_state_all([torch.from_numpy(state.copy()) for state in on_devices])

@@ -163,6 +163,7 @@ class WorkerLoop:
                 self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
                 self._worker = self._make_worker(self._context)
                 self._worker.look_ahead = self._look_ahead
+                self._worker.in_force, self._worker.load = self._in_force, self._channel.load
             worker = self._worker
             worker.trajectory = None
             updates = {"env": start.env, "agent": start.agent, "parameters": start.parameters}

@@ -4,31 +4,76 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from streamsampler.data.fragments import EpisodeState
+from streamsampler.data.trees import Tree
 from streamsampler.errors import UsageError, positive
 from streamsampler.seeding import Indices, TrajectorySeeds
 
-__all__ = ["Options", "ResetOptions", "Resets", "common_resets", "given_resets", "streamed_resets"]
+__all__ = [
+    "FragmentOrder",
+    "Options",
+    "ResetOptions",
+    "Resets",
+    "Standing",
+    "common_resets",
+    "given_resets",
+    "streamed_resets",
+]
 
 Options: TypeAlias = Mapping[str, Any]
 ResetOptions: TypeAlias = Options | Sequence[Options | None]
 
 
+class Standing(NamedTuple):
+    """Where one environment of fragments stands, for a worker that takes it over.
+
+    Attributes:
+        episode: The number of the episode that goes on; of the next one if none does.
+        state: Where that one stands; None if none goes on.
+        actions: Its actions so far; None where they are not known any more.
+    """
+
+    episode: int
+    state: EpisodeState | None
+    actions: Tree | None
+
+
+@dataclass(frozen=True)
+class FragmentOrder:
+    """What a call for fragments says.
+
+    Attributes:
+        n_timesteps: How many timesteps of each environment.
+        n_envs: How many environments all workers have together: e belongs to worker e modulo their number.
+        base_version: The agent version in which the environments began. Episode k of environment e has the seed of
+            trajectory `e + k * n_envs` of that version.
+        standings: By environment, where those stand that the worker is to take over; others are new.
+    """
+
+    n_timesteps: int
+    n_envs: int
+    base_version: int
+    standings: Mapping[int, Standing] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Resets:
-    """The seeds and the reset options of a call's trajectories, by index.
+    """The seeds and the reset options of a call's trajectories, by index; or, of fragments, what to go on with.
 
     Attributes:
         seeds: Seeds that were given; None where the sampler's own are used.
         options: The same options for all, a tuple with those of each trajectory, or None.
+        fragments: What a call for fragments says; None for whole trajectories.
     """
 
     seeds: tuple[int, ...] | None = None
     options: dict[str, Any] | tuple[dict[str, Any] | None, ...] | None = None
+    fragments: FragmentOrder | None = None
 
     def seeds_of(self, derived: TrajectorySeeds, indices: Indices) -> list[int]:
         """Return the seeds of trajectories.
@@ -38,6 +83,8 @@ class Resets:
                 given for.
             indices: Trajectory indices.
         """
+        if self.fragments is not None:
+            return TrajectorySeeds(derived.seed, self.fragments.base_version).of(indices)
         if self.seeds is None:
             return derived.of(indices)
         if isinstance(indices, np.ndarray):

@@ -1,0 +1,83 @@
+"""Fragments of episodes that go on from call to call: what a worker says of them, and what a batch has of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamsampler.errors import DataError
+
+__all__ = ["EnvFragment", "EpisodeState", "check_fragments", "joined_fragments"]
+
+
+class EpisodeState(NamedTuple):
+    """Where an episode that goes on stands, apart from its environment.
+
+    Attributes:
+        length: Its timesteps so far.
+        agent: What the agent's `get_state` returned; None where it has none.
+        generators: The states of the global generators; None where nothing was drawn from them since they were seeded.
+        digests: Of its observations and rewards so far.
+        restorable: Whether another worker's agent can be put into this state.
+    """
+
+    length: int
+    agent: Any
+    generators: Any
+    digests: tuple[bytes, ...]
+    restorable: bool
+
+
+class EnvFragment(NamedTuple):
+    """What one environment's timesteps in a call consist of: consecutive episodes, or parts of them.
+
+    Attributes:
+        number: The environment's number.
+        n_episodes: How many there are.
+        first: The number of the first one among all episodes of this environment.
+        continued: Whether that one began in an earlier call.
+        state: Where the last one stands; None if it ended.
+        lost: Why the episode that went on could not be restored after a loss; empty where nothing was lost.
+    """
+
+    number: int
+    n_episodes: int
+    first: int
+    continued: bool
+    state: EpisodeState | None
+    lost: str = ""
+
+
+_DTYPES = {"continued": np.bool_, "cut": np.bool_, "env_numbers": np.int64}
+
+
+def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
+    """Check the field `fragments` of a batch.
+
+    Raises:
+        DataError: It is neither empty, nor has what it should have.
+    """
+    if not fragments:
+        return
+    if sorted(fragments) != sorted(_DTYPES):
+        raise DataError(f"fragments should have {', '.join(_DTYPES)}, and has {', '.join(map(str, fragments))}")
+    for name, dtype in _DTYPES.items():
+        array = fragments[name]
+        if not isinstance(array, np.ndarray) or array.shape != (n_trajectories,) or array.dtype != dtype:
+            raise DataError(
+                f"fragments[{name!r}] should be an array of shape ({n_trajectories},) and dtype {np.dtype(dtype)}, and "
+                f"is {array!r}"
+            )
+
+
+def joined_fragments(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
+    """Join the field `fragments` of batches, given with their numbers of trajectories; those without it were whole."""
+    if not any(fragments for fragments, _ in parts):
+        return {}
+    whole = {"continued": False, "cut": False, "env_numbers": -1}
+    return {
+        name: np.concatenate([fragments.get(name, np.full(n, whole[name], dtype)) for fragments, n in parts])
+        for name, dtype in _DTYPES.items()
+    }

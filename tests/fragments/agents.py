@@ -1,0 +1,84 @@
+"""Agents and environments whose episodes go on from call to call."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from tests.scripted.agents import Linear
+
+
+class Restorable(Linear):
+    """Draws from a generator whose state it can give."""
+
+    def get_state(self) -> Any:
+        return self.rng.bit_generator.state
+
+    def set_state(self, state: Any) -> None:
+        self.rng.bit_generator.state = state
+
+
+class Recurrent(Restorable):
+    """Acts on a decaying sum of what it saw since the episode began, and on global generators."""
+
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.hidden = 0.0
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        self.hidden = 0.9 * self.hidden + float(observation @ self.weights)
+        noise = self.rng.logistic() + random.gauss(0, 0.1) + np.random.normal()
+        return int(self.hidden + noise > 0), {"hidden": self.hidden}
+
+    def get_state(self) -> Any:
+        return super().get_state(), self.hidden
+
+    def set_state(self, state: Any) -> None:
+        generator, self.hidden = state
+        super().set_state(generator)
+
+
+class Forgetful(gymnasium.Env[Any, Any]):
+    """Counts its resets: the same seed and actions do not lead to the same observations."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t, self.hidden = 0, random.SystemRandom().random()
+        return self.observe(), {}
+
+    def observe(self) -> Any:
+        return np.full(4, self.hidden + self.t, np.float32)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self.observe(), 1.0, self.t == 100, False, {}
+
+
+class Sticky(gymnasium.Env[Any, Any]):
+    """Terminates, truncates, or does both; a short, a middling or a long episode, by its seed."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.length = int(self.np_random.choice([1, 8, 30]))
+        self.end = int(self.np_random.integers(3))
+        self.t = 0
+        return self.observe(), {"length": self.length} if self.end else {}
+
+    def observe(self) -> Any:
+        return self.np_random.random(4, np.float32)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        last = self.t == self.length
+        info = {"t": self.t} if self.t % 2 else {}
+        return self.observe(), self.t + action / 2, last and self.end != 1, last and self.end != 0, info

@@ -1,0 +1,88 @@
+"""Episodes that go on are restored when their worker is lost, and come out the same."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import random
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler.testing import Fault, Faults
+from tests.fragments.agents import Forgetful, Recurrent, Restorable, Sticky
+from tests.scripted.agents import Linear
+
+SEED = 7
+
+
+@functools.cache
+def undisturbed(n_calls: int, n_timesteps: int, n_envs: int) -> list[Any]:
+    with LocalSampler(Recurrent(), Sticky, seed=SEED) as sampler:
+        return [one_call(sampler, call, n_timesteps, n_envs) for call in range(n_calls)]
+
+
+def one_call(sampler: Any, call: int, n_timesteps: int, n_envs: int) -> Any:
+    return sampler.obtain_fragments(n_timesteps, n_envs, agent_update=np.array([0.0, 0.0, 0.3, 0.1 * (call % 7)]))
+
+
+def kill(pids: Any) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_killed_between_calls(n_workers):
+    with MultiprocessingSampler(Recurrent(), Sticky, seed=SEED, n_workers=n_workers) as sampler:
+        for call, expected in enumerate(undisturbed(6, 13, 5)):
+            if call in (1, 2, 5):
+                kill(sampler.worker_pids()[-2:])
+            assert one_call(sampler, call, 13, 5) == expected
+        assert sampler.stats.restarts >= 3
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_killed_within_calls(tmp_path, n_workers):
+    faults = Faults(tmp_path, Fault("kill", "step", step=20, times=3))
+    with MultiprocessingSampler(Recurrent(), faults.env(Sticky), seed=SEED, n_workers=n_workers) as sampler:
+        for call, expected in enumerate(undisturbed(6, 13, 5)):
+            assert one_call(sampler, call, 13, 5) == expected
+        assert faults.fired() == 3
+        assert sampler.stats.restarts == 3
+
+
+@pytest.mark.parametrize(
+    ("agent", "env", "why"),
+    [(Linear(), "CartPole-v1", "no get_state"), (Restorable(), Forgetful, "did not lead to the same observations")],
+)
+def test_what_cannot_be_restored_begins_anew(agent, env, why, caplog):
+    with (
+        caplog.at_level(logging.WARNING, "streamsampler"),
+        MultiprocessingSampler(agent, env, seed=SEED, n_workers=1, check=None) as sampler,
+    ):
+        first = sampler.obtain_fragments(5, 2)
+        assert first.cut.all()
+        kill(sampler.worker_pids())
+        second = sampler.obtain_fragments(5, 2)
+    assert not second.continued.any()
+    assert second.indices.tolist()[0] == 2
+    assert why in caplog.text
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_over_fifty_calls():
+    draw = random.Random(SEED)
+    expected = undisturbed(50, 40, 7)
+    kills = 0
+    with MultiprocessingSampler(
+        Recurrent(), Sticky, seed=SEED, n_workers=5, max_restarts=None, max_lifetime_restarts=None
+    ) as sampler:
+        for call in range(50):
+            kill(draw.sample(sampler.worker_pids(), 4))
+            kills += 4
+            assert one_call(sampler, call, 40, 7) == expected[call]
+        assert kills == 200
