@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -32,7 +31,7 @@ from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
 from streamsampler.scheduling.result import Segment
 
-__all__ = ["Delivery", "EarlyRows", "Origins", "assemble", "indices_of", "lengths_of"]
+__all__ = ["Delivery", "EarlyRows", "Origins", "assemble", "indices_of"]
 
 _GROUP_BYTES = 4_000_000
 _PER_TIMESTEP = "observations", "actions", "rewards", "env_infos", "agent_infos"
@@ -76,15 +75,6 @@ class Delivery:
     def ends_with(self, segment: Segment) -> bool:
         """Whether `segment` is the last one of this delivery."""
         return segment.stop == self.rollouts.n_trajectories
-
-
-def lengths_of(rollouts: Rollouts) -> tuple[int, ...]:
-    """Return how many timesteps each index of a ticket has: a trajectory, or an environment's fragment."""
-    lengths = tuple(rollouts.lengths.tolist())  # the garbage collector looks at lists of numbers, too
-    if not rollouts.fragments:
-        return lengths
-    stops = list(accumulate(fragment.n_episodes for fragment in rollouts.fragments))
-    return tuple(sum(lengths[start:stop]) for start, stop in pairwise([0, *stops]))
 
 
 def indices_of(segments: Sequence[Segment]) -> NDArray[np.int64]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamsampler.errors import DataError
 
-__all__ = ["EnvFragment", "EpisodeState", "check_fragments", "joined_fragments"]
+__all__ = ["EnvFragment", "EpisodeState", "check_fragments", "joined_fragments", "lengths_of"]
 
 
 class EpisodeState(NamedTuple):
@@ -48,6 +49,15 @@ class EnvFragment(NamedTuple):
     continued: bool
     state: EpisodeState | None
     lost: str = ""
+
+
+def lengths_of(rollouts: Any) -> tuple[int, ...]:
+    """Return how many timesteps each index of a ticket's `Rollouts` has: a trajectory, or an environment's fragment."""
+    lengths = tuple(rollouts.lengths.tolist())  # the garbage collector looks at lists of numbers, too
+    if not rollouts.fragments:
+        return lengths
+    stops = list(accumulate(fragment.n_episodes for fragment in rollouts.fragments))
+    return tuple(sum(lengths[start:stop]) for start, stop in pairwise([0, *stops]))
 
 
 _DTYPES = {"continued": np.bool_, "cut": np.bool_, "env_numbers": np.int64}

@@ -7,8 +7,9 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
-from streamsampler.data.assembly import Delivery, lengths_of
+from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.fragments import lengths_of
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Event, Logged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from typing import Any
 
@@ -223,10 +222,9 @@ def test_bad_numbers_and_updates():
 
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_large_rows_are_copied_as_they_arrive(n_workers):
-    env = functools.partial(Wide, 3_000)
     with (
-        local(always_zero, env) as reference,
-        MultiprocessingSampler(always_zero, env, seed=SEED, n_workers=n_workers) as sampler,
+        local(always_zero, Wide) as reference,
+        MultiprocessingSampler(always_zero, Wide, seed=SEED, n_workers=n_workers) as sampler,
     ):
         for n_timesteps in (7, 40, 1):
             batch = sampler.obtain_fragments(n_timesteps, 4)
