@@ -17,6 +17,7 @@ ROOMS = [
     *("version", "errors", "timing", "seeding", "serialization", "agents", "environments", "protocol"),
     *("scheduling", "data"),
     *(
+        "filters",
         "storage",
         "workers",
         "adapters",

@@ -20,6 +20,7 @@ from streamsampler.data.batch_estimates import BatchEstimates
 from streamsampler.data.batch_fragments import BatchFragments
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.infos import take_infos
+from streamsampler.data.raw import RawData, RawRows
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array
@@ -49,7 +50,7 @@ class StepType(IntEnum):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TrajectoryBatch(BatchFragments, BatchEstimates, Generic[ObservationsT, ActionsT]):
+class TrajectoryBatch(BatchFragments, BatchEstimates, RawData, Generic[ObservationsT, ActionsT]):
     """N whole trajectories, T timesteps in all, one after the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
@@ -87,6 +88,8 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, Generic[ObservationsT, Act
             known. The same seed gives the same trajectories only where they agree. Not saved with a batch, either.
         part: Which part of a run's trajectories these are, all of it; None where they are no part. See
             `streamsampler.merge`.
+        raw: What the environment said, where observations or rewards were filtered (see `streamsampler.filters`), else
+            None; read it as `raw_observations`, `raw_last_observations` and `raw_rewards`.
 
     Raises:
         DataError: Fields that do not fit each other or their spaces; names the field and says both numbers.
@@ -113,6 +116,7 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, Generic[ObservationsT, Act
     worker_numbers: NDArray[np.int64] = field(default=cast("Any", None), compare=False)
     fingerprints: frozenset[str] = field(default=frozenset(), compare=False)
     part: Part | None = field(default=None, compare=False)
+    raw: RawRows | None = None
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
@@ -146,7 +150,7 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, Generic[ObservationsT, Act
     def __repr__(self) -> str:
         parts = [count(self.n_trajectories, "trajectory"), count(self.n_timesteps, "timestep")]
         if self.n_trajectories:
-            returns = self.returns
+            returns = self.raw_returns
             spread = f" ± {returns.std(ddof=1) / np.sqrt(len(returns)):.3g} standard error" if len(returns) > 1 else ""
             parts.append(f"return {returns.mean():.4g}{spread}")
             first, last = self.agent_versions.min(), self.agent_versions.max()
@@ -179,13 +183,6 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, Generic[ObservationsT, Act
 
         last_leaves = (leaf for _, leaf in trees.leaves(self.last_observations))
         return trees.map_tree(lambda leaf: follow(leaf, next(last_leaves)), self.observations)
-
-    @property
-    def returns(self) -> NDArray[np.float64]:
-        """(N,) float64: the sum of each trajectory's rewards, not discounted."""
-        if not self.n_trajectories:
-            return np.zeros(0)
-        return cast("NDArray[np.float64]", np.add.reduceat(self.rewards, self.starts))
 
     @property
     def step_types(self) -> NDArray[np.int8]:
@@ -323,6 +320,7 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, Generic[ObservationsT, Act
             fragments={name: values[rows] for name, values in self.fragments.items()},
             worker_numbers=self.worker_numbers[rows],
             fingerprints=self.fingerprints,
+            raw=None if self.raw is None else self.raw.select(timesteps, rows),
         )
 
     @staticmethod

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from streamsampler.data import trees
 from streamsampler.data.fragments import check_fragments, joined_fragments
 from streamsampler.data.infos import concatenate_infos, is_mask, validate_infos
+from streamsampler.data.raw import RawRows
 from streamsampler.data.spaces import validate
 from streamsampler.data.trees import Array, Tree
 from streamsampler.errors import DataError
@@ -43,12 +44,23 @@ def check_batch(batch: Any) -> None:
     if not ended.all():
         position = int(ended.argmin())
         raise DataError(f"trajectory {position} of {n_trajectories} is neither terminated nor truncated")
-    validate(batch.observation_space, batch.observations, n_timesteps, "observations")
-    validate(batch.observation_space, batch.last_observations, n_trajectories, "last_observations")
+    validate(batch.observation_space, batch.raw_observations, n_timesteps, "observations")
+    validate(batch.observation_space, batch.raw_last_observations, n_trajectories, "last_observations")
+    if batch.raw is not None:
+        _check_filtered(batch, n_timesteps, n_trajectories)
     validate(batch.action_space, batch.actions, n_timesteps, "actions")
     validate_infos(batch.env_infos, n_timesteps, "env_infos")
     validate_infos(batch.agent_infos, n_timesteps, "agent_infos")
     validate_infos(batch.episode_infos, n_trajectories, "episode_infos")
+
+
+def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:
+    """Check that filtered and raw data have the same rows; a filter may make other dtypes and shapes of them."""
+    _check_array("raw_rewards", batch.raw_rewards, (n_timesteps,), np.float64)
+    for name, n_rows in (("observations", n_timesteps), ("last_observations", n_trajectories)):
+        for path, leaf in trees.leaves(getattr(batch, name)):
+            if len(leaf) != n_rows:
+                raise DataError(f"{name}{path} has {len(leaf)} rows, and should have {n_rows}")
 
 
 def joined_fields(batches: Sequence[Any], *, kept_kinds: bool = False) -> dict[str, Any]:
@@ -75,6 +87,7 @@ def joined_fields(batches: Sequence[Any], *, kept_kinds: bool = False) -> dict[s
         "stats": None,
         "fingerprints": frozenset().union(*(it.fingerprints for it in batches)),
         "part": None,
+        "raw": RawRows.joined(batches),
     }
 
 

@@ -47,6 +47,7 @@ class Rollouts:
         episode_infos: Columns of n steps.
         anomalies: The trajectories that may be wrong, if that was looked for.
         fragments: Of fragments, which trajectories belong to which environment, in the ticket's order; else empty.
+        summaries: A summary of each trajectory for the sampler's filters, pickled; empty without filters.
     """
 
     observations: Tree
@@ -61,6 +62,7 @@ class Rollouts:
     episode_infos: InfoColumns
     anomalies: tuple[Anomaly, ...] = ()
     fragments: tuple[EnvFragment, ...] = ()
+    summaries: bytes = b""
 
     @property
     def n_trajectories(self) -> int:

@@ -146,6 +146,7 @@ class Start:
         levels: The levels of the sampler's loggers (`workers.logs.Levels`); None if they have not changed.
         check: What to check before the first ticket; None for nothing.
         resets: What the call says of its trajectories (`workers.resets.Resets`), as the engine carries payloads.
+        filters: New filters (`filters.Filters`); None keeps them.
     """
 
     version: int
@@ -156,6 +157,7 @@ class Start:
     levels: Any = None
     check: CheckOrder | None = None
     resets: Any = None
+    filters: Any = None
 
 
 @by_position

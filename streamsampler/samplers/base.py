@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import CheckMode, UsageError, check_mode
+from streamsampler.filters.base import Filter, Filters
 from streamsampler.samplers.fragmenting import FragmentingSampler
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
@@ -17,7 +18,7 @@ from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
-from streamsampler.serialization import Payload
+from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
@@ -84,6 +85,9 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
             you have set count for what reads them, but for torch. `LocalSampler` sets the same numbers while a call
             runs, or a step of a stream, and puts back what it found. A library that is loaded in the middle of a
             trajectory is held to it from the next ticket on. None leaves all as it is.
+        observation_filter: What changes the observations that the agent sees, such as `RunningNorm`, with statistics
+            that are part of the agent version; see `streamsampler.filters`.
+        reward_filter: The same for rewards, such as `RunningReturnNorm`.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
@@ -123,7 +127,10 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         check: CheckMode = "warn",
         fingerprint: CheckMode = "warn",
         worker_threads: int | None = 1,
+        observation_filter: Filter | None = None,
+        reward_filter: Filter | None = None,
     ) -> None:
+        filters = Filters(observation_filter, reward_filter)
         policy = self._policy = Policy(
             on_failure=on_failure,
             max_restarts=max_restarts,
@@ -157,7 +164,8 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         put_agents(updates, agents, self._setup.n_workers)
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
         put(updates, "env", pickled_environments(envs, self._setup.n_workers, "envs", "the environment", as_env))
-        self._begin_life(updates, version=0)
+        dumps(filters, "the filters")
+        self._begin_life(updates, 0, filters)
 
     @classmethod
     def from_worker_factory(

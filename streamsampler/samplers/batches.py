@@ -12,6 +12,7 @@ from streamsampler.data.assembly import Delivery, EarlyRows, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.errors import DataError
+from streamsampler.samplers.filtering import Summaries, summaries_of
 from streamsampler.samplers.fragments import Episodes
 from streamsampler.samplers.records import Spaces
 from streamsampler.samplers.session import Session
@@ -31,6 +32,9 @@ class BatchMaker:
         stats: The call's accounts, which every batch carries.
         version: The call's agent version.
         on_taken: Is called with segments before they are forgotten, more than once if an interrupt came between.
+
+    Attributes:
+        summaries: What the filters need of the trajectories that were made a batch of.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class BatchMaker:
         plan, result = gathering.plan, gathering.result
         self._episodes = Episodes(result, plan.limit) if isinstance(plan, Fragments) else None
         self._result = self._episodes or result
+        self._filters = session.filters
+        self.summaries: list[Summaries] = []
         self._deliveries: dict[int, Delivery] = {}  # whose memory is not released, by identity
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
         # A stream hands out each trajectory by itself.
@@ -83,6 +89,7 @@ class BatchMaker:
         if not early.take(segments, expected_rows(gathering.plan, gathering.throughput.timesteps)):
             self._early = None
             return
+        self.summaries += summaries_of(segments)
         for segment in segments:
             if segment.delivery.ends_with(segment):
                 self.release(segment.delivery)
@@ -92,6 +99,7 @@ class BatchMaker:
         """Return the batch of the whole result; of a complete part, it says which."""
         self._copy_early(rest=True)
         segments, early = self._result.segments(), self._early
+        self.summaries += summaries_of(segments)
         if early is None or not early.n_taken:
             batch = self.make(segments)
         else:
@@ -109,7 +117,7 @@ class BatchMaker:
             DataError: The environments of the trajectories have different spaces.
         """
         observation_space, action_space = self._spaces_of(segments)
-        return assemble(
+        batch = assemble(
             segments,
             observation_space=observation_space,
             action_space=action_space,
@@ -122,6 +130,7 @@ class BatchMaker:
             keeps_kinds=self._gathering.plan.keeps_kinds,
             fragments={} if self._episodes is None else self._episodes.fields(),
         )
+        return batch if self._filters is None else self._filters.applied(batch)
 
     def _spaces_of(self, segments: list[Segment]) -> Spaces:
         of_workers = self._spaces_of_taken | _spaces_by_worker(segments)

@@ -18,6 +18,7 @@ from streamsampler.protocol.messages import Failure, Report, Start
 from streamsampler.samplers.batches import BatchMaker
 from streamsampler.samplers.call_accounts import CallAccounts
 from streamsampler.samplers.decisions import Decisions
+from streamsampler.samplers.filtering import Summaries
 from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback
@@ -47,6 +48,7 @@ class Call:
         gathering: What is assigned to workers, and what arrived.
         accounts: What became of the trajectories.
         batches: Makes batches of what arrived.
+        returned: The summaries of what was returned, for filters.
     """
 
     def __init__(self, session: Session, plan: GatherPlan, snapshot: Snapshot, stats: Stats) -> None:
@@ -76,6 +78,7 @@ class Call:
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, stats, self.version, self.accounts.add_anomalies)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
+        self.returned: list[Summaries] = []
         self._n_popped = 0
         # Workers with room for a ticket that have none, and workers with room for the one after the one in hand. The
         # first one is asked first: who answered last, and last of all who was refused.
@@ -350,9 +353,11 @@ class Call:
         return min(n_timesteps, gathering.plan.timesteps or n_timesteps), gathering.arrived_trajectories
 
     def complete(self) -> TrajectoryBatch[Any, Any]:
-        """Stop the workers, close the accounts and return the batch."""
+        """Stop the workers, close the accounts and return the batch, whose statistics filters get."""
         self._stop_workers()
-        return self.finished()
+        batch = self.finished()
+        self.returned += self.batches.summaries
+        return batch
 
     def finished(self) -> TrajectoryBatch[Any, Any]:
         """Close the accounts and return the finished prefix, which is the batch when the call is complete.

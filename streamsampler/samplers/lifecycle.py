@@ -15,8 +15,10 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError, positive
+from streamsampler.filters.base import Filters
 from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.filtering import Filtering
 from streamsampler.samplers.fingerprints import Fingerprints
 from streamsampler.samplers.payloads import makes_environment, pickled_updates, put
 from streamsampler.samplers.session import Session
@@ -53,7 +55,8 @@ class SamplerLife(ABC):
     _order: Order
     _policy: Policy
 
-    def _begin_life(self, updates: Updates[Payload], version: int) -> None:
+    def _begin_life(self, updates: Updates[Payload], version: int, filters: Filters) -> None:
+        self._filtering = Filtering(filters)
         self.seed = self._setup.seed
         self.n_workers = self._setup.n_workers
         self.stats = Stats.of(self.n_workers)
@@ -142,6 +145,7 @@ class SamplerLife(ABC):
             call.accounts.close_unseen()
             if not self._session.suspect:
                 call.end()
+            self._filtering.add(call.returned)
             self.stats.merge(call.stats)
 
     @contextmanager
@@ -171,6 +175,7 @@ class SamplerLife(ABC):
         snapshot = session.updates.snapshot()
         try:
             self._put(updates)
+            session.publish_filters(self._filtering.latest)
             session.set_call(plan, resets, payload)
             return Call(session, plan, snapshot, stats)
         except BaseException:
@@ -201,6 +206,14 @@ class SamplerLife(ABC):
     def agent_version(self) -> int:
         """The agent version of the last obtaining call; 0 before the first."""
         return self._session.version
+
+    @property
+    def filters(self) -> Filters:
+        """The filters, with the statistics of all trajectories that were returned so far; see `streamsampler.filters`.
+
+        Those of a stream count when it has ended.
+        """
+        return self._filtering.latest
 
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:
         """Return the seeds that this sampler's trajectories begin from, unless a call is given others.
@@ -252,6 +265,7 @@ class SamplerLife(ABC):
             self._streaming = None
             with self._guarded():
                 call.accounts.close_unseen()
+                self._filtering.add(call.returned)
                 if not self._session.suspect:
                     call.end()
 
@@ -322,13 +336,14 @@ class SamplerLife(ABC):
             "policy": self._policy,
             "version": self.agent_version,
             "updates": self._session.updates.mapped(engine.published),
+            "filters": self.filters,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._setup = state["setup"]
         self._order = state["order"]
         self._policy = state["policy"]
-        self._begin_life(state["updates"], state["version"])
+        self._begin_life(state["updates"], state["version"], state["filters"])
 
 
 def _end(session: Session, lock: Lock) -> list[Answered | Logged]:

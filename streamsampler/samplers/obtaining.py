@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
-from streamsampler.errors import positive, refuse_two_numbers
+from streamsampler.errors import UsageError, positive, refuse_two_numbers
 from streamsampler.samplers.parts import check_first, exactly
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
@@ -126,6 +126,23 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         plan = ExactlyPerWorker(positive("n_traj_per_worker", n_traj_per_worker), self.n_workers)
         return self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
 
+    def warm_up(self, n_timesteps: int, progress: ProgressArgument = False) -> None:
+        """Sample at least `n_timesteps` with the agent in force, for the statistics of the filters alone.
+
+        Uses up one agent version, as other calls do.
+
+        Args:
+            n_timesteps: Timesteps, at least 1.
+            progress: See `obtain_samples`.
+
+        Raises:
+            UsageError: The sampler has no filter, or `n_timesteps` is no positive integer. For other errors see
+                `obtain_samples`.
+        """
+        if not self.filters:
+            raise UsageError("warm_up is for the statistics of filters: give observation_filter or reward_filter")
+        self._obtain(AtLeast(positive("n_timesteps", n_timesteps)), None, None, progress, None)
+
     def _obtain(
         self,
         plan: GatherPlan,
@@ -201,10 +218,11 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
 
         That are the environment's name and arguments, limits, threads, the workers' class and arguments where they are
         not the default, the agent version where it is not the first, the number of workers where they differ, and
-        versions; and, after a call, the fingerprints of the workers (see `TrajectoryBatch`). Agents and code are not
-        described. For `batch.save(…, provenance=…)`.
+        versions; filters, with a digest of their statistics, where there are any; and, after a call, the fingerprints
+        of the workers (see `TrajectoryBatch`). Agents and code are not described. For `batch.save(…, provenance=…)`.
         """
         self._check_usable()
         updates, version = self._session.updates, self.agent_version + 1
         bits, need = self._fingerprints.bits, self._session.need
-        return provenance_of(self._setup, self._policy, self._order, updates, version, bits, need)
+        facts = provenance_of(self._setup, self._policy, self._order, updates, version, bits, need)
+        return facts | self.filters.facts()

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.registry import EngineName
 from streamsampler.errors import CheckMode
+from streamsampler.filters.base import Filter
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.scheduling.result import Order
 
@@ -27,6 +28,8 @@ class SamplerOptions(TypedDict, total=False):
     check: CheckMode
     fingerprint: CheckMode
     worker_threads: int | None
+    observation_filter: Filter | None
+    reward_filter: Filter | None
 
 
 class ProcessSamplerOptions(SamplerOptions, total=False):

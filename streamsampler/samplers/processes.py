@@ -14,6 +14,7 @@ from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.engines.registry import ENGINES, EngineName, check_engine
 from streamsampler.errors import CheckMode
+from streamsampler.filters.base import Filter
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ProcessSamplerOptions
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
@@ -75,6 +76,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         check: CheckMode = "warn",
         fingerprint: CheckMode = "warn",
         worker_threads: int | None = 1,
+        observation_filter: Filter | None = None,
+        reward_filter: Filter | None = None,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
@@ -108,6 +111,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             check=check,
             fingerprint=fingerprint,
             worker_threads=worker_threads,
+            observation_filter=observation_filter,
+            reward_filter=reward_filter,
         )
 
     @classmethod

@@ -50,6 +50,7 @@ from typing import Any, Self, Unpack
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.errors import CheckMode, UsageError
+from streamsampler.filters.base import Filter
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import RaySamplerOptions
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
@@ -109,6 +110,8 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         check: CheckMode = "warn",
         fingerprint: CheckMode = "warn",
         worker_threads: int | None = 1,
+        observation_filter: Filter | None = None,
+        reward_filter: Filter | None = None,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
@@ -152,6 +155,8 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
             check=check,
             fingerprint=fingerprint,
             worker_threads=worker_threads,
+            observation_filter=observation_filter,
+            reward_filter=reward_filter,
         )
 
     @classmethod

@@ -46,7 +46,8 @@ class ReplayingSampler(SamplerLife):
             version: The agent version: `batch.agent_versions[i]`.
             index: The trajectory index: `batch.indices[i]`.
             agent: The agent, or parameters for the sampler's agent, as `agent_update` takes them. None for those that
-                the sampler has, which are right for the current version only.
+                the sampler has, which are right for the current version only. Of an earlier version, where the sampler
+                has an `observation_filter`: `FilteredAgent(agent, filter)` of `streamsampler.filters`.
             env: As `env_update` takes it. None for the environment that the sampler has.
             reset_options: What `env.reset(options=…)` gets. None for what the call said, if it was the last one.
             recorded: A batch with the trajectory, to compare it with; its seed is taken from there.
@@ -82,6 +83,8 @@ class ReplayingSampler(SamplerLife):
             differ = session.updates.differ
             queue, block = place_of(plan, index, self._setup.factory.layout.block, self.n_workers if differ else 1)
             updates = session.updates.mapped(lambda handle: _kept(session.engine.published(handle)))
+        if not is_current:
+            updates.forget("filters")
         for kind, payloads in pickled.items():
             put(updates, kind, payloads)
         derived = TrajectorySeeds(self.seed, version)

@@ -108,7 +108,7 @@ def replayed(
     """
 
     def difference_of(trajectory: TrajectoryBatch[Any, Any]) -> Difference | None:
-        return None if recorded is None else first_difference(recorded, trajectory, prefix=origin.cut)
+        return None if recorded is None else first_difference(recorded.unfiltered(), trajectory, prefix=origin.cut)
 
     if video is not None:
         check_video(video)

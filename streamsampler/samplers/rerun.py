@@ -24,6 +24,7 @@ from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
+from streamsampler.workers.finishing import Finishing
 from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.kernels import fingerprint
 from streamsampler.workers.loop import failure_of, seed_constructors
@@ -64,7 +65,8 @@ class Rerun:
 
     Attributes:
         setup: How workers were made.
-        updates: The environment, the agent, and its parameters where it got some: "env", "agent", "parameters".
+        updates: The environment, the agent, and its parameters and filters where it got some: "env", "agent",
+            "parameters", "filters".
         worker: The number that the environment is made for.
         version: The agent version.
         index: The trajectory index.
@@ -153,9 +155,10 @@ class Rerun:
                 # Only in a block others are reset before it. Known before there is an agent: it is in lanes, or not.
                 film = Film(0, take)
                 worker.update_env(FilmedEnvUpdate(lambda: loads(self.updates["env"]), film))
-        for kind in ("agent", "parameters"):
+        finishing = Finishing()
+        for kind in ("filters", "agent", "parameters"):
             if kind in self.updates:
-                worker.update_agent(loads(self.updates[kind]))
+                finishing.update(worker, kind, loads(self.updates[kind]))
         if take is not None:
             film.number = self._indices(worker).index(self.index)
         worker.resets = self.resets

@@ -9,6 +9,7 @@ from typing import Any
 from streamsampler.data.memory import Pool
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.engines.base import Answered, Engine, Logged
+from streamsampler.filters.base import Filters
 from streamsampler.protocol.messages import NEVER_AGAIN
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
 from streamsampler.samplers.fingerprints import Fingerprints
@@ -103,6 +104,16 @@ class Session:
         return WorkerRecord(SamplerSide(worker, self.version, self._capacity))
 
     # ------------------------------------------------------------------ calls
+
+    def publish_filters(self, filters: Filters) -> None:
+        """Put filters in force, unless they are in force or there are none."""
+        if filters and filters is not self.filters:
+            self.updates.put("filters", self.publish(dumps(filters, "the filters")), filters)
+
+    @property
+    def filters(self) -> Filters | None:
+        """The filters of the current version; None for none."""
+        return self.updates.about("filters")[0] if "filters" in self.updates else None
 
     def publish_levels(self) -> None:
         """Let workers in other processes make the log records that this process's loggers let through now."""

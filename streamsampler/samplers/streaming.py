@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from typing import Any, Self
 
 from streamsampler.data.batch import TrajectoryBatch
@@ -16,6 +17,7 @@ from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
 from streamsampler.errors import DataError, SamplerError, UsageError
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.filtering import Summaries, summaries_of
 from streamsampler.scheduling.plans import Portion
 from streamsampler.scheduling.result import Segment
 
@@ -54,6 +56,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         self._n_returned = 0
         self._watch: Callable[[int, int], Any] | None = None
         self._interval: float | None = None
+        self._summaries: Iterator[Summaries] = iter(())  # of what was assembled, for filters
         self._assembled: Iterator[TrajectoryBatch[Any, Any]] = iter(())
 
     def __next__(self) -> TrajectoryBatch[ObservationsT, ActionsT]:
@@ -68,6 +71,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             assert self._call is not None
             self._check(self._call)
             self._call.accounts.add_yielded(trajectory)
+            self._call.returned += islice(self._summaries, 1)
         except BaseException:
             self.close()
             raise
@@ -82,6 +86,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                     self._watch(*call.so_far())
                 segments = call.gathering.result.pop_segments()
             trajectories = _each(call, segments) if segments else ()
+            self._summaries = iter(summaries_of(segments, each=True))
             self._put_away(call, segments)
         return trajectories
 
@@ -122,6 +127,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                     segments += self._cut(call.gathering.result.pop_segments(), portion)
                 _check_any(segments)
                 batch = call.batches.make(segments)
+                call.returned += summaries_of(segments)
                 self._put_away(call, segments)
                 call.accounts.add_yielded(batch)
         except BaseException:

@@ -15,8 +15,8 @@ __all__ = ["InForce", "Kind", "Snapshot", "Updates"]
 
 Payload = TypeVar("Payload")
 Other = TypeVar("Other")
-Kind = Literal["agent", "parameters", "env", "levels"]
-_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "levels")
+Kind = Literal["agent", "parameters", "env", "filters", "levels"]
+_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "levels")
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,10 @@ class Updates(Generic[Payload]):
         if any(payload is not None for payload in kept):
             self._in_force["parameters"] = replace(parameters, payloads=kept, shared=False)
 
+    def forget(self, kind: Kind) -> None:
+        """Take back what is in force of a kind, if anything is."""
+        self._in_force.pop(kind, None)
+
     def repeat(self, kind: Kind) -> None:
         """Let all workers be sent once more what is in force of a kind, if anything is."""
         update = self._in_force.get(kind)
@@ -86,6 +90,9 @@ class Updates(Generic[Payload]):
     def about(self, kind: Kind) -> tuple[Any, ...]:
         """Return, by worker, what is known about the updates in force; survives `restore` and `mapped`."""
         return self._in_force[kind].about
+
+    def __contains__(self, kind: Kind) -> bool:
+        return kind in self._in_force
 
     @property
     def differ(self) -> bool:

@@ -35,6 +35,8 @@ The header is an object with these keys:
 - `structure`: an object with a structure each for `observations` (T rows), `last_observations` (N rows: what followed
   each trajectory's last action), `actions` (T), `env_infos` (T), `agent_infos` (T) and `episode_infos` (N). Only where
   the trajectories are of fragments, `fragments` (N): whether each was `continued` or `cut`, and of which environment.
+  Where observations or rewards were filtered, what the environment said as well, as far as it differs:
+  `raw_observations` (T), `raw_last_observations` (N) and `raw_rewards` (T); then those are of the observation space.
 
 A structure is one of:
 
@@ -112,6 +114,7 @@ import numpy as np
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import AnyActionsT, AnyObservationsT
+from streamsampler.data.raw import RawRows
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
 from streamsampler.errors import StorageError
@@ -130,6 +133,7 @@ _VERSION = 1
 _TREES = ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos")
 _ARRAYS = ("rewards", "terminated", "truncated", "lengths", "indices", "agent_versions")
 _FRAGMENTS = "fragments"
+_RAW = RawRows._fields
 _SPACES = ("observation_space", "action_space")
 
 
@@ -194,7 +198,21 @@ def _entries(batch: TrajectoryBatch[Any, Any], provenance: Mapping[str, Any] | N
 
 
 def _trees_of(batch: TrajectoryBatch[Any, Any]) -> tuple[str, ...]:
-    return (*_TREES, _FRAGMENTS) if batch.fragments else _TREES
+    fragments = (_FRAGMENTS,) if batch.fragments else ()
+    return (*_TREES, *fragments, *_raw_of(batch))
+
+
+def _raw_of(batch: TrajectoryBatch[Any, Any]) -> list[str]:
+    """Return the names of raw data that differ from the filtered ones."""
+    return [f"raw_{name}" for name in _RAW if getattr(batch, f"raw_{name}") is not getattr(batch, name)]
+
+
+def _raw(fields: Mapping[str, Any], structure: Mapping[str, Any], entries: dict[str, Array]) -> RawRows | None:
+    """Return the raw data of a file; None where nothing was filtered."""
+    there = {name: structure[f"raw_{name}"] for name in _RAW if f"raw_{name}" in structure}
+    if not there:
+        return None
+    return RawRows(*(_restore(there[name], entries) if name in there else fields[name] for name in _RAW))
 
 
 def _dumps(value: Any, path: str) -> str:
@@ -261,7 +279,8 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any,
         fields |= {name: _restore(header["structure"][name], entries) for name in names}
         fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
         fields |= {"seeds": tuple(header["seeds"]), "seed": _seed(header["seed"])}
-        return TrajectoryBatch(**fields, part=part_of_facts(header.get("part"))), header
+        raw = _raw(fields, header["structure"], entries)
+        return TrajectoryBatch(**fields, part=part_of_facts(header.get("part")), raw=raw), header
 
 
 def _seed(value: Any) -> int | None:

@@ -34,12 +34,18 @@ from streamsampler.seeding import TrajectorySeeds
 from streamsampler.timing import Collector, collecting
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.explain import class_names, summary_of
+from streamsampler.workers.finishing import Finishing
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.kernels import fingerprint
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import check_purity
 
-_PHASES = {"env": Phase.ENV_CONSTRUCTION, "agent": Phase.AGENT_CONSTRUCTION, "parameters": Phase.AGENT_UPDATE}
+_PHASES = {
+    "env": Phase.ENV_CONSTRUCTION,
+    "filters": Phase.AGENT_UPDATE,
+    "agent": Phase.AGENT_CONSTRUCTION,
+    "parameters": Phase.AGENT_UPDATE,
+}
 _IN_STEPS = {Phase.ACTION: "agent", Phase.STEP: "step", Phase.RECORDING: "step"}
 _TIMED_AS = [_IN_STEPS.get(phase, "reset") for phase in Phase]  # to replace an environment counts as a reset, too
 _CONSTRUCTION = 0
@@ -112,6 +118,7 @@ class WorkerLoop:
         self._side = WorkerSide()
         self._kept: Message | None = None  # what was received while a ticket ran, and is for the next turn
         self._worker: Worker | None = None
+        self._finishing = Finishing()
         self._derived = TrajectorySeeds(context.seed, _CONSTRUCTION)
         self._seeds_ahead: dict[Ticket, list[int]] = {}  # of tickets that the worker looked at before their turns
         self._spaces_sent = False
@@ -166,7 +173,7 @@ class WorkerLoop:
                 self._worker.in_force, self._worker.load = self._in_force, self._channel.load
             worker = self._worker
             worker.trajectory = None
-            updates = {"env": start.env, "agent": start.agent, "parameters": start.parameters}
+            updates = {kind: getattr(start, kind) for kind in _PHASES}
             updates = {kind: payload for kind, payload in updates.items() if payload is not None}
             if "agent" in updates:
                 self._in_force.pop("parameters", None)  # a new agent comes without them
@@ -207,7 +214,8 @@ class WorkerLoop:
                     with for_worker(self._context.worker_number):
                         worker.update_env(self._channel.load(updates[kind]))
                 else:
-                    worker.update_agent(self._channel.load(updates[kind]))
+                    self._finishing.update(worker, kind, self._channel.load(updates[kind]))
+        self._finishing.renew(worker, updates)
 
     def _rebuild(self) -> None:
         """Give the worker a new agent and a new environment, from the last updates."""
@@ -245,6 +253,7 @@ class WorkerLoop:
             seeds = self._seeds_ahead.pop(ticket, None) or self._seeds_of(ticket.version, ticket.indices)
             with collecting(self._collector):
                 outcome = worker.rollout(ticket, seeds)
+            self._finishing.finish(outcome)
             worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.set_phase(Phase.SENDING)
             reported = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number

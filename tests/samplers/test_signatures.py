@@ -40,6 +40,8 @@ ON_THE_COMMAND_LINE = {
     "restart_on": None,
     "construction_timeout": None,
     "check": None,
+    "observation_filter": None,
+    "reward_filter": None,
 }
 
 

@@ -1,0 +1,163 @@
+"""What a filter is, and the two filters of a sampler together."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import cloudpickle
+import numpy as np
+
+from streamsampler.data import trees
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.raw import RawRows
+from streamsampler.data.recorder import Rollouts
+from streamsampler.errors import DataError, UsageError
+
+__all__ = ["Filter", "Filters", "check_filter"]
+
+_METHODS = ("apply", "summarise", "merge")
+
+
+@runtime_checkable
+class Filter(Protocol):
+    """Changes observations or rewards with statistics of what was sampled before; see `streamsampler.filters`."""
+
+    def apply(self, data: Any) -> Any:
+        """Return data as the filter changes it, in new arrays; the filter stays as it is.
+
+        Args:
+            data: One observation (*O), or n of them (n, *O), or a tree of such; of rewards (n,) float64. Each element
+                of the result must depend on its own element alone, so that n rows give what each row gives alone.
+        """
+        ...
+
+    def summarise(self, data: Any) -> Any:
+        """Return what the statistics need of one trajectory; it can be pickled, and the filter stays as it is.
+
+        Args:
+            data: The trajectory's observations, tree of (t, *O), last observation excluded; or its rewards, (t,).
+        """
+        ...
+
+    def merge(self, summaries: Sequence[Any]) -> Filter:
+        """Return a new filter, whose statistics have these summaries as well; this one stays as it is.
+
+        Args:
+            summaries: One for each trajectory, in order. To merge them in several calls must come to the same.
+        """
+        ...
+
+
+def check_filter(given: Any, name: str) -> None:
+    """Check that an argument is a filter, or None.
+
+    Raises:
+        UsageError: It is neither; says which method is missing.
+    """
+    if given is None:
+        return
+    if isinstance(given, type):
+        raise UsageError(f"{name} is the class {given.__qualname__} itself: pass an instance of it")
+    missing = [method for method in _METHODS if not callable(getattr(given, method, None))]
+    if missing:
+        raise UsageError(
+            f"{name}, a {type(given).__qualname__}, has no {' and no '.join(missing)}: a filter has apply(data), "
+            "summarise(data) and merge(summaries); see streamsampler.filters"
+        )
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The filters of a sampler, with their statistics: `sampler.filters`.
+
+    Attributes:
+        observation: Changes observations; None leaves them as they are.
+        reward: Changes rewards; None leaves them as they are.
+
+    Raises:
+        UsageError: One of them is no filter.
+    """
+
+    observation: Filter | None = None
+    reward: Filter | None = None
+
+    def __post_init__(self) -> None:
+        check_filter(self.observation, "observation_filter")
+        check_filter(self.reward, "reward_filter")
+
+    def __bool__(self) -> bool:
+        return self.observation is not None or self.reward is not None
+
+    def facts(self) -> dict[str, str]:
+        """Return what provenance says of the filters: their `repr`, which tells statistics apart, or their class."""
+        each = {"observation_filter": self.observation, "reward_filter": self.reward}
+        return {name: _text(given) for name, given in each.items() if given is not None}
+
+    def summaries(self, rollouts: Rollouts) -> bytes:
+        """Return a summary of each trajectory, pickled: the engine's memory is used again before they are merged."""
+        ends = np.cumsum(rollouts.lengths).tolist()
+        found = []
+        for start, stop in zip([0, *ends], ends, strict=False):
+            observations = trees.take(rollouts.observations, slice(start, stop))
+            found.append((
+                None if self.observation is None else self.observation.summarise(observations),
+                None if self.reward is None else self.reward.summarise(rollouts.rewards[start:stop]),
+            ))  # fmt: skip
+        try:
+            return pickle.dumps(found, protocol=5)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            pickled: bytes = cloudpickle.dumps(found)
+            return pickled
+
+    def merged(self, summaries: Iterable[tuple[Any, Any]]) -> Filters:
+        """Return filters whose statistics have these summaries as well.
+
+        Args:
+            summaries: One of observations and one of rewards for each trajectory, in order.
+
+        Raises:
+            UsageError: A `merge` returns no filter.
+        """
+        each = list(summaries)
+        observation, reward = self.observation, self.reward
+        if observation is not None:
+            observation = observation.merge([one for one, _ in each])
+        if reward is not None:
+            reward = reward.merge([one for _, one in each])
+        for before, after in ((self.observation, observation), (self.reward, reward)):
+            if before is not None and after is None:
+                raise UsageError(f"merge of {type(before).__qualname__} must return a new filter, not None")
+        return replace(self, observation=observation, reward=reward)
+
+    def applied(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
+        """Return a batch with filtered observations and rewards, and with the raw ones as its raw data.
+
+        Raises:
+            DataError: A filter returns another number of rows.
+        """
+        raw = RawRows(batch.observations, batch.last_observations, batch.rewards)
+        observations, last, rewards = raw
+        if self.observation is not None:
+            observations = _rows("observation_filter", self.observation, observations)
+            last = _rows("observation_filter", self.observation, last)
+        if self.reward is not None:
+            rewards = np.asarray(_rows("reward_filter", self.reward, rewards), dtype=np.float64)
+        return replace(batch, observations=observations, last_observations=last, rewards=rewards, raw=raw)
+
+
+def _text(given: Filter) -> str:
+    text = repr(given)
+    # What Python prints by itself has an address, which is another one each time.
+    return text if " at 0x" not in text else type(given).__qualname__
+
+
+def _rows(name: str, given: Filter, raw: Any) -> Any:
+    found = given.apply(raw)
+    wanted = next((len(leaf) for _, leaf in trees.leaves(raw)), 0)
+    for path, leaf in trees.leaves(found):
+        if np.shape(leaf)[:1] != (wanted,):
+            raise DataError(f"{name} made {np.shape(leaf)} of {wanted} rows{path and f' at {path}'}: each row is kept")
+    return found

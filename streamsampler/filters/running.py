@@ -1,0 +1,303 @@
+"""Normalise with the mean and the variance of all that was sampled before.
+
+Means and squared deviations are computed for each trajectory, and combined one after the other, as Chan, Golub and
+LeVeque (1979) do it: in float64, so that they equal those of all the data together up to rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.data.estimates import accumulate_backwards
+from streamsampler.data.trees import same
+from streamsampler.errors import UsageError
+
+__all__ = ["Moments", "RunningNorm", "RunningReturnNorm"]
+
+_EPSILON = 1e-8
+
+
+class Moments(NamedTuple):
+    """How many rows there were, and what they were like.
+
+    Attributes:
+        n: The number of rows; no integer where it was read from a file that gives rows another weight.
+        mean: (*O) float64.
+        squares: (*O) float64: the sum of the squared deviations from the mean.
+    """
+
+    n: float
+    mean: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: NDArray[Any]) -> Moments:
+        """Return the moments of (n, *O) numbers."""
+        numbers = np.ascontiguousarray(rows, dtype=np.float64)
+        mean = np.add.reduce(numbers, axis=0) / len(numbers)
+        deviations = numbers - mean
+        deviations *= deviations
+        return cls(float(len(numbers)), np.asarray(mean), np.asarray(np.add.reduce(deviations, axis=0)))
+
+    def plus(self, other: Moments) -> Moments:
+        """Return the moments of these rows and others together."""
+        n, difference = self.n + other.n, other.mean - self.mean
+        mean = self.mean + difference * (other.n / n)
+        squares = self.squares + other.squares + difference * difference * (self.n * other.n / n)
+        return Moments(n, np.asarray(mean), np.asarray(squares))
+
+    @property
+    def variance(self) -> NDArray[np.float64]:
+        """(*O) float64: of the population, as `numpy.var` gives it."""
+        return np.asarray(self.squares / self.n)
+
+
+class _Leaf:
+    """What normalises the numbers of one array."""
+
+    def __init__(self, moments: Moments, clip: float | None, epsilon: float) -> None:
+        self.mean = moments.mean
+        self.deviation = np.sqrt(moments.variance + epsilon)
+        self._high = None if clip is None else {kind: np.array(clip, kind) for kind in "efdg"}
+        self._low = None if clip is None else {kind: np.array(-clip, kind) for kind in "efdg"}
+
+    def apply(self, numbers: NDArray[Any], *, centre: bool = True) -> NDArray[Any]:
+        result = np.empty_like(numbers, subok=False)
+        if centre:
+            np.subtract(numbers, self.mean, result, casting="same_kind")
+            np.divide(result, self.deviation, result, casting="same_kind")
+        else:
+            np.divide(numbers, self.deviation, result, casting="same_kind")
+        if self._low is not None and self._high is not None:
+            kind = result.dtype.char
+            np.minimum(result, self._high[kind], out=result)
+            np.maximum(result, self._low[kind], out=result)
+        return result
+
+
+class _Running:
+    """What both filters share: settings, and moments of each array."""
+
+    def __init__(self, clip: float | None, epsilon: float) -> None:
+        if clip is not None and not clip > 0:
+            raise UsageError(f"clip must be above 0, or None for no limit, not {clip}")
+        if not epsilon > 0:
+            raise UsageError(f"epsilon must be above 0, not {epsilon}")
+        self.clip = None if clip is None else float(clip)
+        self.epsilon = float(epsilon)
+        self._set(None)
+
+    def _set(self, moments: Any) -> None:
+        self._moments = moments
+        self._plan = _planned(moments, self.clip, self.epsilon)
+
+    def _with(self, moments: Any) -> Any:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._set(moments)
+        return other
+
+    def _merged(self, summaries: Sequence[Any]) -> Any:
+        moments = self._moments
+        for summary in summaries:
+            moments = _plus(moments, summary)
+        return self._with(moments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_plan"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set(self._moments)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether settings and statistics are the same, bit for bit."""
+        return type(other) is type(self) and same(self.__getstate__(), other.__getstate__())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def moments(self) -> Any:
+        """The statistics: a `Moments`, or a tree of them where the space nests; None before there are any."""
+        return self._moments
+
+    @property
+    def _statistics(self) -> str:
+        """How many timesteps the statistics are of, and a digest that tells them from others."""
+        if not self.count:
+            return "no statistics"
+        digest = hashlib.sha256()
+        for one in _found(self._moments):
+            for numbers in (one.mean, one.squares):
+                digest.update(np.ascontiguousarray(numbers).tobytes())
+        return f"{self.count:.0f} timesteps, {digest.hexdigest()[:12]}"
+
+    @property
+    def count(self) -> float:
+        """How many timesteps the statistics are of."""
+        first = next(_found(self._moments), None)
+        return 0.0 if first is None else first.n
+
+
+class RunningNorm(_Running):
+    """Normalises observations: `(observation - mean) / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
+
+    Arrays of float dtypes are normalised, and keep their dtype; the numbers are computed in float64. Others, of
+    integers or objects, stay as they are. Of nested observations each array has a mean and a variance of its own.
+    Before there are statistics the filter leaves all as it is.
+
+    Args:
+        clip: The largest value, above 0; None for no limit.
+        epsilon: What is added to the variance, above 0.
+
+    Raises:
+        UsageError: An argument cannot work.
+    """
+
+    def __init__(self, clip: float | None = 10.0, epsilon: float = _EPSILON) -> None:
+        super().__init__(clip, epsilon)
+
+    @property
+    def mean(self) -> Any:
+        """The mean of each number; None before there are statistics."""
+        return _mapped(self._moments, lambda one: one.mean)
+
+    @property
+    def variance(self) -> Any:
+        """The variance of each number; None before there are statistics."""
+        return _mapped(self._moments, lambda one: one.variance)
+
+    def apply(self, data: Any) -> Any:
+        """Return normalised observations; see `Filter`."""
+        plan = self._plan
+        if plan is None:
+            return data
+        if plan.__class__ is _Leaf and data.__class__ is np.ndarray and data.dtype.kind == "f":
+            return plan.apply(data)
+        return _normalised(plan, data)
+
+    def summarise(self, data: Any) -> Any:
+        """Return the moments of a trajectory's observations.
+
+        Raises:
+            UsageError: There is no array of a float dtype among them.
+        """
+        found = _moments_of(data)
+        if next(_found(found), None) is None:
+            raise UsageError("RunningNorm needs observations of a float dtype: these have none to normalise")
+        return found
+
+    def merge(self, summaries: Sequence[Any]) -> RunningNorm:
+        """Return a filter with the statistics of further trajectories."""
+        merged: RunningNorm = self._merged(summaries)
+        return merged
+
+    def __repr__(self) -> str:
+        return f"RunningNorm(clip={self.clip}, epsilon={self.epsilon}; {self._statistics})"
+
+
+class RunningReturnNorm(_Running):
+    """Scales rewards: `reward / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
+
+    The variance is that of the discounted return so far, `R[t] = gamma * R[t - 1] + reward[t]`, which begins with each
+    trajectory. Rewards keep their sign. Before there are statistics the filter leaves all as it is.
+
+    Args:
+        gamma: The discount, 0 to 1.
+        clip: The largest value, above 0; None for no limit.
+        epsilon: What is added to the variance, above 0.
+
+    Raises:
+        UsageError: An argument cannot work.
+    """
+
+    def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = _EPSILON) -> None:
+        if not 0.0 <= gamma <= 1.0:
+            raise UsageError(f"gamma must be between 0 and 1, not {gamma}")
+        self.gamma = float(gamma)
+        super().__init__(clip, epsilon)
+
+    @property
+    def variance(self) -> float | None:
+        """The variance of discounted returns; None before there are statistics."""
+        return None if self._moments is None else float(self._moments.variance)
+
+    def apply(self, data: Any) -> Any:
+        """Return scaled rewards; see `Filter`."""
+        plan = self._plan
+        return data if plan is None else plan.apply(np.asarray(data, dtype=np.float64), centre=False)
+
+    def summarise(self, data: Any) -> Moments:
+        """Return the moments of a trajectory's discounted returns."""
+        rewards = np.asarray(data, dtype=np.float64)
+        lengths = np.array([len(rewards)])
+        return Moments.of(accumulate_backwards(np.ascontiguousarray(rewards[::-1]), lengths, self.gamma)[::-1])
+
+    def merge(self, summaries: Sequence[Any]) -> RunningReturnNorm:
+        """Return a filter with the statistics of further trajectories."""
+        merged: RunningReturnNorm = self._merged(summaries)
+        return merged
+
+    def __repr__(self) -> str:
+        return f"RunningReturnNorm({self.gamma}, clip={self.clip}, epsilon={self.epsilon}; {self._statistics})"
+
+
+# --- Trees of moments: a dict or tuple where observations nest, None for an array that stays as it is
+
+
+def _moments_of(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _moments_of(child) for key, child in data.items()}
+    if isinstance(data, tuple):
+        return tuple(map(_moments_of, data))
+    return Moments.of(data) if np.asarray(data).dtype.kind == "f" else None
+
+
+def _is_moments(tree: Any) -> bool:
+    return tree is None or isinstance(tree, Moments)
+
+
+def _mapped(tree: Any, function: Any) -> Any:
+    if _is_moments(tree):
+        return None if tree is None else function(tree)
+    if isinstance(tree, dict):
+        return {key: _mapped(child, function) for key, child in tree.items()}
+    return tuple(_mapped(child, function) for child in tree)
+
+
+def _planned(tree: Any, clip: float | None, epsilon: float) -> Any:
+    return _mapped(tree, lambda one: _Leaf(one, clip, epsilon))
+
+
+def _found(tree: Any) -> Any:
+    if _is_moments(tree):
+        if tree is not None:
+            yield tree
+        return
+    for child in tree.values() if isinstance(tree, dict) else tree:
+        yield from _found(child)
+
+
+def _plus(tree: Any, other: Any) -> Any:
+    if tree is None or other is None:
+        return other if tree is None else tree
+    if isinstance(tree, Moments):
+        return tree.plus(other)
+    if isinstance(tree, dict):
+        return {key: _plus(child, other[key]) for key, child in tree.items()}
+    return tuple(map(_plus, tree, other))
+
+
+def _normalised(plan: Any, data: Any) -> Any:
+    if plan is None:
+        return data
+    if isinstance(plan, dict):
+        return {key: _normalised(plan[key], child) for key, child in data.items()}
+    if isinstance(plan, tuple):
+        return tuple(map(_normalised, plan, data))
+    return plan.apply(np.asarray(data))
