@@ -26,6 +26,8 @@ with statistics of an earlier run, or `sampler.warm_up` was called.
 folders hold both. `sampler.filters` has the filters with the statistics so far: pickle them, or pass
 `sampler.filters.observation` to `evaluate`, which does not change them, or to another sampler, which goes on with them.
 
+With `obtain_fragments` each part of a trajectory that a call returns has a summary of its own.
+
 A filter is any object with three methods, none of which changes it: `apply(data)`, `summarise(data)` of one
 trajectory, and `merge(summaries)`, which returns a new filter. See `Filter`.
 

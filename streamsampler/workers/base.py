@@ -136,7 +136,8 @@ class Worker(ABC):
         running_timesteps: Timesteps of later tickets' trajectories that run already, and are in no outcome yet.
         look_ahead: Takes a number, 1 for the next, and returns that ticket after the one in hand, with its seeds; None
             if the worker does not hold it yet. The worker loop sets it.
-        in_force: The payloads of the last updates, by "agent", "parameters" and "env". The worker loop sets it.
+        in_force: The payloads of the last updates, by "agent", "parameters", "filters" and "env". The worker loop sets
+            it.
         load: Returns a new copy of what a payload stands for. The worker loop sets it.
         spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
         can_drop: Whether this kind of worker can leave out trajectories.

@@ -9,7 +9,23 @@ from streamsampler.filters.agents import FilteredAgent, FilterParameters
 from streamsampler.filters.base import Filters
 from streamsampler.workers.base import Outcome, Worker
 
-__all__ = ["Finishing"]
+__all__ = ["Finishing", "with_filters"]
+
+
+def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
+    """Return an agent that sees filtered observations: the same where it did so before.
+
+    Args:
+        agent: The agent.
+        filters: The filters; if there is none of observations, the agent is returned.
+        space: The observation space.
+    """
+    if filters.observation is None:
+        return agent
+    if not isinstance(agent, FilteredAgent):
+        return FilteredAgent(agent, filters.observation, space)
+    agent.set_param_values(FilterParameters(filters.observation, space))
+    return agent
 
 
 class Finishing:
@@ -30,8 +46,8 @@ class Finishing:
         if kind == "filters":
             self.filters = update
             return
-        if kind == "agent" and self.filters is not None and self.filters.observation is not None:
-            update = FilteredAgent(update, self.filters.observation, worker.spaces[0])
+        if kind == "agent" and self.filters is not None:
+            update = with_filters(update, self.filters, worker.spaces[0])
         worker.update_agent(update)
 
     def renew(self, worker: Worker, kinds: Collection[str]) -> None:

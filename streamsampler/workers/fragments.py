@@ -22,6 +22,7 @@ from streamsampler.environments.worker_numbers import for_worker
 from streamsampler.protocol.messages import Phase, Ticket, Times
 from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.workers.base import Outcome, Worker
+from streamsampler.workers.finishing import with_filters
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing
 from streamsampler.workers.restoring import Digests, NotRestoredError, apply_actions
@@ -57,7 +58,7 @@ class Course:
         self.episode = 0
         self.fragment = EnvFragment(number, 0, 0, False, None)
         self._seed_of, self._most = seed_of, most
-        self._payloads: tuple[Any, Any] = (None, None)  # of the agent and its parameters
+        self._payloads: tuple[Any, ...] = (None, None, None)  # of the agent, its parameters and filters
         self._agent_function: Callable[[int], None] | None = None
         self._agent_is_new = False
         self._length = 0  # timesteps of the episode that goes on; 0 if none does
@@ -75,18 +76,20 @@ class Course:
     # ------------------------------------------------------------------ agents
 
     def update_agent(self, worker: Worker, load: Callable[[str], Any]) -> None:
-        """Make the agent, or hand it the parameters, that are in force.
+        """Make the agent, or hand it the parameters and filters, that are in force.
 
         An agent that replaces another one in the middle of an episode is reset like at its start.
         """
-        in_force = worker.in_force.get("agent"), worker.in_force.get("parameters")
+        in_force = tuple(map(worker.in_force.get, ("agent", "parameters", "filters")))
         if in_force[0] is not self._payloads[0]:
             worker.phase = Phase.AGENT_CONSTRUCTION
             self.agent = updated_agent(None, worker.load(in_force[0]), worker.spaces)
-            self._agent_is_new, self._payloads = True, (in_force[0], None)
+            self._agent_is_new, self._payloads = True, (in_force[0], None, None)
         if in_force[1] is not self._payloads[1]:
             worker.phase = Phase.AGENT_UPDATE
             self.agent = updated_agent(self.agent, load("parameters"), worker.spaces)
+        if in_force[2] is not self._payloads[2]:
+            self.agent = with_filters(self.agent, load("filters"), worker.spaces[0])
         self._payloads = in_force
         self._agent_function = reset_agent_function(self.agent)
         self.reset_agent = None if self._agent_function is None else self._reset_agent

@@ -167,6 +167,28 @@ def test_killed_workers_change_nothing():
         assert sampler.stats.restarts >= 2
 
 
+def four_fragments(sampler: Any) -> tuple[list[TrajectoryBatch], Filters]:
+    with sampler:
+        batches = [sampler.obtain_fragments(20, n_envs=4, agent_update=OF_ONE - 0.2 * call) for call in range(4)]
+        return batches, sampler.filters
+
+
+@pytest.mark.parametrize(
+    ("engine", "n_workers"),
+    [("local", 3), *(pytest.param("forkserver", n, marks=pytest.mark.slow) for n in (1, 2, 3))],
+    indirect=["engine"],
+)
+def test_fragments_are_filtered_and_each_part_counts(make_sampler: Maker, n_workers: int):
+    alone = four_fragments(LocalSampler(OneByOne(), "CartPole-v1", **OPTIONS))
+    assert_seen(alone[0])
+    assert np.abs(alone[0][1].observations).max() == 1.5
+    found = RunningNorm(clip=1.5)
+    for batch in alone[0]:
+        found = found.merge([found.summarise(one.raw_observations) for one in batch])
+    assert found == alone[1].observation
+    assert four_fragments(make_sampler(OneByOne(), "CartPole-v1", n_workers=n_workers, **OPTIONS)) == alone
+
+
 class SeeingNested(Attentive):
     """Records what it sees."""
 
