@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.test_ray import unattached, within_ten_seconds  # noqa: F401 - a fixture
+from tests.ray_clusters import start_head
 
 pytestmark = [pytest.mark.extras, pytest.mark.ray, pytest.mark.slow]
 
@@ -42,12 +43,9 @@ print("the same three times")
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Any]:
     """Nodes with one and with two CPUs: three workers take both."""
-    from ray.cluster_utils import Cluster
-
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # sockets allow a path of 107 bytes only
         options = {"object_store_memory": 128 << 20}
-        head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder, **options}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster = start_head(num_cpus=1, include_dashboard=False, temp_dir=folder, **options)
         cluster.add_node(num_cpus=2, wait=True, **options)
         yield cluster
         cluster.shutdown()

@@ -24,6 +24,7 @@ import numpy as np
 
 from streamsampler import LocalSampler, RaySampler
 from tests.proofs.digests import digest_of
+from tests.ray_clusters import start_head
 
 __all__ = ["Armed", "ThreeNodes", "Walk", "prove"]
 
@@ -127,12 +128,10 @@ class ThreeNodes:
     """
 
     def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
         # Sockets allow a path of 107 bytes only. Ray does not delete its logs.
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")
         options = {"num_cpus": 1, "include_dashboard": False, "temp_dir": self._folder.name}
-        self._cluster = Cluster(initialize_head=True, head_node_args={**self._memory(), **options})
+        self._cluster = start_head(**self._memory(), **options)
         self.address: str = self._cluster.address
         self.head: str = self._cluster.head_node.node_id
         self._nodes: dict[str, Any] = {}
