@@ -1,0 +1,73 @@
+"""The arguments of managers of environments, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from streamsampler.environments.updates import EnvUpdate, as_env_update
+from streamsampler.errors import UsageError, positive, positive_seconds
+from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.stepping.stepper import Autoreset
+
+__all__ = ["ManagerOptions", "OnEnvFailure", "Updates", "is_abnormal", "updates_of"]
+
+OnEnvFailure = Literal["raise", "reset"]
+Updates = Mapping[int, EnvUpdate]
+
+
+def is_abnormal(info: Mapping[str, Any]) -> bool:
+    """Return whether an info says that its environment is abnormal: a true `info["abnormal"]`."""
+    return bool(info.get("abnormal", False))
+
+
+@dataclass(frozen=True)
+class ManagerOptions:
+    """What all managers of environments take; see `EnvManager`.
+
+    Raises:
+        UsageError: A value cannot work.
+    """
+
+    n_envs: int
+    autoreset: Autoreset
+    max_episodes: int | None
+    min_envs: int
+    recv_timeout: float | None
+    on_failure: OnEnvFailure
+    abnormal: Callable[[Mapping[str, Any]], bool]
+
+    def __post_init__(self) -> None:
+        positive("n_envs", self.n_envs)
+        if self.autoreset not in ("next_step", "same_step", "disabled"):
+            raise UsageError(f'autoreset must be "next_step", "same_step" or "disabled", got {self.autoreset!r}')
+        if self.max_episodes is not None:
+            positive("max_episodes", self.max_episodes)
+        if positive("min_envs", self.min_envs) > self.n_envs:
+            raise UsageError(f"min_envs is {self.min_envs}, but there are {self.n_envs} environments")
+        if self.recv_timeout is not None:
+            positive_seconds("recv_timeout", self.recv_timeout)
+        if self.on_failure not in ("raise", "reset"):
+            raise UsageError(f'on_failure must be "raise" or "reset", got {self.on_failure!r}')
+        if not callable(self.abnormal):
+            raise UsageError(f"abnormal must be a function of an info, got {self.abnormal!r}")
+
+
+def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> Updates:
+    """Return what makes each environment.
+
+    Args:
+        envs: What a sampler takes, or a list or `PerWorker` with one for each environment.
+        n_envs: How many environments there are.
+        env_kwargs: Arguments for making them.
+
+    Raises:
+        UsageError: There are more or fewer items than environments.
+    """
+    items = items_by_worker(envs)
+    if items is None:
+        return dict.fromkeys(range(n_envs), as_env_update(envs, env_kwargs=env_kwargs))
+    if len(items) != n_envs:
+        raise UsageError(f"envs has {len(items)} items, but there are {n_envs} environments")
+    return {env_id: as_env_update(item, env_kwargs=env_kwargs) for env_id, item in enumerate(items)}

@@ -1,0 +1,68 @@
+"""Give each episode of each environment its seed, whatever the order in which environments are stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamsampler.errors import UsageError, positive
+from streamsampler.seeding import TrajectorySeeds
+
+__all__ = ["EpisodeSeeds"]
+
+
+class EpisodeSeeds:
+    """The seeds of episodes: episode k of environment e has the seed of index e + k * n_envs, as in the samplers.
+
+    Args:
+        seed: The manager's seed.
+        n_envs: How many environments there are.
+    """
+
+    def __init__(self, seed: int, n_envs: int) -> None:
+        self._n_envs = n_envs
+        common = TrajectorySeeds(seed, 0)
+        # For each environment: its seeds, the index of its next episode, and the distance to the one after that.
+        self._streams = [(common, env_id, n_envs) for env_id in range(n_envs)]
+
+    def next(self, env_id: int) -> int:
+        """Return the seed of the next episode of an environment, and go on to the one after it."""
+        seeds, index, stride = self._streams[env_id]
+        self._streams[env_id] = seeds, index + stride, stride
+        return seeds[index]
+
+    def restart(self, env_ids: Sequence[int], seed: Any) -> dict[int, int]:
+        """Begin the seeds of some environments again, from what a reset was given.
+
+        Args:
+            env_ids: The environments.
+            seed: An integer, from which environment e gets derived ones; a list with a seed for the next episode of
+                each of `env_ids`; or a dict of such by environment. Later episodes get seeds derived from it and their
+                number.
+
+        Returns:
+            The seeds of the next episodes, by environment; those that the dict lacks are left alone.
+
+        Raises:
+            UsageError: It is none of these, or of another length, or names an environment that is not reset.
+        """
+        if isinstance(seed, Mapping):
+            unknown = [env_id for env_id in seed if env_id not in env_ids]
+            if unknown:
+                raise UsageError(f"seed has seeds for environments {unknown}, which are not among those to be reset")
+            return {env_id: self._own(env_id, value) for env_id, value in seed.items()}
+        if isinstance(seed, Sequence) and not isinstance(seed, str | bytes):
+            if len(seed) != len(env_ids):
+                raise UsageError(f"seed has {len(seed)} items, but {len(env_ids)} environments are to be reset")
+            return {env_id: self._own(env_id, value) for env_id, value in zip(env_ids, seed, strict=True)}
+        common = TrajectorySeeds(positive("seed", seed, least=0), 0)
+        for env_id in env_ids:
+            self._streams[env_id] = common, env_id, self._n_envs
+        return {env_id: self.next(env_id) for env_id in env_ids}
+
+    def _own(self, env_id: int, seed: Any) -> int:
+        checked = positive(f"the seed of environment {env_id}", seed, least=0)
+        if checked >= 1 << 63:
+            raise UsageError(f"the seed of environment {env_id} must be less than 2**63, got {checked}")
+        self._streams[env_id] = TrajectorySeeds(checked, 1), 0, 1
+        return checked
