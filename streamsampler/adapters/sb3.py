@@ -140,6 +140,14 @@ class SB3Agent:
         del seed
         self._state, self._starts = None, True
 
+    def get_state(self) -> Any:
+        """Return the policy's hidden state, for `set_state`; it draws from torch's own generator."""
+        return copy.deepcopy((self._state, self._starts))
+
+    def set_state(self, state: Any) -> None:
+        """Go on where another copy of this agent was when `get_state` returned `state`."""
+        self._state, self._starts = copy.deepcopy(state)
+
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Predict one action; there are no infos."""
         action, self._state = self._predict(observation, self._state, np.array([self._starts]))

@@ -111,6 +111,15 @@ class TorchAgent:
         """Begin a trajectory: seed the generator that actions are drawn from."""
         self._random.seed(seed)
 
+    def get_state(self) -> Any:
+        """Return where the generator is that actions are drawn from, for `set_state`; None where none are drawn."""
+        return None if self.deterministic else self._random.get_state(legacy=False)
+
+    def set_state(self, state: Any) -> None:
+        """Draw on from where another copy of this agent was when `get_state` returned `state`."""
+        if state is not None:
+            self._random.set_state(state)
+
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Choose an action.
 

@@ -35,7 +35,7 @@ WHAT_AN_AGENT_IS = (
 )
 _OPTIONAL_METHODS = frozenset(
     {"reset", "get_actions", "row_independent", "set_spaces", "get_param_values", "set_param_values"}
-    | {"get_param_converter"}
+    | {"get_param_converter", "get_state", "set_state"}
 )
 NAMED_AGENTS = ("random",)
 _MASKS = ("do_resets", "dones")
@@ -71,6 +71,9 @@ class Agent(Protocol):
       ``env_update`` workers get a new copy of such an agent.
     - ``get_param_values()`` and ``set_param_values(values)``: an agent update that is a tuple, a dict or an array goes
       to the latter.
+    - ``get_state()`` and ``set_state(state)``, of an agent with a ``reset``: what it remembers and draws from in the
+      middle of a trajectory, as something that can be pickled, for another copy of the agent. `obtain_fragments` needs
+      them to go on with an episode whose worker was lost.
     - ``get_param_converter()`` gives a small function that the sampler keeps, pickled, in its own process. It is asked
       about each agent update before that is sent, and returns what goes to `set_param_values` where the update is of
       the agent's own kind, such as a module; `NotImplemented` where it is not. What it raises refuses the update.

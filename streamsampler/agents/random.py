@@ -55,6 +55,14 @@ class RandomAgent:
         """
         self._space().seed(seed)
 
+    def get_state(self) -> Any:
+        """Return what a trajectory has made of the generators, for `set_state`."""
+        return copy.deepcopy((self.action_space, self._by_row))
+
+    def set_state(self, state: Any) -> None:
+        """Go on where another copy of this agent was when `get_state` returned `state`."""
+        self.action_space, self._by_row = copy.deepcopy(state)
+
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
         """Draw an action, whatever the observation.
 

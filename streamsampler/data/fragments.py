@@ -18,21 +18,21 @@ class EpisodeState(NamedTuple):
 
     Attributes:
         length: Its timesteps so far.
-        agent: What the agent's `get_state` returned; None where it has none.
+        agent: What the agent's `get_state` returned, pickled; None where it has none.
         generators: The states of the global generators; None where nothing was drawn from them since they were seeded.
         digests: Of its observations and rewards so far.
         restorable: Whether another worker's agent can be put into this state.
     """
 
     length: int
-    agent: Any
+    agent: bytes | None
     generators: Any
-    digests: tuple[bytes, ...]
+    digests: tuple[int, ...]
     restorable: bool
 
 
 class EnvFragment(NamedTuple):
-    """What one environment's timesteps in a call consist of: consecutive episodes, or parts of them.
+    """What one environment's timesteps in a call consist of: consecutive episodes, or parts of them. Never changed.
 
     Attributes:
         number: The environment's number.
@@ -49,6 +49,10 @@ class EnvFragment(NamedTuple):
     continued: bool
     state: EpisodeState | None
     lost: str = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EnvFragment:
+        """Return itself: to copy item by item what is never changed would cost more than to record it."""
+        return self
 
 
 def lengths_of(rollouts: Any) -> tuple[int, ...]:

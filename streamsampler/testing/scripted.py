@@ -68,6 +68,14 @@ class ScriptedAgent:
         """Begin a trajectory."""
         self._rng = np.random.default_rng(seed)
 
+    def get_state(self) -> dict[str, Any]:
+        """Return where the generator is."""
+        return dict(self._rng.bit_generator.state)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Draw on from there."""
+        self._rng.bit_generator.state = state
+
     def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
         """Choose an action."""
         return (int(self._rng.integers(N_ACTIONS)) + self._offset) % N_ACTIONS, {"offset": self._offset}

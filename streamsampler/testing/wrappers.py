@@ -88,6 +88,17 @@ class FaultyAgent:
         self._faults.maybe("action", self._seed, self._step)
         return self._agent.get_action(observation)
 
+    def get_state(self) -> Any:
+        """Return the agent's state, and where this wrapper is in its trajectory; the agent may have none."""
+        get_state = getattr(self._agent, "get_state", None)
+        return self._seed, self._step, get_state() if callable(get_state) else None
+
+    def set_state(self, state: Any) -> None:
+        """Go on where another copy was when `get_state` returned `state`."""
+        self._seed, self._step, of_agent = state
+        if callable(set_state := getattr(self._agent, "set_state", None)):
+            set_state(of_agent)
+
     def get_param_values(self) -> Any:
         """Return the agent's parameters."""
         return self._agent.get_param_values()  # type: ignore[attr-defined]

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
+
+import cloudpickle
 
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.agents.updates import updated_agent
@@ -23,7 +26,7 @@ from streamsampler.protocol.messages import Phase, Ticket, Times
 from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.finishing import with_filters
-from streamsampler.workers.generators import drawn_states, set_states
+from streamsampler.workers.generators import drawn_states, fresh_states, set_states
 from streamsampler.workers.resets import FragmentOrder, Standing
 from streamsampler.workers.restoring import Digests, NotRestoredError, apply_actions
 
@@ -64,6 +67,10 @@ class Course:
         self._length = 0  # timesteps of the episode that goes on; 0 if none does
         self._observation: Any = None  # what it goes on from
         self._generators: Any = None
+        self._fresh: tuple[int, Any] = (
+            -1,
+            None,
+        )  # by a seed: what seeding makes of them
         self._digests = Digests()
         self._remaining = 0
         self._seed = 0
@@ -149,23 +156,23 @@ class Course:
     def suspend(self) -> None:
         """Note where the episode that goes on stands: the next one to run seeds the global generators."""
         if self._length:
-            self._generators = drawn_states(self._seed)
+            if self._fresh[0] != self._seed:
+                self._fresh = self._seed, fresh_states(self._seed)
+            self._generators = drawn_states(self._fresh[1])
 
-    def close_fragment(self, rollouts: Rollouts, trajectories: slice) -> EnvFragment:
+    def close_fragment(self, rollouts: Rollouts, timesteps: slice) -> EnvFragment:
         """Return what the fragment consists of.
 
         Args:
             rollouts: All that was recorded.
-            trajectories: Which of it are this environment's episodes.
+            timesteps: Which of it are of this environment's last episode.
         """
         if not self._length:
             return self.fragment
-        stop = int(rollouts.lengths[: trajectories.stop].sum())
-        start = stop - int(rollouts.lengths[trajectories.stop - 1])
-        self._digests.add(rollouts, slice(start, stop))
+        self._digests.add(rollouts, timesteps)
         get_state = getattr(self.agent, "get_state", None)
         restorable = get_state is not None or self._agent_function is None
-        state = None if get_state is None else get_state()
+        state = None if get_state is None else cloudpickle.dumps(get_state())
         digests = self._digests.values()
         return self.fragment._replace(state=EpisodeState(self._length, state, self._generators, digests, restorable))
 
@@ -196,7 +203,7 @@ class Course:
                 if self._agent_function is not None:
                     self._agent_function(derived_seed(seed, Stream.AGENT))
                 if state.agent is not None:
-                    self.agent.set_state(state.agent)
+                    self.agent.set_state(cloudpickle.loads(state.agent))
                 self._agent_is_new = False
                 return "", ran
         self.episode += 1
@@ -277,11 +284,10 @@ class RunningEnvs:
         worker.ran_timesteps += restored
         owners = [course.number for course in courses for _ in range(course.fragment.n_episodes)]
         rollouts = worker.finished(recorder.finish, owners, worker.environments()[0])
-        first, fragments = 0, []
+        ends, last, fragments = [0, *accumulate(rollouts.lengths.tolist())], 0, []
         for course in courses:
-            stop = first + course.fragment.n_episodes
-            fragments.append(course.close_fragment(rollouts, slice(first, stop)))
-            first = stop
+            last += course.fragment.n_episodes
+            fragments.append(course.close_fragment(rollouts, slice(ends[last - 1], ends[last])))
         rollouts.fragments = tuple(fragments)
         return Outcome(rollouts, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
 

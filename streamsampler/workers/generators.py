@@ -16,7 +16,7 @@ import numpy as np
 
 from streamsampler.seeding import Stream, derived_seed
 
-__all__ = ["drawn_states", "generator_states", "preserved_generators", "seed_generators", "set_states"]
+__all__ = ["drawn_states", "fresh_states", "generator_states", "preserved_generators", "seed_generators", "set_states"]
 
 _MT19937_BYTES = 625 * 4
 """624 words, and the position among them."""
@@ -166,13 +166,21 @@ class _Scratch:
 _scratch = _Scratch()
 
 
-def drawn_states(trajectory_seed: int) -> Any:
+def fresh_states(trajectory_seed: int) -> tuple[Any, ...]:
+    """Return what `generator_states` returns right after `seed_generators`, but for devices; seeds nothing."""
+    return _scratch.states(trajectory_seed)
+
+
+def drawn_states(fresh: tuple[Any, ...]) -> Any:
     """Return the states of the global generators, for `set_states`.
+
+    Args:
+        fresh: What `fresh_states` returns.
 
     Returns:
         None if nothing was drawn from them since they were seeded for the trajectory.
     """
-    if generator_states() == _scratch.states(trajectory_seed):
+    if generator_states() == fresh:
         return None
     torch = _loaded_torch()
     of_torch = None

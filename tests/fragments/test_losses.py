@@ -86,3 +86,28 @@ def test_two_hundred_kills_over_fifty_calls():
             kills += 4
             assert one_call(sampler, call, 40, 7) == expected[call]
         assert kills == 200
+
+
+def test_the_random_agent_is_restored():
+    with (
+        LocalSampler("random", "Pendulum-v1", seed=SEED) as reference,
+        MultiprocessingSampler("random", "Pendulum-v1", seed=SEED, n_workers=2) as sampler,
+    ):
+        for _ in range(3):
+            assert sampler.obtain_fragments(20, 3) == reference.obtain_fragments(20, 3)
+            kill(sampler.worker_pids())
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_torch_agents_are_restored(env_id):
+    from tests.adapters.test_torch_in_samplers import agent_for
+
+    agent = agent_for(env_id)
+    with (
+        LocalSampler(agent, env_id, seed=SEED) as reference,
+        MultiprocessingSampler(agent, env_id, seed=SEED, n_workers=2) as sampler,
+    ):
+        for _ in range(3):
+            assert sampler.obtain_fragments(20, 3) == reference.obtain_fragments(20, 3)
+            kill(sampler.worker_pids())
