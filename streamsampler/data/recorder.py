@@ -145,6 +145,17 @@ class RolloutRecorder:
                 raise
         return self.n_timesteps
 
+    def record_metrics(self, metrics: dict[str, Any]) -> None:
+        """Record further infos of the trajectory in hand, which come back with those of its reset.
+
+        Args:
+            metrics: Their values by name; none of the names is one of the reset's infos.
+
+        Raises:
+            DataError: It is no dict, or has a key that is no string.
+        """
+        self._episode_infos.record(self.n_trajectories, metrics)
+
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
         """Return as booleans what the environment said in the timestep whose reward was recorded last.
 
@@ -192,6 +203,13 @@ class RolloutRecorder:
             f"a trajectory cannot end with {counts[0]} observations, {counts[1]} actions and "
             f"{n_rewards - self.n_timesteps} rewards"
         )
+
+    def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
+        """Return copies of observations, actions and rewards of the trajectory in hand, as far as it was recorded."""
+        first, last = self.n_timesteps, len(self._rewards)
+        observations, actions = self._observations.view(first, last), self._actions.view(first, last)
+        rewards = np.array(self._rewards[first:], dtype=np.float64)
+        return trees.map_tree(np.copy, observations), trees.map_tree(np.copy, actions), rewards
 
     def abandon(self) -> None:
         """Forget the trajectory in hand."""

@@ -14,15 +14,18 @@ from streamsampler.agents.updates import updated_agent
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.step_values import FLAGS
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
-from streamsampler.errors import ActionError, DataError, UsageError
+from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.timing import used
-from streamsampler.workers.base import Outcome, Worker, WorkerContext
+from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import begin_of, locate, raised_in, step_error, summary_of
+from streamsampler.workers.explain import begin_of, explain_rollout
 from streamsampler.workers.fragments import Course, RunningEnvs, running_envs
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.leaving_out import left_out_by
+from streamsampler.workers.rollout_times import shares
+from streamsampler.workers.seams import SeamLoop, WorkerWithSeams
 
 __all__ = ["DefaultWorker"]
 
@@ -46,8 +49,11 @@ _RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Pha
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
 
-class DefaultWorker(Worker):
+class DefaultWorker(WorkerWithSeams):
     """Runs one trajectory after the other in one environment.
+
+    A subclass may override `begin_trajectory`, `before_step`, `after_step` and `end_trajectory`: see `seams`, which has
+    what it costs.
 
     Args:
         context: What the worker is made with.
@@ -103,7 +109,7 @@ class DefaultWorker(Worker):
         """Run a trajectory in a stand-in, and keep nothing of it."""
         env, self._env = self._env, stand_ins[0]
         try:
-            self._run(version, indices, seeds, RolloutRecorder(*self.spaces))
+            self._roll(version, indices, seeds, RolloutRecorder(*self.spaces))
         finally:
             self._env = env
 
@@ -117,7 +123,7 @@ class DefaultWorker(Worker):
         recorder = self._recorder
         assert recorder is not None
         recorder.clear()
-        abandoned_timesteps, seconds = self._run(ticket.version, ticket.indices, seeds, recorder)
+        abandoned_timesteps, seconds = self._roll(ticket.version, ticket.indices, seeds, recorder)
         return self._outcome(recorder, ticket.indices, abandoned_timesteps, seconds)
 
     def run_course(self, version: int, course: Course, recorder: RolloutRecorder) -> tuple[int, Times]:
@@ -167,7 +173,7 @@ class DefaultWorker(Worker):
         while True:
             recorder, spaces, finishing = self._recorder, self.spaces, False
             try:
-                abandoned, more = self._run(ticket.version, todo, [seed_of[index] for index in todo], recorder)
+                abandoned, more = self._roll(ticket.version, todo, [seed_of[index] for index in todo], recorder)
                 seconds = seconds.plus(more)
                 finishing = True
                 kept = [index for index in ticket.indices if index not in left_out]
@@ -180,7 +186,7 @@ class DefaultWorker(Worker):
                     seconds = seconds.plus(self._broken_off)
                 failed = self.trajectory
                 assert failed is not None
-                left_out.update(self._left_out_by(error, ticket, failed, kept))
+                left_out.update(left_out_by(error, self.phase, ticket, failed, kept))
             self.trajectory = None
             recorder.abandon()
             if not self.row.may_run(ticket.version):
@@ -195,23 +201,37 @@ class DefaultWorker(Worker):
                 self._recorder = recorder
                 todo = todo[todo.index(failed) + 1 :]
 
-    def _left_out_by(
-        self, error: BaseException, ticket: Ticket, failed: int, kept: Sequence[int]
-    ) -> dict[int, Dropped]:
-        """Return the trajectories to leave out because of an error, by their indices."""
-        others = {
-            kept[position]: summary for position, summary in (error.others if isinstance(error, DataError) else ())
-        }
-        return {
-            index: Dropped(ticket.indices.index(index), str(self.phase), summary)
-            for index, summary in {failed: summary_of(error), **others}.items()
-        }
-
     def _timed_rebuild(self) -> Times:
         """Replace agent and environment, and count the time as a reset's."""
         began = perf_counter()
         self.context.rebuild()
         return Times(perf_counter() - began)
+
+    def _roll(
+        self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder
+    ) -> tuple[int, Times]:
+        """Run trajectories in one of the two loops; see `_run`."""
+        if not self.overrides_seams():
+            return self._run(version, indices, seeds, recorder)
+        env = self._env
+        loop = SeamLoop(
+            self,
+            self._agent,
+            env,
+            recorder,
+            self._reset_agent,
+            lambda index: self._reset_of(cast("AnyEnv", env), (index,)),
+        )
+        try:
+            abandoned_timesteps = loop.run(version, indices, seeds)
+        except BaseException as error:
+            self._broken_off = loop.seconds
+            action = None if loop.context is None else loop.context.action
+            self._explain(error, self.phase, action, loop.run_timestep)
+            raise
+        if abandoned_timesteps >= 0:
+            recorder.abandon()
+        return abandoned_timesteps, loop.seconds
 
     def _run(  # noqa: C901 - see below
         self, version: int, indices: Iterable[int], seeds: Iterable[int], recorder: RolloutRecorder,
@@ -331,17 +351,17 @@ class DefaultWorker(Worker):
                             self.ran_timesteps += len(rewards) - n_before
                             recorder.abandon()
                             spent = clock() - began
-                            return n_abandoned, _shares(spent, reset_seconds, agent_seconds, step_seconds)
+                            return n_abandoned, shares(spent, reset_seconds, agent_seconds, step_seconds)
                         due = 0
                 recorder.end(observation, bool(terminated), bool(truncated), limited=len(rewards) == limit)
         except BaseException as error:
             self.ran_timesteps += len(rewards) - n_before
             self.phase = phase
-            self._broken_off = _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
-            self._explain(error, phase, action)
+            self._broken_off = shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
+            self._explain(error, phase, action, self._run)
             raise
         self.ran_timesteps += len(rewards) - n_before
-        return -1, _shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
+        return -1, shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
 
     def _reset_of(self, env: AnyEnv, indices: Iterable[int]) -> Callable[..., Any]:
         """Return the environment's `reset`, with the options of one trajectory after the other where there are any."""
@@ -351,19 +371,13 @@ class DefaultWorker(Worker):
         coming = iter(indices)
         return lambda seed: env.reset(seed=seed, options=resets.options_of(next(coming)))
 
-    def _explain(self, error: BaseException, phase: Phase, action: Any) -> None:
+    def _explain(self, error: BaseException, phase: Phase, action: Any, unpacking: Any) -> None:
         """Raise a better error where the reason is known; otherwise return."""
-        recorder = self._recorder
-        data_error = error if isinstance(error, ActionError) or phase is Phase.RECORDING else None
-        if isinstance(data_error, DataError) and recorder is not None:
-            row = len(recorder.float_rewards) if data_error.row is None else data_error.row
-            locate(data_error, self._env, None if row < 0 else row - recorder.n_timesteps)
-        if phase is Phase.ACTION and isinstance(error, TypeError | ValueError) and raised_in(error, self._run):
-            raise UsageError("get_action must return (action, agent_info), with agent_info a dict") from error
-        better = step_error(error, action, self.spaces[1], self._run) if phase is Phase.STEP else None
-        if better is not None:
-            self.phase = Phase.ACTION if isinstance(better, ActionError) else phase
-            raise better from error
+        try:
+            explain_rollout(error, phase, action, unpacking, self._env, self._recorder)
+        except ActionError:
+            self.phase = Phase.ACTION
+            raise
 
     def shutdown(self) -> None:
         """Close the environment."""
@@ -381,12 +395,3 @@ class DefaultWorker(Worker):
         if running is not None:
             self.phase = Phase.CLOSE
             running.close()
-
-
-def _shares(seconds: float, reset: float, agent: float, step: float) -> Times:
-    """Divide the time that was not measured between agent and steps, in proportion; or count it as resets'."""
-    timed = agent + step
-    if not timed:
-        return Times(seconds)
-    share = (seconds - reset) / timed
-    return Times(reset, share * agent, share * step)

@@ -7,11 +7,14 @@ from typing import Any
 
 from gymnasium import Space
 
+from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.errors import ActionError, DataError, UsageError
+from streamsampler.protocol.messages import Phase
 
 __all__ = [
     "begin_of",
     "class_names",
+    "explain_rollout",
     "locate",
     "name_of_env",
     "raised_in",
@@ -101,3 +104,31 @@ def step_error(error: BaseException, action: Any, space: Space[Any], function: A
     except Exception:
         inside = False
     return None if inside else ActionError(f"the agent's action {action!r} is outside {space}")
+
+
+def explain_rollout(
+    error: BaseException, phase: Phase, action: Any, unpacking: Any, env: Any, recorder: RolloutRecorder | None
+) -> None:
+    """Raise a better error for what a rollout raised where the reason is known; otherwise return.
+
+    Args:
+        error: The exception; an error about recorded data is told where it happened.
+        phase: What the worker was doing.
+        action: The last action.
+        unpacking: The function that unpacks what the agent and the environment return.
+        env: The environment.
+        recorder: Where the trajectory was recorded.
+
+    Raises:
+        UsageError: The agent or the environment returned something else than it must.
+        ActionError: The last action is outside its space.
+    """
+    data_error = error if isinstance(error, ActionError) or phase is Phase.RECORDING else None
+    if isinstance(data_error, DataError) and recorder is not None:
+        row = len(recorder.float_rewards) if data_error.row is None else data_error.row
+        locate(data_error, env, None if row < 0 else row - recorder.n_timesteps)
+    if phase is Phase.ACTION and isinstance(error, TypeError | ValueError) and raised_in(error, unpacking):
+        raise UsageError("get_action must return (action, agent_info), with agent_info a dict") from error
+    better = step_error(error, action, env.action_space, unpacking) if phase is Phase.STEP else None
+    if better is not None:
+        raise better from error

@@ -1,0 +1,16 @@
+"""Divide the time of rollouts among their parts."""
+
+from __future__ import annotations
+
+from streamsampler.protocol.messages import Times
+
+__all__ = ["shares"]
+
+
+def shares(seconds: float, reset: float, agent: float, step: float) -> Times:
+    """Divide the time that was not measured between agent and steps, in proportion; or count it as resets'."""
+    timed = agent + step
+    if not timed:
+        return Times(seconds)
+    share = (seconds - reset) / timed
+    return Times(reset, share * agent, share * step)
