@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from streamsampler.agents.random import RandomAgent
     from streamsampler.checking.check import check
     from streamsampler.data.batch import StepType, TrajectoryBatch
+    from streamsampler.environments.parameters import SetParameters
     from streamsampler.environments.updates import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.errors import (
         ActionError,
@@ -111,6 +112,7 @@ __all__ = [
     "Sampler",
     "SamplerError",
     "SerializationError",
+    "SetParameters",
     "SetTaskUpdate",
     "StepType",
     "StorageError",
@@ -146,6 +148,7 @@ _HOMES = {
     "EnvUpdate": "environments.updates",
     "ExistingEnvUpdate": "environments.updates",
     "NewEnvUpdate": "environments.updates",
+    "SetParameters": "environments.parameters",
     "SetTaskUpdate": "environments.updates",
     "WorkerFactory": "workers.factory",
     "TrajectoryFolder": "storage.folder",

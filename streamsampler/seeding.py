@@ -188,6 +188,7 @@ class Stream(enum.IntEnum):
     PYTHON = 2
     NUMPY = 3
     TORCH = 4
+    PARAMETERS = 5
 
 
 def derived_seed(trajectory_seed: int, stream: Stream) -> int:

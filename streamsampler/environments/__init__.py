@@ -4,7 +4,10 @@
 environment, or an `EnvSpec`. `env_kwargs={…}` holds arguments for making the environment.
 
 `env_update` of a call takes the same and replaces the environment; the old one is closed. It also takes an
-`streamsampler.EnvUpdate`: `streamsampler.SetTaskUpdate` makes an environment or sets the task of the one that is there.
+`streamsampler.EnvUpdate`: `streamsampler.SetTaskUpdate` makes an environment or sets the task of the one that is there;
+`streamsampler.SetParameters` sets parameters before each trajectory, constants and what is drawn from its seed:
+`env_update=SetParameters({"mass": Uniform(1, 2), "length": 0.5})`, with `Uniform`, `LogUniform`, `Normal` and `Choice`
+of this module.
 A subclass of your own must give an environment that depends on the update alone.
 
 A callable, or the entry point of an id, with a parameter `worker_number` is called with the worker's number, for ports,
@@ -29,3 +32,7 @@ with MultiprocessingSampler("random", make_env, n_workers=2) as sampler:
 
 An environment is closed with its worker; `streamsampler.samplers` says what becomes of processes that it started.
 """
+
+from streamsampler.environments.distributions import Choice, Distribution, LogUniform, Normal, Uniform
+
+__all__ = ["Choice", "Distribution", "LogUniform", "Normal", "Uniform"]

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
+from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import (
     AnyEnv,
     EnvUpdate,
@@ -183,6 +184,8 @@ def _with_mode(update: EnvUpdate) -> EnvUpdate:
                 return NewEnvUpdate(factory, {**kwargs, "render_mode": _MODE})
         case SetTaskUpdate():
             return SetTaskUpdate(_with_mode(update.source), update.task)
+        case SetParameters():
+            return SetParameters(update.parameters, _with_mode(update.source), info_key=update.info_key)
     return update
 
 

@@ -37,6 +37,8 @@ __all__ = [
     "apply_env_update",
     "as_env_update",
     "describe",
+    "find_method",
+    "task_setter",
 ]
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
@@ -232,7 +234,7 @@ class SetTaskUpdate(EnvUpdate):
         else:
             env = _checked(self.source(old_env), self._name)
         try:
-            _set_task(env)(self.task)
+            task_setter(env)(self.task)
         except BaseException:
             # The worker never sees an environment made here, and does not close it.
             _close(env if env is not old_env else None)
@@ -267,15 +269,27 @@ class _Origins:
 _origins = _Origins()
 
 
-def _set_task(env: AnyEnv) -> Callable[[Any], Any]:
+def find_method(env: AnyEnv, name: str) -> Callable[[Any], Any] | None:
+    """Return a method of an environment, of itself or under its wrappers; None if it has none."""
     of_wrappers = getattr(env, "get_wrapper_attr", functools.partial(getattr, env))  # vector environments lack it
     for find in (of_wrappers, functools.partial(getattr, env.unwrapped)):
         with contextlib.suppress(AttributeError):
-            method = find("set_task")
+            method = find(name)
             if callable(method):
-                return method  # type: ignore[no-any-return]
+                return cast("Callable[[Any], Any]", method)
+    return None
+
+
+def task_setter(env: AnyEnv) -> Callable[[Any], Any]:
+    """Return the method that sets an environment's task.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if (method := find_method(env, "set_task")) is not None:
+        return method
     raise UsageError(
-        f"SetTaskUpdate needs an environment with a method set_task(task); {type(env.unwrapped).__qualname__} has "
+        f"a task needs an environment with a method set_task(task); {type(env.unwrapped).__qualname__} has "
         "none, and neither have its wrappers"
     )
 
@@ -364,7 +378,7 @@ def describe(env_update: EnvUpdate) -> str:
             return str(getattr(bare.spec, "id", type(bare).__qualname__))  # EnvPool's specs have no id
         case SetTaskUpdate():
             return env_update._name
-    return type(env_update).__qualname__
+    return str(getattr(env_update, "environment_name", type(env_update).__qualname__))
 
 
 def _checked(env: Any, name: str) -> AnyEnv:

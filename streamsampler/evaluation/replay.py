@@ -270,6 +270,11 @@ def _environment(record: _Record, env: Any, kwargs: Mapping[str, Any] | None) ->
     recorded = record.facts.get("env_kwargs")
     recorded = recorded if isinstance(recorded, dict) else {}
     if env is None:
+        if parameters := record.facts.get("env_parameters"):
+            raise UsageError(
+                f"{record.name} says that parameters of {said} were set, {parameters!r:.120}: pass "
+                "env=SetParameters({…}, …) with the same"
+            )
         _check_id(record, said)
         return as_env_update(str(said).rpartition(":")[2], env_kwargs={**recorded, **(kwargs or {})})
     is_recorded = isinstance(env, str) and isinstance(said, str) and env.rpartition(":")[2] == said.rpartition(":")[2]

@@ -20,7 +20,7 @@ from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.filtering import Filtering
 from streamsampler.samplers.fingerprints import Fingerprints
-from streamsampler.samplers.payloads import makes_environment, pickled_updates, put
+from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates, put
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import failure_error, kernels_error
 from streamsampler.samplers.updates import Kind, Updates
@@ -238,7 +238,9 @@ class SamplerLife(ABC):
         worker_class = self._setup.factory.worker_class
         if resets is not None and resets.options is not None and not worker_class.can_take_options:
             raise UsageError(f"{worker_class.__name__} takes no reset_options")
-        updates = pickled_updates(agent_update, env_update, self._session.updates.about("agent"))
+        session = self._session
+        env_update = on_environments(env_update, session)
+        updates = pickled_updates(agent_update, env_update, session.updates.about("agent"))
         if makes_environment(env_update):
             self._verdicts.renew()
         return updates

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from streamsampler.agents.base import as_agent, is_agent
 from streamsampler.agents.updates import AgentTraits, UpdateKind, resolved_update, traits_of
+from streamsampler.engines.base import Engine
+from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import EnvUpdate, SetTaskUpdate, as_env_update
 from streamsampler.errors import UsageError
-from streamsampler.samplers.per_worker import check_length, items_by_worker
+from streamsampler.samplers.per_worker import PerWorker, check_length, items_by_worker
 from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.serialization import Payload, dumps
 
-__all__ = ["makes_environment", "pickled_environments", "pickled_updates", "put", "put_agents"]
+__all__ = ["makes_environment", "on_environments", "pickled_environments", "pickled_updates", "put", "put_agents"]
 
 _KINDS: tuple[UpdateKind, UpdateKind] = ("agent", "parameters")
 
@@ -137,6 +139,39 @@ def makes_environment(env_update: Any) -> bool:
     items = items_by_worker(env_update)
     update = env_update if items is None else items[0]
     return update is not None and not isinstance(update, SetTaskUpdate)
+
+
+class _Session(Protocol):
+    """What is needed of a `Session`."""
+
+    updates: Updates[Any]
+
+    @property
+    def engine(self) -> Engine: ...
+
+
+def on_environments(env_update: Any, session: _Session) -> Any:
+    """Return an `env_update` whose SetParameters all have an environment: where they have none, the one in force.
+
+    Args:
+        env_update: See `Sampler.obtain_samples`.
+        session: Has the updates in force, and their engine.
+    """
+    updates = session.updates
+
+    def on(item: Any, worker: int) -> Any:
+        if not isinstance(item, SetParameters) or item.has_environment:
+            return item
+        return item.on(session.engine.published(updates.of_workers("env")[worker]), updates.about("env")[worker].name)
+
+    each = items_by_worker(env_update)
+    if each is None and len(set(map(id, handles := updates.of_workers("env")))) == 1:
+        return on(env_update, 0)
+    if each is None and isinstance(env_update, SetParameters):
+        return PerWorker([on(env_update, worker) for worker in range(len(handles))])
+    if each is None or len(each) != len(updates.of_workers("env")):
+        return env_update  # it may be refused later
+    return PerWorker([on(item, worker) for worker, item in enumerate(each)])
 
 
 def pickled_environments(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, describe
 from streamsampler.samplers.updates import Updates
 from streamsampler.samplers.versions import packages_of, versions_of
@@ -27,17 +28,22 @@ class EnvironmentFacts(NamedTuple):
         name: Its id where there is one, else the name of its class or factory.
         kwargs: The arguments that it is made with, besides those that it is registered with.
         packages: The packages that it comes from.
+        parameters: The parameters that are set before each trajectory, as they are shown; None for none.
     """
 
     name: str
     kwargs: dict[str, Any]
     packages: tuple[str, ...]
+    parameters: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, update: EnvUpdate) -> EnvironmentFacts:
         """Return the facts of an environment update."""
-        kwargs = storable(_kwargs_of(update))
-        return cls(describe(update), kwargs, packages_of(update))
+        parameters = None
+        packages = packages_of(update)
+        if isinstance(update, SetParameters):
+            parameters, update = storable(update.parameters), update.source
+        return cls(describe(update), storable(_kwargs_of(update)), packages, parameters)
 
 
 def _kwargs_of(update: EnvUpdate) -> dict[str, Any]:
@@ -66,11 +72,13 @@ def provenance_of(
             environments.append(facts)
     names = list(dict.fromkeys(facts.name for facts in environments))
     kwargs = [facts.kwargs for facts in environments]
+    parameters = [facts.parameters for facts in environments]
     factory = setup.factory
     worker_class = factory.worker_class
     return {
         "environment": names[0] if len(names) == 1 else names,
         **({"env_kwargs": kwargs[0] if len(kwargs) == 1 else kwargs} if any(kwargs) else {}),
+        **({"env_parameters": parameters[0] if len(parameters) == 1 else parameters} if any(parameters) else {}),
         "max_episode_length": factory.max_episode_length,
         "order": order,
         "on_failure": policy.on_failure,

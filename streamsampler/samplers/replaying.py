@@ -10,7 +10,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.environments.filming import check_renders
 from streamsampler.errors import UsageError, positive
 from streamsampler.samplers.lifecycle import SamplerLife
-from streamsampler.samplers.payloads import pickled_updates, put
+from streamsampler.samplers.payloads import on_environments, pickled_updates, put
 from streamsampler.samplers.replays import Origin, Replay, replayed
 from streamsampler.samplers.rerun import Rerun, place_of
 from streamsampler.samplers.updates import Updates
@@ -73,7 +73,7 @@ class ReplayingSampler(SamplerLife):
             is_current = version == session.version
             if not (is_current or actions) and agent is None:
                 raise UsageError(_other_version(version, session.version))
-            pickled = pickled_updates(agent, env, session.updates.about("agent"))
+            pickled = pickled_updates(agent, on_environments(env, session), session.updates.about("agent"))
             plan: GatherPlan = session.plan if is_current and session.plan is not None else Streamed()
             if self._policy.on_failure == "drop" and not plan.fixed:
                 plan = Streamed(plan.first)  # others took the places of those that raised

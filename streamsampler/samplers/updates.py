@@ -94,6 +94,10 @@ class Updates(Generic[Payload]):
     def __contains__(self, kind: Kind) -> bool:
         return kind in self._in_force
 
+    def of_workers(self, kind: Kind) -> tuple[Payload | None, ...]:
+        """Return the payloads in force of a kind, by worker."""
+        return self._in_force[kind].payloads
+
     @property
     def differ(self) -> bool:
         """Whether workers have agents or environments of their own."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
+from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate, SpecEnvUpdate
 from streamsampler.version import __version__
 
@@ -47,7 +48,7 @@ def packages_of(update: EnvUpdate) -> tuple[str, ...]:
             return _packages(factory)
         case ExistingEnvUpdate(env=env):
             return _packages(env.unwrapped)
-        case SetTaskUpdate():
+        case SetTaskUpdate() | SetParameters():
             return packages_of(update.source)
     return _packages(type(update))
 
