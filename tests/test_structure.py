@@ -153,6 +153,7 @@ def test_the_public_face():
         "RandomAgent",
         "RaySampler",
         "Sampler",
+        "SetParameters",
         "SetTaskUpdate",
         "StepType",
         "TrajectoryBatch",

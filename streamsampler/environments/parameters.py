@@ -10,7 +10,8 @@ import gymnasium
 import numpy as np
 
 from streamsampler.environments.distributions import Distribution
-from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_env_update, describe, find_method
+from streamsampler.environments.methods import find_method
+from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_env_update, describe
 from streamsampler.errors import UsageError
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.serialization import Payload, dumps, loads

@@ -21,6 +21,7 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.kinds import foreign_kind, foreign_kind_in
+from streamsampler.environments.methods import task_setter
 from streamsampler.environments.worker_numbers import lacks, with_worker_number
 from streamsampler.errors import SamplerError, UsageError
 
@@ -37,8 +38,6 @@ __all__ = [
     "apply_env_update",
     "as_env_update",
     "describe",
-    "find_method",
-    "task_setter",
 ]
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
@@ -267,31 +266,6 @@ class _Origins:
 
 
 _origins = _Origins()
-
-
-def find_method(env: AnyEnv, name: str) -> Callable[[Any], Any] | None:
-    """Return a method of an environment, of itself or under its wrappers; None if it has none."""
-    of_wrappers = getattr(env, "get_wrapper_attr", functools.partial(getattr, env))  # vector environments lack it
-    for find in (of_wrappers, functools.partial(getattr, env.unwrapped)):
-        with contextlib.suppress(AttributeError):
-            method = find(name)
-            if callable(method):
-                return cast("Callable[[Any], Any]", method)
-    return None
-
-
-def task_setter(env: AnyEnv) -> Callable[[Any], Any]:
-    """Return the method that sets an environment's task.
-
-    Raises:
-        UsageError: There is none.
-    """
-    if (method := find_method(env, "set_task")) is not None:
-        return method
-    raise UsageError(
-        f"a task needs an environment with a method set_task(task); {type(env.unwrapped).__qualname__} has "
-        "none, and neither have its wrappers"
-    )
 
 
 def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
