@@ -329,8 +329,9 @@ class BaseEnvManager(abc.ABC):
         self.failures += 1
         states = self._ledger.states
         lost = [env_id for env_id in event.env_ids if env_id not in self._ledger.arrived]
-        if self._options.on_failure == "raise" or not event.env_ids:
+        if self._options.on_failure == "raise" or event.is_final:
             self._ledger.fail(lost)
+            self._episodes.lose([env_id for env_id in event.env_ids if event.is_new and env_id not in lost])
             return event.error
         again = [env_id for env_id in lost if states[env_id] is EnvState.RESETTING]
         if again:

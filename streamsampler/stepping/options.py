@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamsampler.environments.updates import EnvUpdate, as_env_update
+from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
 from streamsampler.errors import UsageError, positive, positive_seconds
 from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.serialization import dumps, loads
 from streamsampler.stepping.stepper import Autoreset
 
 __all__ = ["ManagerOptions", "OnEnvFailure", "Updates", "is_abnormal", "updates_of"]
@@ -67,7 +68,11 @@ def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> 
     """
     items = items_by_worker(envs)
     if items is None:
-        return dict.fromkeys(range(n_envs), as_env_update(envs, env_kwargs=env_kwargs))
+        update = as_env_update(envs, env_kwargs=env_kwargs)
+        if isinstance(update, SpecEnvUpdate | NewEnvUpdate):
+            return dict.fromkeys(range(n_envs), update)
+        payload = dumps(update, "the environment")  # it has an environment, of which each gets a copy
+        return {env_id: loads(payload) for env_id in range(n_envs)}
     if len(items) != n_envs:
         raise UsageError(f"envs has {len(items)} items, but there are {n_envs} environments")
     return {env_id: as_env_update(item, env_kwargs=env_kwargs) for env_id, item in enumerate(items)}

@@ -39,7 +39,6 @@ class Rows:
             in the same step; written by the worker.
         rewards, terminated, truncated: (n_envs,), of the last step; written by the worker.
         slots: (n_envs,) where the last observation lies; written by the worker.
-        done: (n_envs,) how many requests were carried out, modulo 256; written last by the worker.
         actions: Leaves of (n_envs, ...); written by the parent.
         seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
     """
@@ -55,7 +54,6 @@ class Rows:
         self.terminated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.truncated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
-        self.done: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
 
 
 def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:

@@ -34,13 +34,15 @@ class Broken:
         env_ids: The environments.
         error: What happened.
         worker_number: The worker that the environments are in.
-        is_new: Whether the environments were made anew, because their process died or hung.
+        is_new: Whether the environments are to be made anew, because their process died or hung.
+        is_final: Whether the error is raised in any case.
     """
 
     env_ids: Sequence[int]
     error: BaseException
     worker_number: int
     is_new: bool = False
+    is_final: bool = False
 
 
 class Transport(abc.ABC):

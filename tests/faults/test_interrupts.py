@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
-from streamsampler.engines.processes import links
+from streamsampler.engines.processes import links, worker_main
 from streamsampler.engines.processes.wire import MessageReader
 from streamsampler.testing import Fault, Faults
 from tests.faults.conftest import slow
@@ -123,7 +123,7 @@ def test_real_interrupts_at_random_times(sampler, n_interrupts):
 def test_the_fork_server_is_killed(sampler):
     from streamsampler.engines.launch import start as launch
 
-    os.kill(launch._servers["forkserver", 1]._process.pid, signal.SIGKILL)
+    os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.SIGKILL)
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)
     assert gone_within(sampler.worker_pids(), 5)

@@ -16,6 +16,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.engines.launch import start as launch
+from streamsampler.engines.processes import worker_main
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.kill_requests import LENGTHS, asking
 
@@ -74,7 +75,7 @@ class Footprint:
     @classmethod
     def now(cls):
         gc.collect()
-        server = launch._servers["forkserver", 1]._process.pid
+        server = launch._servers["forkserver", 1, worker_main.main]._process.pid
         maps = Path("/proc/self/maps").read_text()
         return cls(
             len(os.listdir("/proc/self/fd")),

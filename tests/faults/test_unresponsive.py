@@ -15,7 +15,7 @@ from streamsampler.engines import linked
 from streamsampler.engines.launch import children, descriptors, worker_child
 from streamsampler.engines.launch import start as launch
 from streamsampler.engines.processes import engine as processes
-from streamsampler.engines.processes import links
+from streamsampler.engines.processes import links, worker_main
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.conftest import PROCESSES, slow
@@ -83,7 +83,7 @@ def give_up(monkeypatch):
 def test_a_stopped_fork_server_is_replaced(give_up):
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
-        server = launch._servers["forkserver", 1]._process.pid
+        server = launch._servers["forkserver", 1, worker_main.main]._process.pid
         os.kill(server, signal.SIGSTOP)
         for pid in sampler.worker_pids():
             os.kill(pid, signal.SIGKILL)
@@ -91,16 +91,16 @@ def test_a_stopped_fork_server_is_replaced(give_up):
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert 1 <= sampler.stats.restarts <= 2  # as many as there was work for
         assert gone_within([server], 2)
-        assert launch._servers["forkserver", 1]._process.pid != server
+        assert launch._servers["forkserver", 1, worker_main.main]._process.pid != server
 
 
 def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
     """It must not read the messages of the worker that was started in its place."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1):
-        server = launch._servers["forkserver", 1]._process.pid
+        server = launch._servers["forkserver", 1, worker_main.main]._process.pid
         give_up()
         with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
-            assert launch._servers["forkserver", 1]._process.pid != server
+            assert launch._servers["forkserver", 1, worker_main.main]._process.pid != server
             assert calls(sampler, 3) == undisturbed(3)
     assert gone_within([server], 2)
 
@@ -109,12 +109,12 @@ def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
 def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
     """Its answers to the others are not waited for either."""
     MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
-    server = launch._servers["forkserver", 1]._process.pid
+    server = launch._servers["forkserver", 1, worker_main.main]._process.pid
     servers = []
 
     def launch_and_lose(*how):
         child = launch.launch(*how)
-        servers.append(launch._servers["forkserver", 1]._process.pid)
+        servers.append(launch._servers["forkserver", 1, worker_main.main]._process.pid)
         if len(servers) == 3:
             os.kill(server, number)
         return child
@@ -134,8 +134,8 @@ def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
         pids = sampler.worker_pids()
-        os.kill(launch._servers["forkserver", 1]._process.pid, signal.SIGKILL)
-        assert gone_within([launch._servers["forkserver", 1]._process.pid], 2)
+        os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.SIGKILL)
+        assert gone_within([launch._servers["forkserver", 1, worker_main.main]._process.pid], 2)
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert sampler.worker_pids() == pids
         assert sampler.stats.restarts == 0
@@ -150,8 +150,8 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
 sampler.obtain_trajectories(2)
-print(launch._servers["forkserver", 1]._process.pid, *sampler.worker_pids())
-os.kill(launch._servers["forkserver", 1]._process.pid, signal.SIGSTOP)
+print(launch._servers["forkserver", 1, worker_main.main]._process.pid, *sampler.worker_pids())
+os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.SIGSTOP)
 """
 
 
@@ -295,7 +295,11 @@ def test_a_worker_without_descriptors_is_no_worker(method):
 def test_ends_are_noticed_while_the_fork_server_is_stopped():
     """The watchdogs report them."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
-        engine, server, causes = sampler._session.engine, launch._servers["forkserver", 1]._process, []
+        engine, server, causes = (
+            sampler._session.engine,
+            launch._servers["forkserver", 1, worker_main.main]._process,
+            [],
+        )
         for stopped in (True, False, False):
             if stopped:
                 server.send_signal(signal.SIGSTOP)

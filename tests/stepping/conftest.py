@@ -1,12 +1,18 @@
 """Every test of the calls runs against every manager."""
 
+import functools
 from typing import Any
 
 import pytest
 
+from streamsampler.stepping.env_manager import EnvManager
 from streamsampler.stepping.serial import SerialEnvManager
 
-MANAGERS: dict[str, Any] = {"serial": lambda *args, **kwargs: SerialEnvManager(*args, **kwargs)}
+MANAGERS: dict[str, Any] = {
+    "serial": SerialEnvManager,
+    "one process": functools.partial(EnvManager, n_workers=1),
+    "processes": functools.partial(EnvManager, n_workers=2),
+}
 
 
 @pytest.fixture(params=MANAGERS)

@@ -1,5 +1,9 @@
 """Environments whose data show what was lost, repeated or mixed up."""
 
+import os
+import signal
+import threading
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -39,3 +43,14 @@ class Counting(gymnasium.Env):
 
     def render(self):
         return f"frame {self._t}"
+
+
+class Doomed(Counting):
+    """Kills its process, or hangs, at an action."""
+
+    def step(self, action):
+        if action == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 8:
+            threading.Event().wait()
+        return super().step(action)

@@ -210,13 +210,13 @@ def _close_server(fds: Sequence[int], process: subprocess.Popen[bytes], owner: i
         end_server(process, _CLOSE_SECONDS)  # killed, if it is stopped or hangs
 
 
-_servers: dict[tuple[StartMethod, int | None], _Server] = {}  # with their number of threads: hardly ever more than one
+_servers: dict[tuple[StartMethod, int | None, Main], _Server] = {}  # with their number of threads: hardly ever several
 _servers_lock = threading.Lock()
 
 
 def _server(method: StartMethod, main: Main, threads: int | None) -> _Server:
     with _servers_lock:
-        server = _servers.get((method, threads))
+        server = _servers.get((method, threads, main))
         if server is None or not server.alive():
-            server = _servers[method, threads] = _Server(method, main, threads)
+            server = _servers[method, threads, main] = _Server(method, main, threads)
         return server

@@ -1,0 +1,98 @@
+"""Step environments in worker processes from the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
+from streamsampler.errors import UsageError, positive
+from streamsampler.scheduling.restarts import Policy, Quota
+from streamsampler.stepping.manager import BaseEnvManager
+from streamsampler.stepping.options import ManagerOptions, OnEnvFailure, is_abnormal, updates_of
+from streamsampler.stepping.processes import ProcessTransport
+from streamsampler.stepping.stepper import Autoreset
+from streamsampler.stepping.transport import Transport
+from streamsampler.workers.factory import usable_cores
+
+__all__ = ["EnvManager"]
+
+
+class EnvManager(BaseEnvManager):
+    """Steps environments in worker processes, several in each, with actions from the caller's process.
+
+    For example::
+
+        with EnvManager("CartPole-v1", n_envs=8, seed=1) as manager:
+            manager.async_reset()
+            for _ in range(1000):
+                steps = manager.recv(min_envs=4)  # whichever are ready first
+                manager.send(manager.random_actions(steps.env_ids), steps.env_ids)
+
+    Each episode is a function of its seed and its actions, whatever the number of workers and the timing.
+
+    Args:
+        envs: See `SerialEnvManager`, as all other arguments that are not named here.
+        n_workers: How many processes there are; None for the cores that this process may use.
+        step_timeout: Seconds that a worker may take without the result of any step or reset; then it is killed, with
+            its Python stacks in the error. None for no limit.
+        construction_timeout: Seconds that a worker may take from its start until its environments are made; None for
+            no limit.
+        on_failure: What becomes of environments that raise, or whose worker dies or hangs. "raise": the error is
+            raised, and the environments are to be reset. "reset": their episodes end, marked in `Steps.failed`, and new
+            ones begin, if need be in a new process.
+        max_restarts: How many workers may die or hang within `restart_window` seconds before that is an error with
+            "reset", too; see `MultiprocessingSampler`.
+        restart_window: Seconds; None for the manager's whole life.
+        close_timeout: Seconds that all workers together may take to close their environments.
+        start_method: See `MultiprocessingSampler`.
+        worker_threads: How many threads libraries compute on in each worker; None for no limit.
+
+    Raises:
+        UsageError: An argument cannot work.
+    """
+
+    def __init__(
+        self,
+        envs: Any,
+        *,
+        n_envs: int,
+        n_workers: int | None = None,
+        seed: int | None = None,
+        autoreset: Autoreset = "next_step",
+        max_episodes: int | None = None,
+        min_envs: int = 1,
+        recv_timeout: float | None = None,
+        step_timeout: float | None = None,
+        construction_timeout: float | None = None,
+        on_failure: OnEnvFailure = "raise",
+        max_restarts: Quota = Policy.max_restarts,
+        restart_window: float | None = Policy.restart_window,
+        close_timeout: float = Policy.close_timeout,
+        start_method: StartMethod | None = None,
+        worker_threads: int | None = 1,
+        abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
+        env_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        options = ManagerOptions(n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal)
+        self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
+        if self.n_workers > n_envs:
+            raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
+        self._start_method = check_start_method(start_method)
+        self._threads = worker_threads
+        self._policy = Policy(
+            max_restarts=max_restarts, restart_window=restart_window, step_timeout=step_timeout,
+            construction_timeout=construction_timeout, close_timeout=close_timeout,
+        )  # fmt: skip
+        super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed)
+
+    def _new_transport(self) -> Transport:
+        return ProcessTransport(
+            self._updates, self.n_workers, self._options.autoreset, self._policy, self._start_method, self._threads
+        )
+
+    def worker_pids(self) -> list[int | None]:
+        """Return the workers' process ids, by worker number; None for one that is not started again yet."""
+        transport = self._launched()
+        assert isinstance(transport, ProcessTransport)
+        return transport.pids()

@@ -1,0 +1,179 @@
+"""What only worker processes do: die, hang, and give the same data whatever their number."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from streamsampler.errors import RolloutError, UsageError, WorkerDiedError, WorkerHungError
+from streamsampler.samplers.local import LocalSampler
+from streamsampler.samplers.processes import MultiprocessingSampler
+from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.states import EnvState
+from tests.stepping.environments import Counting, Doomed
+
+
+def data_of(manager, n_steps=60):
+    """Return everything that steps hand out, as bytes, under actions that depend on what was seen."""
+    with manager:
+        steps, seen = manager.reset(), []
+        for _ in range(n_steps):
+            steps = manager.step((steps.observations[:, 2] > 0).astype(np.int64))
+            values = (
+                steps.observations, steps.rewards, steps.terminated, steps.truncated, steps.last_observations,
+                steps.episodes, steps.timesteps, steps.actions, steps.previous_observations,
+            )  # fmt: skip
+            seen.append(tuple(value.tobytes() for value in values))
+    return seen
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_the_same_bits_for_any_number_of_workers(autoreset):
+    options = {"n_envs": 7, "seed": 5, "autoreset": autoreset}
+    expected = data_of(SerialEnvManager("CartPole-v1", **options))
+    for n_workers in (1, 3):
+        assert data_of(EnvManager("CartPole-v1", n_workers=n_workers, **options)) == expected
+
+
+def test_asynchronous_episodes_are_functions_of_seed_and_actions():
+    def episodes(manager, min_envs):
+        found = {}
+        with manager:
+            manager.async_reset(seed=2)
+            while len(found) < 400:
+                steps = manager.recv(min_envs=min_envs)
+                for row, key in enumerate(zip(steps.env_ids, steps.episodes, steps.timesteps, strict=True)):
+                    found[tuple(map(int, key))] = steps.observations[row].tobytes(), steps.rewards[row]
+                manager.send((steps.observations[:, 2] > 0).astype(np.int64), steps.env_ids)
+        return found
+
+    expected = episodes(SerialEnvManager("CartPole-v1", n_envs=5), 5)
+    found = episodes(EnvManager("CartPole-v1", n_envs=5, n_workers=2), 1)
+    common = expected.keys() & found.keys()
+    assert len(common) > 150
+    assert all(found[key] == expected[key] for key in common)
+
+
+def test_a_worker_that_dies_is_an_error_that_names_its_environments():
+    with EnvManager(Doomed, n_envs=4, n_workers=2, seed=0) as manager:
+        manager.reset()
+        with pytest.raises(WorkerDiedError, match=r"worker 0 was killed by SIGKILL.*in it are environments 0, 1"):
+            manager.step(np.array([7, 1, 1, 1]))
+        assert [state is EnvState.FAILED for state in manager.states] == [True, True, False, False]
+        assert manager.recv(min_envs=2).rewards.tolist() == [1, 1]
+        manager.reset([0, 1])
+        assert manager.step(np.ones(4, np.int64)).rewards.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_after_a_death_episodes_end_and_others_begin(autoreset):
+    with EnvManager(Doomed, n_envs=4, n_workers=2, seed=0, on_failure="reset", autoreset=autoreset) as manager:
+        manager.reset(options={"kept": 1})
+        steps = manager.step(np.array([1, 7, 1, 1]))
+        assert steps.failed[1:].tolist() == [True, False, False]
+        assert steps.truncated[1]
+        # The environment next to it lost its episode, too: at once, or with its next action.
+        if not steps.failed[0]:
+            assert manager.step(np.array([1]), [0]).failed.tolist() == [True]
+        if autoreset == "disabled":
+            manager.reset([0, 1])
+        elif autoreset == "next_step":
+            assert manager.step(np.array([1, 1]), [0, 1]).timesteps.tolist() == [0, 0]
+        steps = manager.step(np.array([1, 1, 1, 1]))
+        assert steps.timesteps.tolist() == [1, 1, 2, 2]
+        assert steps.episodes.tolist() == [1, 1, 0, 0]
+        assert manager.get_attr("options") == [{"kept": 1}] * 4
+
+
+def test_deaths_are_counted_against_a_quota():
+    with EnvManager(Doomed, n_envs=1, n_workers=1, seed=0, on_failure="reset", max_restarts=1) as manager:
+        manager.reset()
+        assert manager.step(np.array([7])).failed.all()
+        manager.step(np.array([0]))
+        with pytest.raises(WorkerDiedError, match="that is 2 losses within 60 s, and max_restarts is 1"):
+            manager.step(np.array([7]))
+        manager.reset()
+        assert manager.step(np.array([1])).rewards.tolist() == [1]
+
+
+def test_a_worker_that_hangs_is_killed_and_shows_its_stack():
+    with EnvManager(Doomed, n_envs=2, n_workers=2, seed=0, step_timeout=0.2) as manager:
+        manager.reset()
+        with pytest.raises(WorkerHungError, match="worker 1 made no progress") as caught:
+            manager.step(np.array([1, 8]))
+        assert "environments.py" in caught.value.stack
+        manager.reset([1])
+        assert sorted(manager.ready) in ([0, 1], [1])
+
+
+def test_an_idle_worker_that_was_killed():
+    with EnvManager(Counting, n_envs=2, n_workers=2, seed=0, on_failure="reset") as manager:
+        manager.reset()
+        pid = manager.worker_pids()[0]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        steps = manager.step(np.array([1, 1]))
+        assert steps.failed.tolist() == [True, False]
+        assert manager.step(np.array([1, 1])).timesteps.tolist() == [0, 2]
+
+
+def test_an_environment_that_cannot_be_made():
+    def make():
+        raise OSError("no display")
+
+    with pytest.raises(RolloutError, match=r"raised in its construction.*no display"):
+        EnvManager(make, n_envs=2, n_workers=1).launch()
+
+
+def test_more_workers_than_environments():
+    with pytest.raises(UsageError, match="n_workers is 3, but there are only 2"):
+        EnvManager(Counting, n_envs=2, n_workers=3)
+
+
+def test_waiting_uses_no_cpu():
+    with EnvManager(Doomed, n_envs=1, n_workers=1, seed=0, close_timeout=0.1) as manager:
+        manager.reset()
+        manager.send(np.array([8]))
+        before = time.process_time()
+        assert len(manager.recv(timeout=0.2)) == 0
+        assert time.process_time() - before < 0.02
+
+
+def test_samplers_and_managers_in_one_process():
+    """Each kind of worker has a fork server of its own."""
+    with EnvManager("CartPole-v1", n_envs=1, n_workers=1) as manager:
+        manager.reset()
+        with (
+            MultiprocessingSampler("random", "CartPole-v1", n_workers=1, seed=1) as sampler,
+            LocalSampler("random", "CartPole-v1", seed=1) as local,
+        ):
+            assert sampler.obtain_trajectories(1).returns == local.obtain_trajectories(1).returns
+
+
+SCRIPT = """
+from streamsampler.stepping.env_manager import EnvManager
+import gymnasium
+
+class Mine(gymnasium.Wrapper):
+    pass
+
+manager = EnvManager(lambda: Mine(gymnasium.make("CartPole-v1")), n_envs=2, n_workers=2, seed=0, start_method=METHOD)
+manager.reset()
+print(manager.step(manager.random_actions()).timesteps.tolist(), *manager.worker_pids())
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_script_without_a_main_guard_that_does_not_close(method):
+    code = SCRIPT.replace("METHOD", repr(method))
+    run = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60)
+    assert run.stderr == ""
+    assert run.stdout.startswith("[1, 1] ")
+    for pid in map(int, run.stdout.split("] ")[1].split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
