@@ -42,7 +42,8 @@ class TorchAgent:
     - a tensor, which is the head's first parameter: logits, or the mean;
     - or a tuple with all of the head's parameters: `(mean, log_std)`;
     - or a dict with the head's parameters by name, `logits`, or `mean` and `log_std`. Its other entries are recorded in
-      `agent_infos` as they are; but `value`, of (n,) or (n, 1), becomes one number a timestep.
+      `agent_infos` as they are; but `value`, of (n,) or (n, 1), becomes one number a timestep, and the module is asked
+      for that of each last observation that is not terminal: `batch.values` and `batch.last_values` have them.
 
     A Gaussian whose module returns no `log_std` takes the module's parameter of that name.
 
@@ -161,6 +162,17 @@ class TorchAgent:
         parameters, extras = self._parted(self._forward(self._inputs.batch, observations))
         actions, infos = self.head.batch(parameters, random, self.deterministic)
         return actions, infos | extras
+
+    def get_value(self, observation: Any) -> float:
+        """Return the module's `value` of one observation; for `batch.last_values`.
+
+        Raises:
+            UsageError: The module returns none.
+        """
+        output = self._forward(self._inputs.one, observation)
+        if not isinstance(output, Mapping) or "value" not in output:
+            raise UsageError("the module returns no 'value': let it return a dict that has one")
+        return float(output["value"].reshape(()))
 
     def get_param_values(self) -> dict[str, Any]:
         """Return the module's `state_dict` as arrays, for `agent_update`; a module on the CPU shares their memory."""

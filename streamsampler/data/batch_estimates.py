@@ -26,6 +26,39 @@ class BatchEstimates:
         rewards: NDArray[np.float64]
         terminated: NDArray[np.bool_]
         lengths: NDArray[np.int64]
+        agent_infos: dict[str, NDArray[Any]]
+        episode_infos: dict[str, NDArray[Any]]
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """(T,) the agent's own values of `observations`: what it recorded as "value" in `agent_infos`.
+
+        Raises:
+            DataError: It recorded none, or not in all timesteps, or not one number.
+        """
+        values = self.agent_infos.get("value")
+        if values is None or "_value" in self.agent_infos or np.shape(values) != self.rewards.shape:
+            raise DataError(
+                "the agent recorded no value for each timestep: let its infos (what a TorchAgent's module returns) "
+                'have one number "value", or pass values'
+            )
+        return values
+
+    @property
+    def last_values(self) -> NDArray[np.float64]:
+        """(N,) the agent's own values of `last_observations`, 0 after terminal ones; from `get_value`, in the worker.
+
+        Raises:
+            DataError: The agent recorded none.
+        """
+        found = np.asarray(self.episode_infos.get("last_value", np.zeros(len(self.lengths))), dtype=np.float64)
+        there = np.asarray(self.episode_infos.get("_last_value", "last_value" in self.episode_infos))
+        if missing := int((~self.terminated & ~there).sum()):
+            raise DataError(
+                f"{missing} trajectories did not terminate, and the agent gave no value for what would have followed: "
+                "give it a method get_value(observation), or pass last_values"
+            )
+        return np.where(self.terminated, 0.0, found)
 
     def discounted_returns(self, gamma: float) -> NDArray[np.float64]:
         """Return the discounted return from each timestep to the end of its trajectory.
@@ -60,14 +93,16 @@ class BatchEstimates:
         gamma = _share(gamma, "gamma")
         return _like(last_values, estimates.accumulate_backwards(self.rewards, self.lengths, gamma, last))
 
-    def advantages(self, values: Any, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95) -> Any:
+    def advantages(
+        self, values: Any = None, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95
+    ) -> Any:
         """Return generalised advantage estimates (Schulman et al., 2016).
 
         `A[t] = d[t] + gamma * lambda_ * A[t + 1]` with the errors `d[t] = r[t] + gamma * V[t + 1] - V[t]`. After the
         last timestep of a truncated trajectory comes its last value, after that of a terminated one nothing.
 
         Args:
-            values: (T,) the values of `observations`.
+            values: (T,) the values of `observations`; None for the agent's own, the batch's `values` and `last_values`.
             last_values: See `returns_to_go`.
             gamma: The discount, 0 to 1.
             lambda_: The weight of longer estimates, 0 to 1. With 1 they are `returns_to_go` less the values.
@@ -79,17 +114,19 @@ class BatchEstimates:
             DataError: Values or last values of another shape, or none where a trajectory was truncated.
             UsageError: A discount or a weight below 0 or above 1.
         """
+        values, last_values = self._given(values, last_values)
         found = estimates.advantages(
             self.rewards, self._values(values), self._last(last_values), self.lengths,
             _share(gamma, "gamma"), _share(lambda_, "lambda_"),
         )  # fmt: skip
         return _like(values, found)
 
-    def td_lambda(self, values: Any, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95) -> Any:
+    def td_lambda(self, values: Any = None, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95) -> Any:
         """Return the lambda-returns, TD(lambda)'s targets for the values (Sutton, 1988): `advantages` plus values.
 
         Arguments, result and errors are those of `advantages`.
         """
+        values, last_values = self._given(values, last_values)
         plain = self.advantages(_array(values), last_values, gamma, lambda_)
         return _like(values, plain + self._values(values))
 
@@ -158,6 +195,12 @@ class BatchEstimates:
         if size < 1 or epochs < 1:
             raise UsageError(f"size and epochs must be at least 1, not {size} and {epochs}")
         return _shuffled(len(self.rewards if by == "timestep" else self.lengths), size, seed, epochs)
+
+    def _given(self, values: Any, last_values: Any) -> tuple[Any, Any]:
+        """Return values and last values, the agent's own where none are given."""
+        if values is not None:
+            return values, last_values
+        return self.values, self.last_values if last_values is None else last_values
 
     def _values(self, values: Any, name: str = "values") -> Floats:
         found = _array(values)

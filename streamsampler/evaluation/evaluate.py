@@ -107,7 +107,9 @@ def evaluate(
         video_of: What to film: indices, and "first", "best", "median" and "worst", by return. These four by default.
         progress: See `streamsampler.Sampler.obtain_samples`; shows the interval as well.
         options: All other arguments of `streamsampler.MultiprocessingSampler`: `n_workers` (0 for none but this
-            process), `seed`, `env_kwargs`, `max_episode_length`, `worker_class`, …
+            process), `seed`, `env_kwargs`, `max_episode_length`, `worker_class`, … With `observation_filter` the agent
+            sees what that filter makes of observations with the statistics it has (`sampler.filters.observation`);
+            these do not change, nor do those of a given `sampler`. Returns are of raw rewards.
 
     Returns:
         The evaluation, which can be printed.

@@ -130,6 +130,7 @@ class Gathering:
         self.n = amount.n if self.part is None else self.part.trajectories
         first = 0 if self.part is None else self.part.first_trajectory
         self.indices = range(first, first + self.n)
+        self._sampler, self._filters = sampler, sampler.filters
         self.stream: Stream[Any, Any] = sampler.stream(
             first_trajectory=first, n_trajectories=self.n, seeds=amount.seeds, reset_options=amount.options, **updates
         )
@@ -139,6 +140,7 @@ class Gathering:
 
     def __exit__(self, *_: object) -> None:
         self.stream.close()
+        self._sampler.put_back_filters(self._filters)  # an evaluation's trajectories are not learned from
 
     def take(self) -> Row | None:
         """Return what is kept of the next trajectory; None after the last one."""

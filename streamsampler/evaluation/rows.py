@@ -56,7 +56,7 @@ def row_of(trajectory: TrajectoryBatch[Any, Any], meaning: SuccessMeaning) -> Ro
     return Row(
         trajectory=int(trajectory.indices[0]),
         seed=trajectory.seeds[0],
-        value=float(trajectory.returns[0]),
+        value=float(trajectory.raw_returns[0]),
         length=int(trajectory.lengths[0]),
         terminated=bool(trajectory.terminated[0]),
         truncated=bool(trajectory.truncated[0]),

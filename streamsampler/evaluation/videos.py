@@ -166,7 +166,7 @@ def _listed(of: Any) -> tuple[VideoOf, ...]:
 
 def _compare(row: Row, trajectory: TrajectoryBatch[Any, Any], path: Path) -> None:
     """Warn if what was filmed is not what was evaluated."""
-    now = float(trajectory.returns[0]), trajectory.n_timesteps, bool(trajectory.terminated[0])
+    now = float(trajectory.raw_returns[0]), trajectory.n_timesteps, bool(trajectory.terminated[0])
     equal = now[0] == row.value or (math.isnan(now[0]) and math.isnan(row.value))
     if equal and now[1:] == (row.length, row.terminated):
         return

@@ -94,7 +94,7 @@ class FilteredAgent:
             self.agent.set_param_values(values)  # type: ignore[attr-defined]
 
 
-_ON_OBSERVATIONS = ("get_actions",)
+_ON_OBSERVATIONS = ("get_actions", "get_value")
 
 
 def _as_of(space: Any, observation: Any) -> Any:

@@ -215,6 +215,14 @@ class SamplerLife(ABC):
         """
         return self._filtering.latest
 
+    def put_back_filters(self, filters: Filters) -> None:
+        """Go on with filters that this sampler had before: what was returned since then does not count.
+
+        Args:
+            filters: What `filters` was.
+        """
+        self._filtering = Filtering(filters)
+
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:
         """Return the seeds that this sampler's trajectories begin from, unless a call is given others.
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
+
+from streamsampler.data.info_columns import InfoColumn, InfoColumns
+from streamsampler.data.recorder import Rollouts
 from streamsampler.filters.agents import FilteredAgent, FilterParameters
 from streamsampler.filters.base import Filters
 from streamsampler.workers.base import Outcome, Worker
+from streamsampler.workers.vec.rows import row_of
 
 __all__ = ["Finishing", "with_filters"]
+
+VALUE, LAST_VALUE = ("value",), ("last_value",)
 
 
 def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
@@ -40,14 +47,17 @@ class Finishing:
 
     def __init__(self) -> None:
         self.filters: Filters | None = None
+        self._agent: Any = None
 
     def update(self, worker: Worker, kind: str, update: Any) -> None:
         """Put filters, an agent or its parameters in force; after all of a version's updates comes `renew`."""
         if kind == "filters":
             self.filters = update
             return
-        if kind == "agent" and self.filters is not None:
-            update = with_filters(update, self.filters, worker.spaces[0])
+        if kind == "agent":
+            if self.filters is not None:
+                update = with_filters(update, self.filters, worker.spaces[0])
+            self._agent = update
         worker.update_agent(update)
 
     def renew(self, worker: Worker, kinds: Collection[str]) -> None:
@@ -62,6 +72,25 @@ class Finishing:
             worker.update_agent(FilterParameters(given, worker.spaces[0]))
 
     def finish(self, outcome: Outcome) -> None:
-        """Add to rollouts what the sampler's filters need of them."""
-        if self.filters and outcome.rollouts is not None:
-            outcome.rollouts.summaries = self.filters.summaries(outcome.rollouts)
+        """Add to rollouts what the sampler's filters need of them, and the values of last observations."""
+        rollouts = outcome.rollouts
+        if rollouts is None:
+            return
+        if self.filters:
+            rollouts.summaries = self.filters.summaries(rollouts)
+        if VALUE in rollouts.agent_infos.columns and hasattr(self._agent, "get_value"):
+            _add_last_values(rollouts, self._agent.get_value)
+
+
+def _add_last_values(rollouts: Rollouts, get_value: Callable[[Any], Any]) -> None:
+    """Add what an agent's `get_value` gives for what would follow each trajectory that did not terminate.
+
+    One by one: in the last bits, values of a batch may depend on its size, and so on the tickets.
+    """
+    going_on = np.flatnonzero(~rollouts.terminated)
+    infos = rollouts.episode_infos
+    if not len(going_on) or LAST_VALUE in infos.columns:
+        return
+    values = np.array([float(get_value(row_of(rollouts.last_observations, row))) for row in going_on.tolist()])
+    steps = None if len(going_on) == len(rollouts.terminated) else going_on
+    rollouts.episode_infos = InfoColumns(infos.length, {**infos.columns, LAST_VALUE: InfoColumn(steps, values)})

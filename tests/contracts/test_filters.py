@@ -20,6 +20,7 @@ from streamsampler import (
     TrajectoryBatch,
     UsageError,
     VecWorker,
+    evaluate,
     load,
 )
 from streamsampler.data import trees
@@ -291,3 +292,18 @@ def test_a_filter_without_a_method_is_an_error(name, missing):
 def test_a_class_is_no_filter():
     with pytest.raises(UsageError, match="the class RunningNorm itself"):
         LocalSampler("random", "CartPole-v1", observation_filter=cast("Any", RunningNorm))
+
+
+def test_evaluations_use_the_statistics_and_change_none():
+    with LocalSampler(OneByOne(), "CartPole-v1", **OPTIONS) as sampler:
+        sampler.obtain_samples(150)
+        before = sampler.filters
+        found = evaluate(None, None, num_trajectories=5, sampler=sampler)
+        assert sampler.filters == before
+        sampler.obtain_samples(150)
+        assert sampler.filters.observation != before.observation
+    alone = evaluate(
+        OneByOne(), "CartPole-v1", seeds=found.seeds, n_workers=0, max_episode_length=40,
+        observation_filter=before.observation,
+    )  # fmt: skip
+    assert found.returns.tolist() == found.lengths.tolist() == alone.returns.tolist()  # not those of filtered rewards
