@@ -11,6 +11,7 @@ Statistics, 1958), which takes the same number of words for each pair: nothing i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -51,6 +52,17 @@ class Draws:
         self._normal: _Stream | None = None
         self._streams: tuple[_Stream, ...] = ()  # those that the agent draws from
         self._seeds = [0] * n_rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        kinds = [None if it is None else (it.keys, it.positions(), it.size) for it in (self._uniform, self._normal)]
+        return {"seeds": self._seeds, "streams": kinds}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.n_rows, self._seeds = len(state["seeds"]), list(state["seeds"])
+        uniform, normal = state["streams"]
+        self._uniform = None if uniform is None else _Stream(_uniforms, *uniform)
+        self._normal = None if normal is None else _Stream(_normals, *normal)
+        self._streams = tuple(stream for stream in (self._uniform, self._normal) if stream is not None)
 
     @classmethod
     def of(cls, seeds: Sequence[int]) -> Draws:

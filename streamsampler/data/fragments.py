@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +40,8 @@ class EnvFragment(NamedTuple):
         continued: Whether that one began in an earlier call.
         state: Where the last one stands; None if it ended.
         lost: Why the episode that went on could not be restored after a loss; empty where nothing was lost.
+        group: The index of the ticket that it belongs to: the environment's number, or that of its group.
+        agent: In the first environment of a group the state of the agent and of the global generators, pickled.
     """
 
     number: int
@@ -49,6 +50,8 @@ class EnvFragment(NamedTuple):
     continued: bool
     state: EpisodeState | None
     lost: str = ""
+    group: int = -1
+    agent: bytes | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EnvFragment:
         """Return itself: to copy item by item what is never changed would cost more than to record it."""
@@ -60,8 +63,12 @@ def lengths_of(rollouts: Any) -> tuple[int, ...]:
     lengths = tuple(rollouts.lengths.tolist())  # the garbage collector looks at lists of numbers, too
     if not rollouts.fragments:
         return lengths
-    stops = list(accumulate(fragment.n_episodes for fragment in rollouts.fragments))
-    return tuple(sum(lengths[start:stop]) for start, stop in pairwise([0, *stops]))
+    of_groups: dict[int, int] = {}
+    stop = 0
+    for fragment in rollouts.fragments:
+        start, stop = stop, stop + fragment.n_episodes
+        of_groups[fragment.group] = of_groups.get(fragment.group, 0) + sum(lengths[start:stop])
+    return tuple(of_groups.values())
 
 
 _DTYPES = {"continued": np.bool_, "cut": np.bool_, "env_numbers": np.int64}

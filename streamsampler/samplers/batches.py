@@ -52,7 +52,7 @@ class BatchMaker:
         self._on_taken = on_taken
         self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
         plan, result = gathering.plan, gathering.result
-        self._episodes = Episodes(result, plan.limit) if isinstance(plan, Fragments) else None
+        self._episodes = Episodes(result, plan.n_envs) if isinstance(plan, Fragments) else None
         self._result = self._episodes or result
         self._filters = session.filters
         self.summaries: list[Summaries] = []

@@ -254,7 +254,8 @@ class Call:
                 record.spaces = spaces
             lengths = lengths_of(rollouts)
             n_bytes = bytes_of(rollouts.observations)
-            self.gathering.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
+            if not rollouts.fragments:  # their lengths are given, and so are their tickets
+                self._session.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
             if is_current:
                 bits = self._session.fingerprints.bits_of(worker)
                 delivery = Delivery(worker, rollouts, event.release, n_bytes, record.spaces, bits)

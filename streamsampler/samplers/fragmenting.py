@@ -46,7 +46,9 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         Args:
             n_timesteps: Timesteps of each environment, at least 1.
             n_envs: How many environments all workers have together, at least 1: worker w has those whose number is w
-                modulo the number of workers. None for as many as in the last call; at first one for each worker.
+                modulo the number of workers. None for as many as in the last call; at first one for each worker. With
+                `VecWorker`, whose own `n_envs` step side by side, groups of so many belong to the workers in turn: a
+                group is the same on any number of workers.
             agent_update: See `obtain_samples`. An agent that is replaced in the middle of an episode is reset.
             env_update: See `obtain_samples`.
             progress: See `obtain_samples`.
@@ -59,10 +61,10 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         refuse_two_numbers("obtain_fragments", "n_timesteps", n_timesteps, agent_update)
         n_timesteps = positive("n_timesteps", n_timesteps)
         if n_envs is None:
-            n_envs = self._n_envs or self.n_workers
+            n_envs = self._n_envs or self.n_workers * self.layout.rows
         n_envs = positive("n_envs", n_envs)
         self._check_fragments(agent_update, env_update)
-        plan = Fragments(n_timesteps, n_envs, self.n_workers)
+        plan = Fragments(n_timesteps, n_envs, self.n_workers, self.layout.rows)
         batch = self._obtain(plan, agent_update, env_update, progress, None)
         self._n_envs = n_envs
         return batch

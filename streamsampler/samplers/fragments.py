@@ -28,7 +28,7 @@ class FragmentLedger:
     """
 
     def __init__(self, plan: Fragments, base_version: int, restore_limit: int = RESTORE_LIMIT) -> None:
-        self._n_envs = plan.limit
+        self._n_envs = plan.n_envs
         self.base_version = base_version
         self._restore_limit = restore_limit
         self._plan = plan
@@ -38,7 +38,7 @@ class FragmentLedger:
 
     def goes_on_in(self, plan: Fragments) -> bool:
         """Whether the episodes go on in another call: the last one is complete, and has the same environments."""
-        return len(self._arrived) == self._n_envs == plan.limit
+        return len(self._arrived) == self._n_envs == plan.n_envs
 
     def begin_call(self, plan: Fragments) -> None:
         """Begin another call."""
@@ -52,7 +52,7 @@ class FragmentLedger:
             worker: A worker that has no environments, and is to go on with its share; None for all others.
         """
         plan = self._plan
-        numbers = () if worker is None else range(worker, self._n_envs, plan.n_workers)
+        numbers = () if worker is None else plan.envs_of(worker)
         standings = {number: self._standing(number) for number in numbers if number in self._standings}
         return FragmentOrder(plan.n_timesteps, self._n_envs, self.base_version, standings)
 
@@ -83,9 +83,9 @@ class FragmentLedger:
             last = fragment.first + fragment.n_episodes
             if state is None:
                 self._actions.pop(number, None)
-                self._standings[number] = Standing(last, None, None)
+                self._standings[number] = Standing(last, None, None, fragment.agent)
                 continue
-            self._standings[number] = Standing(last - 1, state, None)
+            self._standings[number] = Standing(last - 1, state, None, fragment.agent)
             if state.length > self._restore_limit or not state.restorable:
                 self._actions.pop(number, None)
                 continue
@@ -118,11 +118,12 @@ class Episodes:
         return [segment for segment in self._segments[first:] if segment is not None]
 
     def _take(self, of_envs: Segment) -> None:
-        delivery, start, stop, _ = of_envs
-        fragments = delivery.rollouts.fragments
-        position = sum(fragment.n_episodes for fragment in fragments[:start])
-        for fragment in fragments[start:stop]:
+        delivery, groups, position = of_envs.delivery, of_envs.indices, 0
+        for fragment in delivery.rollouts.fragments:
             number, n = fragment.number, fragment.n_episodes
+            if fragment.group not in groups:
+                position += n
+                continue
             first = number + fragment.first * self._n_envs
             indices = range(first, first + n * self._n_envs, self._n_envs)
             self._segments.append(Segment(delivery, position, position + n, indices))

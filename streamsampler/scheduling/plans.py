@@ -127,21 +127,33 @@ class Streamed(GatherPlan):
 
 @dataclass(frozen=True)
 class Fragments(GatherPlan):
-    """`n_timesteps` timesteps of each of `limit` environments, of episodes that go on from call to call.
+    """`n_timesteps` timesteps of each of `n_envs` environments, of episodes that go on from call to call.
 
-    Indices are the environments' numbers: e belongs to worker e modulo the number of workers, because its episode runs
-    there. A worker runs all of its environments in one ticket.
+    Indices are the numbers of groups of `n_rows` environments that a worker runs side by side: group g belongs to
+    worker g modulo the number of workers, because its episodes run there. A worker runs all of its environments in
+    one ticket where each is a group, and one group in a ticket otherwise.
     """
 
     n_timesteps: int
-    limit: int = field()
-    n_workers: int = field()
+    n_envs: int
+    n_workers: int
+    n_rows: int = 1
     fixed: bool = True
 
     @property
+    def limit(self) -> int:  # type: ignore[override]
+        """How many groups there are."""
+        return math.ceil(self.n_envs / self.n_rows)
+
+    def envs_of(self, worker: int) -> list[int]:
+        """Return the numbers of a worker's environments."""
+        groups, n_rows = self.queue(worker, self.n_workers), self.n_rows
+        return [row for group in groups for row in range(group * n_rows, min((group + 1) * n_rows, self.n_envs))]
+
+    @property
     def layout(self) -> Layout:
-        """How many environments each worker has."""
-        share = math.ceil(self.limit / self.n_workers)
+        """How many groups a ticket has."""
+        share = math.ceil(self.limit / self.n_workers) if self.n_rows == 1 else 1
         return Layout(share, share)
 
 

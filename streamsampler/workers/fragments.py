@@ -151,7 +151,7 @@ class Course:
     def begin(self, n_timesteps: int, lost: str = "") -> None:
         """Begin a fragment."""
         self._remaining = n_timesteps
-        self.fragment = EnvFragment(self.number, 0, self.episode, self._length > 0, None, lost)
+        self.fragment = EnvFragment(self.number, 0, self.episode, self._length > 0, None, lost, self.number)
 
     def suspend(self) -> None:
         """Note where the episode that goes on stands: the next one to run seeds the global generators."""

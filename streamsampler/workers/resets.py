@@ -36,11 +36,13 @@ class Standing(NamedTuple):
         episode: The number of the episode that goes on; of the next one if none does.
         state: Where that one stands; None if none goes on.
         actions: Its actions so far; None where they are not known any more.
+        agent: See `EnvFragment.agent`.
     """
 
     episode: int
     state: EpisodeState | None
     actions: Tree | None
+    agent: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class FragmentOrder:
 
     Attributes:
         n_timesteps: How many timesteps of each environment.
-        n_envs: How many environments all workers have together: e belongs to worker e modulo their number.
+        n_envs: How many environments all workers have together. Groups of as many as a worker runs side by side
+            belong to the workers in turn.
         base_version: The agent version in which the environments began. Episode k of environment e has the seed of
             trajectory `e + k * n_envs` of that version.
         standings: By environment, where those stand that the worker is to take over; others are new.

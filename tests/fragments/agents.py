@@ -82,3 +82,59 @@ class Sticky(gymnasium.Env[Any, Any]):
         last = self.t == self.length
         info = {"t": self.t} if self.t % 2 else {}
         return self.observe(), self.t + action / 2, last and self.end != 1, last and self.end != 0, info
+
+
+class Drawn:
+    """Draws for each row from its episode's stream, and remembers how much it saw in each row."""
+
+    row_independent = True
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.seen = np.zeros(3)
+
+    def get_actions(self, observations: Any, *, starts: Any, draws: Any) -> Any:
+        self.seen = np.where(starts, 0.0, self.seen) + observations.mean(axis=1)
+        noise = draws.random() + draws.normal(2).sum(axis=1)
+        return (noise + self.weight * self.seen > 0.5).astype(np.int64), {"seen": self.seen.copy()}
+
+    def get_action(self, observation: Any) -> Any:
+        raise NotImplementedError
+
+    def set_param_values(self, values: Any) -> None:
+        self.weight = float(values[0])
+
+    def get_state(self) -> Any:
+        return self.seen.copy()
+
+    def set_state(self, state: Any) -> None:
+        self.seen = state.copy()
+
+
+class Mixing:
+    """Lets rows depend on one another, and draws from one generator for all of them."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+
+    def get_action(self, observation: Any) -> Any:
+        raise NotImplementedError
+
+    def set_param_values(self, values: Any) -> None:
+        self.weight = float(values[0])
+
+    def reset(self, seed: int) -> None:
+        self.seen = np.zeros(3)
+        self.rng = np.random.default_rng(seed)
+
+    def get_actions(self, observations: Any) -> Any:
+        self.seen = self.seen + observations.mean()
+        return (self.rng.random(len(observations)) + self.weight * self.seen > 0.5).astype(np.int64), {}
+
+    def get_state(self) -> Any:
+        return self.seen, self.rng.bit_generator.state
+
+    def set_state(self, state: Any) -> None:
+        self.seen, generator = state
+        self.rng = np.random.default_rng()
+        self.rng.bit_generator.state = generator

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, TrajectoryBatch, VecWorker, load
+from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, PerWorker, TrajectoryBatch, load
 from streamsampler.data.batch import StepType
 from streamsampler.errors import DataError, RolloutError, UsageError
 from tests.fragments.agents import Recurrent, Restorable, Sticky
@@ -19,6 +19,12 @@ from tests.scripted.envs import GlobalNoise, Rough, Steps, Wide
 
 SEED = 20_260_711
 N_TIMESTEPS, N_ENVS = 16, 5
+
+
+class WithoutFragments(DefaultWorker):
+    """A kind of worker that does not know of fragments."""
+
+    can_continue = False
 
 
 def ten_calls(sampler: Any) -> list[TrajectoryBatch]:
@@ -198,7 +204,7 @@ def test_files_and_parts_of_batches(tmp_path):
     [
         ({"order": "arrival"}, 'order="index"'),
         ({"on_failure": "drop"}, 'on_failure="raise"'),
-        ({"worker_class": VecWorker, "worker_args": {"n_envs": 2}}, "VecWorker runs no fragments"),
+        ({"worker_class": WithoutFragments}, "WithoutFragments runs no fragments"),
         ({"agents": [Restorable(), Restorable()], "n_workers": 2}, "one agent and one environment"),
     ],
 )

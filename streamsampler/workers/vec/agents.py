@@ -73,6 +73,14 @@ class BatchedAgent(ABC):
         """
 
     @abstractmethod
+    def get_state(self) -> Any:
+        """Return what rows remember and draw from, for `set_state`; None if an agent cannot say that."""
+
+    @abstractmethod
+    def set_state(self, state: Any) -> None:
+        """Go on where the same agent in another worker was when `get_state` returned `state`."""
+
+    @abstractmethod
     def choose(
         self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
     ) -> tuple[Any, dict[str, Any]]:
@@ -93,6 +101,7 @@ class _Together(BatchedAgent):
     """An agent with `get_actions`."""
 
     def __init__(self, agent: Any, n_rows: int) -> None:
+        self._agent = agent
         self._get_actions = agent.get_actions
         self._reset = reset_agent_function(agent)
         self._n_rows = n_rows
@@ -119,6 +128,15 @@ class _Together(BatchedAgent):
             return None
         mine = derived_seeds(seeds, Stream.AGENT)
         return mine, self._draws.prepare(mine) if "draws" in self._keywords else None
+
+    def get_state(self) -> Any:
+        known, state = _state_of(self._agent)
+        return (self._draws, self._seeds, self._starts, state) if known else None
+
+    def set_state(self, state: Any) -> None:
+        draws, self._seeds, self._starts, of_agent = state
+        self._draw_from(draws)
+        _set_state(self._agent, of_agent)
 
     def begin(self, row: int, prepared: Any, position: int) -> None:
         seeds, drawn = prepared
@@ -171,6 +189,10 @@ class _ByMask(_Together):
         super().begin_block(seed)
         self._new = True
 
+    def set_state(self, state: Any) -> None:
+        super().set_state(state)
+        self._reset, self._new = None, False
+
     def choose(
         self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None]
     ) -> tuple[Any, dict[str, Any]]:
@@ -201,15 +223,30 @@ class _OneByOne(BatchedAgent):
 
     def __init__(self, agents: list[Agent], n_rows: int) -> None:
         self._n_rows = n_rows
+        self._agents = agents
         self._get_action = [agent.get_action for agent in agents]
         self._reset = [reset_agent_function(agent) for agent in agents]
+        self._begun = set[int]()  # agents that have seen the start of a trajectory
+
+    def get_state(self) -> Any:
+        states = {number: _state_of(self._agents[number]) for number in sorted(self._begun)}
+        known = all(is_known for is_known, _ in states.values())
+        return {number: state for number, (_, state) in states.items()} if known else None
+
+    def set_state(self, state: Any) -> None:
+        self._begun = set(state)
+        for number, of_agent in state.items():
+            if (reset := self._reset[number]) is not None:
+                reset(0)  # what the agent makes there must be there
+            _set_state(self._agents[number], of_agent)
 
     def prepare(self, seeds: list[int]) -> Any:
         return derived_seeds(seeds, Stream.AGENT) if any(self._reset) else None
 
     def begin(self, row: int, prepared: Any, position: int) -> None:
-        reset = self._reset[row % len(self._reset)]
-        if reset is not None:
+        number = row % len(self._reset)
+        if (reset := self._reset[number]) is not None:
+            self._begun.add(number)
             reset(prepared[position])
 
     def choose(
@@ -234,6 +271,20 @@ class _OneByOne(BatchedAgent):
         self.row = -1
         first = actions[live[0]]
         return [actions.get(row, first) for row in range(self._n_rows)], _NONE
+
+
+def _state_of(agent: Any) -> tuple[bool, Any]:
+    """Return whether an agent's state is known, and the state."""
+    get_state = getattr(agent, "get_state", None)
+    if callable(get_state):
+        return True, get_state()
+    return reset_agent_function(agent) is None, None
+
+
+def _set_state(agent: Any, state: Any) -> None:
+    set_state = getattr(agent, "set_state", None)
+    if callable(set_state):
+        set_state(state)
 
 
 class AgentPool:

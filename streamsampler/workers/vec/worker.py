@@ -18,14 +18,19 @@ from streamsampler.environments.updates import (
     EnvUpdate,
     ExistingEnvUpdate,
     apply_any_env_update,
+    apply_env_update,
 )
+from streamsampler.environments.worker_numbers import for_worker
 from streamsampler.errors import DataError, UsageError, positive
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.scheduling.blocks import Layout
+from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
-from streamsampler.workers.generators import generator_states, seed_generators
+from streamsampler.workers.generators import generator_states, seed_generators, set_states
+from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.vec.agents import AgentPool
+from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.native_seeds import using_seeds
@@ -38,6 +43,10 @@ _DRAWS = (
     "something drew from a global generator (random, numpy.random or torch) while trajectories ran side by side, so "
     "that they depend on one another. Let get_actions take the keyword draws, and the environment draw from its "
     'np_random; or pass worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
+)
+_NO_FRAGMENTS = (
+    "a vector environment runs no fragments: pass an environment that is not vectorised, of which VecWorker makes "
+    "several itself"
 )
 _INDEPENDENT = ("error", "fallback")
 
@@ -81,6 +90,7 @@ class VecWorker(Worker):
     """
 
     can_rehearse = True
+    can_continue = True
     can_take_options = True
     revision = "trajectories in lanes, or in blocks of one size"
 
@@ -98,6 +108,7 @@ class VecWorker(Worker):
         self._agents = AgentPool(hint=context.worker_number == 0)
         self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
+        self._groups: RunningGroups | None = None
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
@@ -161,6 +172,7 @@ class VecWorker(Worker):
             UsageError: A vector environment that has not `n_envs` environments, or does not fit otherwise.
             Exception: What an environment raises; then there is none until the next update.
         """
+        self._forget_groups()
         self.phase = Phase.ENV_CONSTRUCTION
         old, self._envs, self._runner = self._envs, [], None
         try:
@@ -244,7 +256,9 @@ class VecWorker(Worker):
             self.ran_timesteps += rehearsing.n_ran
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories: in lanes, or block by block."""
+        """Run the ticket's trajectories: in lanes, or block by block; or fragments."""
+        if self.resets is not None and (order := self.resets.fragments) is not None:
+            return self._run_fragments(ticket, order)
         runner = self._runner
         if isinstance(runner, NativeRunner):
             return runner.rollout(ticket, seeds, self._agents.batched(runner.n_slots))
@@ -268,6 +282,29 @@ class VecWorker(Worker):
             return self._run(ticket, seeds, seconds, alone=True)
         finally:
             self.ran_timesteps += lost
+
+    def _run_fragments(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
+        if self._groups is None or self._groups.base_version != order.base_version:
+            self._forget_groups()
+            if isinstance(self._runner, NativeRunner):
+                raise UsageError(_NO_FRAGMENTS)
+            n_rows = self._lane_runner.n_slots
+            self._groups = RunningGroups(self, order.base_version, n_rows, self._more_envs)
+        return self._groups.run(ticket, order)
+
+    def _more_envs(self, n: int) -> list[AnyEnv]:
+        """Make more environments like the worker's own."""
+        self.phase = Phase.ENV_CONSTRUCTION
+        set_states(TrajectorySeeds(self.context.seed, 0)[0], None)  # as for the worker's own
+        with for_worker(self.context.worker_number):
+            return [apply_env_update(self.load(self.in_force["env"]), None) for _ in range(n)]
+
+    def _forget_groups(self) -> None:
+        """Close the environments of fragments, apart from the worker's own."""
+        groups, self._groups = self._groups, None
+        if groups is not None:
+            self.phase = Phase.CLOSE
+            groups.close()
 
     def _rebuilt(self) -> float:
         """Replace agent and environments, and return the seconds that it took."""
@@ -329,6 +366,7 @@ class VecWorker(Worker):
     def shutdown(self) -> None:
         """Close the environments."""
         self.phase, self.trajectory = Phase.CLOSE, None
+        self._forget_groups()
         envs, self._envs, self._runner = self._envs, [], None
         while envs:
             env = envs.pop(0)
