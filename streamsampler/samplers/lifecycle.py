@@ -170,8 +170,9 @@ class SamplerLife(ABC):
             raise kernels_error(0, refused)
         session = self._session
         resets = session.begin_fragments(plan, resets, fresh="env" in updates)
-        payload = None if resets is None else dumps(resets, "reset_options")
+        payload = None if resets is None else dumps(resets, "reset_options" if resets.tasks is None else "the tasks")
         session.publish_levels()
+        session.renew_after_tasks(resets)
         snapshot = session.updates.snapshot()
         try:
             self._put(updates)
@@ -244,8 +245,9 @@ class SamplerLife(ABC):
     def _updates_of(self, agent_update: Any, env_update: Any, resets: Resets | None) -> dict[Kind, Any]:
         self._check_usable()
         worker_class = self._setup.factory.worker_class
-        if resets is not None and resets.options is not None and not worker_class.can_take_options:
-            raise UsageError(f"{worker_class.__name__} takes no reset_options")
+        if resets is not None and resets.changes_resets and not worker_class.can_take_options:
+            what = "reset_options" if resets.tasks is None else "tasks"
+            raise UsageError(f"{worker_class.__name__} takes no {what}")
         session = self._session
         env_update = on_environments(env_update, session)
         updates = pickled_updates(agent_update, env_update, session.updates.about("agent"))

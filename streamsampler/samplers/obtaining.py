@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Generic
 
@@ -79,6 +79,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         *,
         seeds: Iterable[int] | None = None,
         reset_options: ResetOptions | None = None,
+        tasks: Sequence[Any] | None = None,
         part: PartArgument | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return exactly `n_trajectories` trajectories, or a part of them.
@@ -96,6 +97,10 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
             reset_options: What `env.reset(options=…)` gets: a dict for all trajectories, or a list with a dict or None
                 for each; then, too, none takes the place of one that is left out. A native vector environment takes
                 one dict only.
+            tasks: `n_trajectories` of each of these tasks: the k-th trajectory of task j has the index
+                `j * n_trajectories + k`, on any number of workers, and `batch.episode_infos["task_index"]` is j. A task
+                is what the environment's `set_task` gets before the reset, or all of them are `SetParameters` of the
+                same names, without an environment. They are for this call alone.
             part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of these trajectories, for n runs of one
                 seed. `batch.save` writes it, and `streamsampler.merge` joins the files: until then the values of an
                 info that are of several kinds stay objects.
@@ -105,7 +110,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 other errors see `obtain_samples`.
         """
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
-        n, resets = given_resets(n_trajectories, seeds, reset_options)
+        n, resets = given_resets(n_trajectories, seeds, reset_options, tasks)
         return self._obtain(exactly(self, n, resets, part), agent_update, env_update, progress, resets)
 
     def obtain_exact_trajectories(

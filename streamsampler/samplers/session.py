@@ -149,6 +149,18 @@ class Session:
         self.resets = resets
         self._resets_handle = None if payload is None else self.publish(payload)
 
+    def renew_after_tasks(self, resets: Resets | None) -> None:
+        """Let workers make their environments again, unless the next call's tasks replace all that was set in the last.
+
+        Otherwise it would depend on the workers what was left in which environment.
+
+        Args:
+            resets: What the next call says of its trajectories.
+        """
+        left = None if self.resets is None else self.resets.kind_of_tasks
+        if left is not None and (resets is None or resets.kind_of_tasks != left):
+            self.updates.repeat("env")
+
     def begin_version(self) -> int:
         """Begin the next agent version, let workers abandon older rollouts, and return the version."""
         self.version += 1

@@ -174,6 +174,11 @@ class Worker(ABC):
         self.resets: Resets | None = None
         self._finder: AnomalyFinder | None = None
 
+    @property
+    def must_renew(self) -> bool:
+        """Whether an environment in force is to be made again: something was left in the one that the worker has."""
+        return self.spoiled or (self.resets is not None and self.resets.tasks is not None)
+
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:  # noqa: ARG003 - for those whose layout depends on them
         """Return how such a worker runs the trajectories of consecutive indices.

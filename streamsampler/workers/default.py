@@ -26,6 +26,7 @@ from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.leaving_out import left_out_by
 from streamsampler.workers.rollout_times import shares
 from streamsampler.workers.seams import SeamLoop, WorkerWithSeams
+from streamsampler.workers.tasks import reset_function
 
 __all__ = ["DefaultWorker"]
 
@@ -220,7 +221,7 @@ class DefaultWorker(WorkerWithSeams):
             env,
             recorder,
             self._reset_agent,
-            lambda index: self._reset_of(cast("AnyEnv", env), (index,)),
+            lambda index: reset_function(cast("AnyEnv", env), self.resets, (index,)),
         )
         try:
             abandoned_timesteps = loop.run(version, indices, seeds)
@@ -253,7 +254,12 @@ class DefaultWorker(WorkerWithSeams):
         assert env is not None
         assert agent is not None
         in_recording, in_action, in_step = _RECORDING, _ACTION, _STEP
-        reset, step, get_action, clock = self._reset_of(env, indices), env.step, agent.get_action, perf_counter
+        reset, step, get_action, clock = (
+            reset_function(env, self.resets, indices),
+            env.step,
+            agent.get_action,
+            perf_counter,
+        )
         record_observation, record_action = recorder.record_observation, recorder.record_action
         # Where a list may not be appended to, no observation has this dtype, and no action the class.
         observations = cast("list[bytes]", recorder.encoded_observations)
@@ -362,14 +368,6 @@ class DefaultWorker(WorkerWithSeams):
             raise
         self.ran_timesteps += len(rewards) - n_before
         return -1, shares(clock() - began, reset_seconds, agent_seconds, step_seconds)
-
-    def _reset_of(self, env: AnyEnv, indices: Iterable[int]) -> Callable[..., Any]:
-        """Return the environment's `reset`, with the options of one trajectory after the other where there are any."""
-        resets = self.resets
-        if resets is None or resets.options is None:
-            return env.reset
-        coming = iter(indices)
-        return lambda seed: env.reset(seed=seed, options=resets.options_of(next(coming)))
 
     def _explain(self, error: BaseException, phase: Phase, action: Any, unpacking: Any) -> None:
         """Raise a better error where the reason is known; otherwise return."""

@@ -178,7 +178,7 @@ class WorkerLoop:
             if "agent" in updates:
                 self._in_force.pop("parameters", None)  # a new agent comes without them
             self._in_force.update(updates)
-            if self._spoiled or (worker.spoiled and "env" in updates):
+            if self._spoiled or (worker.must_renew and "env" in updates):
                 self._discard(worker)
             self._apply(worker, updates)
             self._keep_orders(worker, start)

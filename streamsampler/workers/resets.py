@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from streamsampler.data.fragments import EpisodeState
 from streamsampler.data.trees import Tree
+from streamsampler.environments.parameters import SetParameters
+from streamsampler.environments.updates import EnvUpdate
 from streamsampler.errors import UsageError, positive
 from streamsampler.seeding import Indices, TrajectorySeeds
 
@@ -72,11 +74,15 @@ class Resets:
         seeds: Seeds that were given; None where the sampler's own are used.
         options: The same options for all, a tuple with those of each trajectory, or None.
         fragments: What a call for fragments says; None for whole trajectories.
+        tasks: What is set before resets, one for all trajectories of a task; None for nothing.
+        n_of_task: How many consecutive trajectories have the same task.
     """
 
     seeds: tuple[int, ...] | None = None
     options: dict[str, Any] | tuple[dict[str, Any] | None, ...] | None = None
     fragments: FragmentOrder | None = None
+    tasks: tuple[Any, ...] | None = None
+    n_of_task: int = 1
 
     def seeds_of(self, derived: TrajectorySeeds, indices: Indices) -> list[int]:
         """Return the seeds of trajectories.
@@ -100,18 +106,47 @@ class Resets:
             return copy.deepcopy(self.options[index % len(self.options)])
         return copy.deepcopy(self.options)
 
+    def task_index(self, index: int) -> int:
+        """Return the number of a trajectory's task."""
+        assert self.tasks is not None
+        return index // self.n_of_task % len(self.tasks)
+
+    def task_of(self, index: int) -> Any:
+        """Return a copy of a trajectory's task, which its environment may change."""
+        assert self.tasks is not None
+        return copy.deepcopy(self.tasks[self.task_index(index)])
+
+    @property
+    def changes_resets(self) -> bool:
+        """Whether there are tasks or options."""
+        return self.options is not None or self.tasks is not None
+
+    @property
+    def kind_of_tasks(self) -> Hashable:
+        """What tasks leave in an environment, which tasks of the same kind replace; None if there are no tasks."""
+        if self.tasks is None:
+            return None
+        first = self.tasks[0]
+        return frozenset(first.parameters) if isinstance(first, SetParameters) else "task"
+
     @property
     def is_fixed(self) -> bool:
         """Whether a trajectory has something that no other one has."""
-        return self.seeds is not None or isinstance(self.options, tuple)
+        return self.seeds is not None or isinstance(self.options, tuple) or self.tasks is not None
 
     @property
     def vector_arguments(self) -> dict[str, Any]:
         """The options that a vector environment's `reset` gets, as keyword arguments.
 
         Raises:
-            UsageError: Each trajectory has its own, or the options have the key that says what to reset.
+            UsageError: Each trajectory has its own, or the options have the key that says what to reset; or there are
+                tasks.
         """
+        if self.tasks is not None:
+            raise UsageError(
+                "a vector environment takes no tasks: pass an environment that is not vectorised, of which VecWorker "
+                "makes several itself"
+            )
         if isinstance(self.options, tuple):
             raise UsageError(
                 "a vector environment takes one dict of reset options for all its environments: pass one dict, or an "
@@ -124,17 +159,26 @@ class Resets:
         return {"options": self.options_of(0)}
 
 
-def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any) -> tuple[int, Resets | None]:
+def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any = None) -> tuple[int, Resets | None]:
     """Return what `obtain_trajectories` was given: how many trajectories, and what is said of them.
 
     Args:
         n_trajectories: How many; None for as many as there are seeds.
         seeds: None, or integers of at least 0.
         reset_options: None, a dict, or a sequence with a dict or None for each trajectory.
+        tasks: None, or a sequence of tasks, each of which has `n_trajectories` trajectories.
+
+    Returns:
+        How many trajectories there are in all, and what is said of them.
 
     Raises:
         UsageError: An argument cannot work, or they are not of one length.
     """
+    if tasks is not None:
+        tasks = _checked_tasks(tasks)
+        n_of_task = positive("n_trajectories (of each task)", n_trajectories)
+        n, given = given_resets(n_of_task * len(tasks), seeds, reset_options)
+        return n, replace(given or Resets(), tasks=tasks, n_of_task=n_of_task)
     if seeds is None and n_trajectories is None:
         raise UsageError("n_trajectories must be an integer, got None: pass a number of trajectories, or seeds=[…]")
     checked = None if seeds is None else _checked_seeds(seeds)
@@ -199,6 +243,28 @@ def _checked_seeds(seeds: Any) -> tuple[int, ...]:
     if not checked:
         raise UsageError("seeds is empty: there is nothing to sample")
     return checked
+
+
+def _checked_tasks(tasks: Any) -> tuple[Any, ...]:
+    if not isinstance(tasks, Sequence | np.ndarray) or isinstance(tasks, str | bytes):
+        raise UsageError(
+            f"tasks must be a list, got {_shown(tasks)}; each is what SetTaskUpdate takes, or SetParameters"
+        )
+    if not len(tasks):
+        raise UsageError("tasks is empty: there is nothing to sample; leave it out for the environment as it is")
+    names = {frozenset(task.parameters) if isinstance(task, SetParameters) else None for task in tasks}
+    if len(names) > 1:
+        raise UsageError(
+            "tasks must be of one kind: all of them SetParameters with the same names, or none. What one task sets, "
+            "and the next one does not, would be left in the environment"
+        )
+    for position, task in enumerate(tasks):
+        if isinstance(task, EnvUpdate) and not (isinstance(task, SetParameters) and not task.has_environment):
+            raise UsageError(
+                f"tasks[{position}] is {_shown(task)}: pass the task alone, or SetParameters without an environment; "
+                "another environment goes to env_update"
+            )
+    return tuple(tasks)
 
 
 def _checked_options(options: Any, n: int) -> dict[str, Any] | tuple[dict[str, Any] | None, ...] | None:

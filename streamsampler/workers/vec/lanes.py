@@ -17,6 +17,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, locate, row_at_fault, step_error
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.tasks import reset_one
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.rows import padded, singles_of
 from streamsampler.workers.vec.steps import StepRecorder, Trajectory
@@ -185,12 +186,7 @@ class LaneRunner:
         words[worker.row.trajectory_word] = index + 1
         words[phase_word] = _RESET_NUMBER
         worker.trajectory, worker.phase = index, _RESET
-        seed, resets = running.seeds[position], worker.resets
-        if resets is None or resets.options is None:
-            result = env.reset(seed=seed)
-        else:
-            result = env.reset(seed=seed, options=resets.options_of(index))
-        observation, info = begin_of(result)
+        observation, info = begin_of(reset_one(env, worker.resets, index, running.seeds[position]))
         if running.prepared is not None:
             words[phase_word] = _AGENT_RESET_NUMBER
             worker.phase = _AGENT_RESET
