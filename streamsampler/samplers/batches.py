@@ -65,7 +65,7 @@ class BatchMaker:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
         delivery.share_no_infos()
         if self._session.fragments is not None:
-            self._session.fragments.take(delivery)
+            self._stats.failed_trajectories += self._session.fragments.take(delivery)
         self._deliveries[id(delivery)] = delivery
         self._copy_early()
 

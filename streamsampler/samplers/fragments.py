@@ -63,8 +63,12 @@ class FragmentLedger:
         self._actions[number] = [trees.concatenate(self._actions[number])]
         return standing._replace(actions=self._actions[number][0])
 
-    def take(self, delivery: Delivery) -> None:
-        """Take in where environments stand after their timesteps of this call."""
+    def take(self, delivery: Delivery) -> int:
+        """Take in where environments stand after their timesteps of this call.
+
+        Returns:
+            How many episodes went on before, and could not be restored after a loss.
+        """
         rollouts, stop = delivery.rollouts, 0
         ends = np.cumsum(rollouts.lengths).tolist()
         for fragment in rollouts.fragments:
@@ -93,6 +97,7 @@ class FragmentLedger:
             if length == state.length or number in self._actions:
                 rows = trees.take(rollouts.actions, slice(ends[stop - 1] - length, ends[stop - 1]))
                 self._actions.setdefault(number, []).append(trees.owned(trees.map_tree(np.copy, rows)))
+        return sum(bool(fragment.lost) for fragment in rollouts.fragments)
 
 
 class Episodes:

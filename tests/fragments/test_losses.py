@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
+from streamsampler.filters import RunningNorm
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Forgetful, Recurrent, Restorable, Sticky
 from tests.scripted.agents import Linear
@@ -68,6 +69,7 @@ def test_what_cannot_be_restored_begins_anew(agent, env, why, caplog):
         assert first.cut.all()
         kill(sampler.worker_pids())
         second = sampler.obtain_fragments(5, 2)
+        assert sampler.stats.failed_trajectories in (2, 3)  # the ticket of the lost worker, too
     assert not second.continued.any()
     assert second.indices.tolist()[0] == 2
     assert why in caplog.text
@@ -111,3 +113,26 @@ def test_torch_agents_are_restored(env_id):
         for _ in range(3):
             assert sampler.obtain_fragments(20, 3) == reference.obtain_fragments(20, 3)
             kill(sampler.worker_pids())
+
+
+@pytest.mark.parametrize("worker_class", [DefaultWorker, VecWorker])
+def test_filters_go_on_after_a_loss(worker_class):
+    def sampler_of(make: Any, **options: Any) -> Any:
+        norm = RunningNorm(clip=5.0)
+        return make(Restorable(), Sticky, seed=SEED, worker_class=worker_class, observation_filter=norm, **options)
+
+    with sampler_of(LocalSampler) as reference, sampler_of(MultiprocessingSampler, n_workers=2) as sampler:
+        for call in range(4):
+            expected = one_call(reference, call, 12, 9)
+            assert one_call(sampler, call, 12, 9) == expected
+            kill(sampler.worker_pids()[call % 2 :])
+
+
+@pytest.mark.ray
+@pytest.mark.extras
+def test_actors_that_are_killed(ray_cluster):
+    with RaySampler(Recurrent(), Sticky, seed=SEED, n_workers=2, worker_resources={"num_cpus": 0}) as sampler:
+        for call, expected in enumerate(undisturbed(6, 13, 5)):
+            assert one_call(sampler, call, 13, 5) == expected
+            if call in (1, 3):
+                kill(sampler.worker_pids()[:1])
