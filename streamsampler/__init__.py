@@ -11,6 +11,7 @@ with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
 Names that users need are imported from here. The guides are docstrings, for `help()` and `python -m pydoc`:
 
 - `streamsampler.samplers`: calls, seeds, evaluation; exceptions, workers that die or hang, log records
+- `streamsampler.stepping`: environments that are stepped from your own process, synchronously or not
 - `streamsampler.evaluation`: how good an agent is, and whether that is sure
 - `streamsampler.checking`: whether an environment and an agent keep to the rules, and how they are run fastest
 - `streamsampler.samplers.ray`: workers in a Ray cluster
@@ -80,6 +81,9 @@ if TYPE_CHECKING:
     from streamsampler.samplers.processes import MultiprocessingSampler
     from streamsampler.samplers.ray import RaySampler
     from streamsampler.samplers.sharded import sample_to_folder
+    from streamsampler.stepping.env_manager import EnvManager
+    from streamsampler.stepping.serial import SerialEnvManager
+    from streamsampler.stepping.steps import Steps
     from streamsampler.storage.folder import TrajectoryFolder, load
     from streamsampler.timing import timed
     from streamsampler.workers.base import Worker
@@ -96,6 +100,7 @@ __all__ = [
     "DamagedShardError",
     "DataError",
     "DefaultWorker",
+    "EnvManager",
     "EnvUpdate",
     "ExistingEnvUpdate",
     "LocalSampler",
@@ -111,10 +116,12 @@ __all__ = [
     "RolloutError",
     "Sampler",
     "SamplerError",
+    "SerialEnvManager",
     "SerializationError",
     "SetParameters",
     "SetTaskUpdate",
     "StepType",
+    "Steps",
     "StorageError",
     "TrajectoryBatch",
     "TrajectoryFolder",
@@ -164,6 +171,9 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "merge": "evaluation.merging",
     "replay": "evaluation.replay",
+    "EnvManager": "stepping.env_manager",
+    "SerialEnvManager": "stepping.serial",
+    "Steps": "stepping.steps",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
     "run_worker": "workers.loop",

@@ -36,6 +36,7 @@ class WorkerLink:
         child: The process.
         waiting: Environments whose requests have no answer yet.
         infos: Infos of results that are announced next, by environment.
+        at_end: Whether the worker has ended, or closed its end of the pipe.
         since: When the worker was last seen to make progress, or was given work.
     """
 
@@ -48,7 +49,7 @@ class WorkerLink:
         self.since = 0.0
         self._stacks_fd = stacks_fd
         self._unread: list[tuple[int, bytes]] = []
-        self._at_end = False
+        self.at_end = False
         try:
             self._open(method, fds, threads)
         except WatchdogLostError:
@@ -83,21 +84,21 @@ class WorkerLink:
     def _read(self) -> bool:
         messages = self._reader.read()
         if messages is None:
-            self._at_end = True
+            self.at_end = True
             return False
         self._unread += messages
         return True
 
     def take(self) -> tuple[list[tuple[int, bytes]], bool]:
         """Return the messages that are there, and whether the worker has ended."""
-        if not self._at_end:
+        if not self.at_end:
             self._read()
-        if self._at_end or self.child.ended(0):
-            while not self._at_end and self._poller_has(self.answers_fd):
+        if self.at_end or self.child.ended(0):
+            while not self.at_end and self._poller_has(self.answers_fd):
                 self._read()
-            self._at_end = True
+            self.at_end = True
         messages, self._unread = self._unread, []
-        return messages, self._at_end
+        return messages, self.at_end
 
     def _poller_has(self, fd: int) -> bool:
         return any(ready == fd for ready, _ in self._poller.poll(0))
@@ -125,7 +126,7 @@ class WorkerLink:
             if self._unread:
                 return self._unread.pop(0)
             left = None if deadline is None else deadline - time.monotonic()
-            if self._at_end or (left is not None and left <= 0):
+            if self.at_end or (left is not None and left <= 0):
                 return None
             self.wait(left)
-            self._unread, self._at_end = self.take()
+            self._unread, self.at_end = self.take()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler.errors import ClosedError, UsageError, positive
 from streamsampler.seeding import check_seed
@@ -19,7 +20,10 @@ from streamsampler.stepping.states import EnvEvent, EnvState
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Broken, Done, Transport
 
-__all__ = ["BaseEnvManager"]
+__all__ = ["BaseEnvManager", "EnvIds"]
+
+EnvIds: TypeAlias = "Sequence[int] | NDArray[np.int64]"
+"""Numbers of environments, each from 0 to n_envs - 1."""
 
 
 class BaseEnvManager(abc.ABC):
@@ -115,7 +119,7 @@ class BaseEnvManager(abc.ABC):
     # ------------------------------------------------------------------ resets
 
     def reset(
-        self, env_ids: Sequence[int] | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None
+        self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None
     ) -> Steps:
         """Reset environments, and wait for all of them. The results of steps that are open are discarded.
 
@@ -139,7 +143,7 @@ class BaseEnvManager(abc.ABC):
         return self._handed_out(chosen)
 
     def async_reset(
-        self, env_ids: Sequence[int] | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None
+        self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None
     ) -> None:
         """Begin to reset environments; `recv` returns the results. Arguments and errors are those of `reset`."""
         self._request_resets(env_ids, seed, options)
@@ -178,7 +182,7 @@ class BaseEnvManager(abc.ABC):
 
     # ------------------------------------------------------------------ steps
 
-    def send(self, actions: Any, env_ids: Sequence[int] | None = None) -> None:
+    def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
         """Send actions to environments; `recv` returns the results.
 
         Args:
@@ -233,7 +237,7 @@ class BaseEnvManager(abc.ABC):
             self._take_in(left)
         return self._handed_out(list(self._ledger.arrived))
 
-    def step(self, actions: Any, env_ids: Sequence[int] | None = None) -> Steps:
+    def step(self, actions: Any, env_ids: EnvIds | None = None) -> Steps:
         """Send actions, and wait for the results of these environments; see `send` and `recv`."""
         before = set(self._ledger.waiting) | self._ledger.arrived.keys()
         self.send(actions, env_ids)
@@ -266,14 +270,14 @@ class BaseEnvManager(abc.ABC):
             self._take_in(left)
         return bool(self._ledger.arrived or self._ledger.of(EnvState.READY))
 
-    def random_actions(self, env_ids: Sequence[int] | None = None) -> Any:
+    def random_actions(self, env_ids: EnvIds | None = None) -> Any:
         """Return random actions, stacked: one for each of `env_ids`, or for each environment."""
         space = self.action_space
         return _stacked([space.sample() for _ in self._chosen(env_ids)])
 
     # ------------------------------------------------------------------ attributes and methods
 
-    def call(self, name: str, *args: Any, env_ids: Sequence[int] | None = None, **kwargs: Any) -> list[Any]:
+    def call(self, name: str, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of environments, and return the results.
 
         Raises:
@@ -282,15 +286,15 @@ class BaseEnvManager(abc.ABC):
         """
         return self._ask(env_ids, "call", name, lambda n: [(args, kwargs)] * n)
 
-    def get_attr(self, name: str, env_ids: Sequence[int] | None = None) -> list[Any]:
+    def get_attr(self, name: str, env_ids: EnvIds | None = None) -> list[Any]:
         """Return an attribute of environments; errors are those of `call`."""
         return self._ask(env_ids, "get", name, lambda n: [None] * n)
 
-    def set_attr(self, name: str, values: Any, env_ids: Sequence[int] | None = None) -> None:
+    def set_attr(self, name: str, values: Any, env_ids: EnvIds | None = None) -> None:
         """Set an attribute of environments: to the same value, or to those of a list with one for each of them."""
         self._ask(env_ids, "set", name, lambda n: _values_for(values, n))
 
-    def render(self, env_ids: Sequence[int] | None = None) -> list[Any]:
+    def render(self, env_ids: EnvIds | None = None) -> list[Any]:
         """Return what `render` of environments returns."""
         return self._ask(env_ids, "render", "render", lambda n: [None] * n)
 

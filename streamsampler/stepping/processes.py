@@ -27,6 +27,7 @@ from typing import Any
 from streamsampler.engines.launch.descriptor_limits import make_room
 from streamsampler.engines.launch.descriptors import close_fd, own_fd
 from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.linked import GRACE_SECONDS
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.worker_setup import ProcessSetup
 from streamsampler.errors import RemoteTraceback, WorkerDiedError, WorkerError, WorkerHungError
@@ -118,7 +119,8 @@ class ProcessTransport(Transport):
         message = link.next_message(self._policy.construction_timeout)
         if message is None:
             phase = Phase.ENV_CONSTRUCTION
-            raise self._hung(link, phase) if not link.child.ended(0) else self._died(link, phase)
+            ended = link.child.ended(GRACE_SECONDS if link.at_end else 0)
+            raise self._died(link, phase) if ended else self._hung(link, phase)
         kind, *about = pickle.loads(message[1])
         if kind == "spaces":
             spaces: list[tuple[Any, Any]] = about[0]
@@ -260,7 +262,9 @@ class ProcessTransport(Transport):
         for fd in [fd for fd, known in self._link_of.items() if known is link]:
             self._poller.unregister(fd)
             del self._link_of[fd]
-        error = self._died(link, phase) if link.child.ended(0) else self._hung(link, phase)
+        # A worker that has closed its pipe is about to end.
+        ended = link.child.ended(GRACE_SECONDS if link.at_end else 0)
+        error = self._died(link, phase) if ended else self._hung(link, phase)
         self._links[link.number] = None
         spent = error.quota is not None
         return Broken(self._envs_of[link.number], error, link.number, is_new=True, is_final=spent)

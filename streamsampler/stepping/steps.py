@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data.infos import Infos, take_infos
-from streamsampler.data.trees import Tree, take
+from streamsampler.data.trees import take
 
 __all__ = ["Steps"]
 
@@ -40,16 +40,16 @@ class Steps:
     """
 
     env_ids: NDArray[np.int64]
-    observations: Tree
+    observations: Any
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     infos: Infos
-    last_observations: Tree
+    last_observations: Any
     episodes: NDArray[np.int64]
     timesteps: NDArray[np.int64]
-    actions: Tree
-    previous_observations: Tree
+    actions: Any
+    previous_observations: Any
     failed: NDArray[np.bool_]
 
     def __len__(self) -> int:
