@@ -10,7 +10,7 @@ import numpy as np
 from streamsampler.data.trees import Array
 from streamsampler.errors import UsageError
 
-__all__ = ["Aggregation", "aggregate"]
+__all__ = ["Aggregation", "aggregate", "check_aggregation", "metrics_of"]
 
 Aggregation = Literal["mean", "sum", "last"]
 _HOW = ("mean", "sum", "last")
@@ -28,6 +28,34 @@ def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dic
         UsageError: Another word, or an info that is no number in each timestep.
     """
     return {name: value for name, word in how.items() if (value := _number(infos, name, word)) is not None}
+
+
+def check_aggregation(how: Any) -> None:
+    """Check what hooks say of how their metrics are aggregated.
+
+    Raises:
+        UsageError: It is no dict, or has another word.
+    """
+    if not isinstance(how, Mapping):
+        raise UsageError(f"the hooks' aggregation must be a dict of words by name, got {how!r}")
+    for name, word in how.items():
+        if word not in _HOW:
+            raise UsageError(f"a metric can be aggregated by {', '.join(_HOW)}; for {name!r} it is {word!r}")
+
+
+def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, float]:
+    """Return a number for each metric that is one number in each trajectory; others are left out.
+
+    Args:
+        infos: The episode infos of a batch, with their masks.
+        how: Names of metrics, and what is made of their values; see `aggregate`.
+    """
+    numbers = {
+        name: word
+        for name, word in sorted(how.items())
+        if isinstance(values := infos.get(name), np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf"
+    }
+    return aggregate(infos, numbers)
 
 
 def _number(infos: Mapping[str, Array], name: str, how: Any) -> float | None:

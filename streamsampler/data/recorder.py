@@ -96,6 +96,7 @@ class RolloutRecorder:
         float_rewards: Where a loop may append rewards that are floats of Python itself.
         n_trajectories: How many trajectories have ended.
         n_timesteps: How many timesteps those have in all.
+        metrics: How each metric that was recorded becomes one number for a batch, by name.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, allocate: Allocate = np.empty) -> None:
@@ -111,6 +112,7 @@ class RolloutRecorder:
         self._terminated: list[bool] = []
         self._truncated: list[bool] = []
         self._begun = False
+        self.metrics: dict[str, str] = {}
         self.n_trajectories = 0
         self.n_timesteps = 0
         self.record_observation: Callable[[Any], None] = self._observations.record
@@ -223,6 +225,7 @@ class RolloutRecorder:
     def clear(self) -> None:
         """Forget everything, for the next ticket."""
         self.n_trajectories = self.n_timesteps = 0
+        self.metrics.clear()
         self.abandon()
         for recorder in (self._observations, self._last_observations, self._actions):
             recorder.renew()

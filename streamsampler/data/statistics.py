@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields
 from functools import reduce
 from typing import Any
 
-from streamsampler.data.info_stats import Aggregation, aggregate
+from streamsampler.data.info_stats import Aggregation, aggregate, metrics_of
 from streamsampler.data.timers import Timer
 from streamsampler.protocol.messages import Checked, Report, Times
 
 __all__ = ["REMEMBERED", "DroppedTrajectory", "FoundAnomaly", "Stats"]
 
-_NO_SUMS = {"workers", "worker_timesteps", "timed", "recent", "infos", "first_anomaly"}
+_NO_SUMS = {"workers", "worker_timesteps", "timed", "recent", "infos", "first_anomaly", "metrics", "metric_kinds"}
 _WEIGHT = 0.1
 
 REMEMBERED = 1_000
@@ -98,6 +98,9 @@ class Stats:
             each timestep by timer, the timesteps per second and the values of infos, by their names in `flat`. Of
             samplers only; streams are not in it.
         infos: What `take_infos` made of the infos of the last batch, by name.
+        metrics: What was made of the metrics that hooks gave the trajectories of the last batch, by name; of metrics
+            that are one number in each trajectory. In `flat` they are "metrics/…".
+        metric_kinds: How each metric becomes one number: "mean", "sum" or "last".
     """
 
     kept_trajectories: int = 0
@@ -126,6 +129,8 @@ class Stats:
     timed: dict[int, Timer] = field(default_factory=dict)
     recent: dict[str, float] = field(default_factory=dict)
     infos: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    metric_kinds: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, n_workers: int) -> Stats:
@@ -147,6 +152,8 @@ class Stats:
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
         self.lost_timesteps += report.lost_timesteps
+        if report.metrics:
+            self.metric_kinds.update(report.metrics)
         self.take_checked(report.checked)
 
     def take_checked(self, checked: Checked | None) -> None:
@@ -172,7 +179,9 @@ class Stats:
         self.worker_timesteps = list(map(operator.add, self.worker_timesteps, call.worker_timesteps))
         for worker, timed in call.timed.items():
             self.timed.setdefault(worker, Timer()).merge(timed)
-        self._remember(call.means())
+        self.metric_kinds |= call.metric_kinds
+        self.metrics |= call.metrics
+        self._remember(call.means() | {f"metrics/{name}": value for name, value in call.metrics.items()})
 
     def _remember(self, means: Mapping[str, float]) -> None:
         for name, value in means.items():
@@ -199,6 +208,10 @@ class Stats:
         self.infos |= found
         self._remember({f"infos/{name}": value for name, value in found.items()})
         return found
+
+    def take_metrics(self, batch: Any) -> None:
+        """Add the metrics of a batch, a `TrajectoryBatch`."""
+        self.metrics = metrics_of(batch.episode_infos, self.metric_kinds)
 
     def timers(self, worker: int | None = None) -> Timer:
         """Return where the time of a worker went, as a tree: its phases, and in them what user code timed.
@@ -235,4 +248,7 @@ class Stats:
         """
         numbers = {item.name: getattr(self, item.name) for item in fields(self) if item.type in ("int", "float")}
         infos = {f"infos/{name}": value for name, value in self.infos.items()}
-        return numbers | self.means() | infos | {f"recent/{name}": value for name, value in self.recent.items()}
+        metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
+        return (
+            numbers | self.means() | infos | metrics | {f"recent/{name}": value for name, value in self.recent.items()}
+        )

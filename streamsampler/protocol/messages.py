@@ -76,6 +76,11 @@ class Phase(StrEnum):
     CHECK = "checking that trajectories depend on their seeds alone"
     UNSEEN = "running its tickets"
     """The sampler does not know what the worker did when it died."""
+    HOOK_START = "calling the hook on_trajectory_start"
+    HOOK_TIMESTEP = "calling the hook on_timestep"
+    HOOK_END = "calling the hook on_trajectory_end"
+    HOOK_LOST = "calling the hook on_trajectory_lost"
+    DROP_IF = "calling drop_if"
 
 
 class Ticket(NamedTuple):
@@ -247,6 +252,7 @@ class Report:
         runs_lanes: See `Worker.runs_lanes`.
         fingerprint: How the worker's process computes; None where the worker has said so before.
         timed: What user code timed since the worker's last report; see `timing.timed`.
+        metrics: How each metric of the ticket's trajectories becomes one number for a batch, as pairs; see `hooks`.
     """
 
     ticket: Ticket
@@ -262,6 +268,7 @@ class Report:
     runs_lanes: bool = False
     fingerprint: Fingerprint | None = None
     timed: Measured = ()
+    metrics: tuple[tuple[str, str], ...] = ()
 
     @property
     def ran_timesteps(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
@@ -22,6 +23,8 @@ from streamsampler.serialization import Payload, dumps
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
+from streamsampler.workers.hooks import pickled_hooks
+from streamsampler.workers.leaving_out import raises_all
 from streamsampler.workers.threads import check_threads
 
 __all__ = ["Sampler"]
@@ -88,6 +91,14 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         observation_filter: What changes the observations that the agent sees, such as `RunningNorm`, with statistics
             that are part of the agent version; see `streamsampler.filters`.
         reward_filter: The same for rewards, such as `RunningReturnNorm`.
+        hooks: An object with any of `on_trajectory_start(context)`, `on_timestep(context)`,
+            `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, which workers call; see
+            `streamsampler.workers.hooks`. What they put into their context's `metrics` comes back in
+            `batch.episode_infos`, and as one number for each name in `batch.stats.metrics`. Without hooks
+            they cost nothing. Not for `VecWorker`, nor for fragments.
+        drop_if: A function of an info. It is called with the info of each trajectory's reset and of each timestep's
+            step; where it returns something true, the trajectory is abnormal: it ends there, and is left out and
+            counted as with `on_failure="drop"`. Where that depends on the state, what is left is biased.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
@@ -129,6 +140,8 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         worker_threads: int | None = 1,
         observation_filter: Filter | None = None,
         reward_filter: Filter | None = None,
+        hooks: Any = None,
+        drop_if: Callable[[dict[str, Any]], Any] | None = None,
     ) -> None:
         filters = Filters(observation_filter, reward_filter)
         policy = self._policy = Policy(
@@ -150,12 +163,17 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
             worker_args=worker_args,
         )
         drop_unless = policy.restarts_on if policy.on_failure == "drop" else None
+        if drop_if is not None:
+            # The policy is to leave trajectories out, since the batch has gaps; what raises is raised all the same.
+            policy = self._policy = replace(policy, on_failure="drop")
+            drop_unless = drop_unless or raises_all
         self._setup = WorkerSetup(
             factory,
             check_threads(worker_threads),
             check_mode(check),
             drop_unless,
             fingerprint=check_mode(fingerprint, "fingerprint"),
+            hooks=pickled_hooks(hooks, drop_if),
         )
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')

@@ -368,7 +368,10 @@ class Call:
         """
         self.accounts.close_with(self.batches.segments())
         self.accounts.stop_clock()
-        return self.batches.final()
+        batch = self.batches.final()
+        if self.stats.metric_kinds:
+            self.stats.take_metrics(batch)
+        return batch
 
     def end(self) -> None:
         """Stop the workers and release all memory, however the call ended."""

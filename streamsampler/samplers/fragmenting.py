@@ -11,6 +11,7 @@ from streamsampler.samplers.obtaining import ObtainingSampler
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.scheduling.plans import Fragments
+from streamsampler.workers.seams import WorkerWithSeams
 
 __all__ = ["FragmentingSampler"]
 
@@ -73,6 +74,12 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         self._check_usable()
         if self._order != "index":
             raise UsageError('fragments need order="index": each environment has its place in the batch')
+        kind = self._setup.factory.worker_class
+        if self._setup.hooks is not None or (issubclass(kind, WorkerWithSeams) and kind.overrides_seams()):
+            raise UsageError(
+                "fragments take no hooks, no drop_if and no worker class that overrides begin_trajectory, before_step, "
+                "after_step or end_trajectory: use obtain_samples or obtain_trajectories"
+            )
         if self._policy.on_failure == "drop":
             raise UsageError(
                 'fragments need on_failure="raise": where an episode raises, no other one takes its place in the batch'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from streamsampler.engines.launch.start_methods import StartMethod
@@ -30,6 +30,8 @@ class SamplerOptions(TypedDict, total=False):
     worker_threads: int | None
     observation_filter: Filter | None
     reward_filter: Filter | None
+    hooks: Any
+    drop_if: Callable[[dict[str, Any]], Any] | None
 
 
 class ProcessSamplerOptions(SamplerOptions, total=False):

@@ -6,7 +6,7 @@ The signature is written out, for readers, editors and type checkers. An argumen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, Unpack
 
 from streamsampler.data.generics import ActionsT, ObservationsT
@@ -78,6 +78,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         worker_threads: int | None = 1,
         observation_filter: Filter | None = None,
         reward_filter: Filter | None = None,
+        hooks: Any = None,
+        drop_if: Callable[[dict[str, Any]], Any] | None = None,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
@@ -113,6 +115,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             worker_threads=worker_threads,
             observation_filter=observation_filter,
             reward_filter=reward_filter,
+            hooks=hooks,
+            drop_if=drop_if,
         )
 
     @classmethod

@@ -125,7 +125,8 @@ class Rerun:
             RolloutError: The agent or the environment raised.
             UsageError: The environment cannot be filmed.
         """
-        setup = replace(self.setup, check=None, drop_unless=None)
+        hooks = None if self.setup.hooks is None else self.setup.hooks.without_drop_if()
+        setup = replace(self.setup, check=None, drop_unless=None, hooks=hooks)
         threads = ThreadLimit(setup.threads, os.environ)
         board = StatusBoard(memoryview(bytearray(board_bytes(1))))
         with preserved_generators(), threads.held():

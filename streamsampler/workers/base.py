@@ -47,9 +47,10 @@ from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import class_names, locate, name_of_env, summary_of
 from streamsampler.workers.resets import Resets
 
-__all__ = ["Outcome", "Worker", "WorkerContext"]
+__all__ = ["AbnormalTrajectoryError", "Outcome", "Worker", "WorkerContext"]
 
 _ROLLOUT_PHASES = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, Phase.RECORDING}
+_ROLLOUT_PHASES |= {Phase.HOOK_START, Phase.HOOK_TIMESTEP, Phase.HOOK_END, Phase.DROP_IF}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Outcome:
         abandoned_timesteps: Their timesteps.
         seconds: Seconds of resets, of the agent and of steps; a tuple of three will do.
         dropped: The trajectories that raised and were left out; see `messages.Report`.
+        metrics: See `messages.Report`.
     """
 
     rollouts: Rollouts | None
@@ -74,6 +76,11 @@ class Outcome:
     abandoned_timesteps: int = 0
     seconds: tuple[float, ...] = (0.0, 0.0, 0.0)
     dropped: tuple[Dropped, ...] = ()
+    metrics: tuple[tuple[str, str], ...] = ()
+
+
+class AbnormalTrajectoryError(Exception):
+    """A trajectory is to be left out, although nothing raised in it: `drop_if` was true."""
 
 
 def _nothing() -> None:
@@ -104,6 +111,7 @@ class WorkerContext:
             the exception's classes.
         allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
             sent. Make new ones for each ticket.
+        hooks: The worker's own copies of hooks and `drop_if` (`workers.hooks.LoadedHooks`); None for none.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
     """
 
@@ -115,6 +123,7 @@ class WorkerContext:
     drop_unless: Callable[[tuple[str, ...]], bool] | None = None
     allocate: Allocate = np.empty
     rebuild: Callable[[], None] = _nothing
+    hooks: Any = None
 
 
 class Worker(ABC):
@@ -144,6 +153,7 @@ class Worker(ABC):
         resets: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
             that `rollout` gets.
         can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
+        can_call_hooks: Whether this kind of worker calls `WorkerContext.hooks`.
         can_rehearse: Whether this kind of worker has `rehearse`.
         can_continue: Whether this kind of worker runs fragments, of which `resets.fragments` says what is to be run.
         runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
@@ -154,6 +164,7 @@ class Worker(ABC):
     """
 
     can_drop = False
+    can_call_hooks = False
     can_rehearse = False
     can_continue = False
     can_take_options = False
@@ -242,6 +253,8 @@ class Worker(ABC):
         drop_unless = self.context.drop_unless
         if drop_unless is None or self.trajectory is None or self.phase not in _ROLLOUT_PHASES:
             return False
+        if isinstance(error, AbnormalTrajectoryError):
+            return True
         return isinstance(error, (Exception, SystemExit)) and not drop_unless(class_names(error))
 
     def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int], env: Any = None) -> Rollouts:

@@ -23,9 +23,10 @@ from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import begin_of, explain_rollout
 from streamsampler.workers.fragments import Course, RunningEnvs, running_envs
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.leaving_out import left_out_by
-from streamsampler.workers.rollout_times import shares
-from streamsampler.workers.seams import SeamLoop, WorkerWithSeams
+from streamsampler.workers.rollout_times import shares, timed
+from streamsampler.workers.seams import Observer, SeamLoop, WorkerWithSeams
 from streamsampler.workers.tasks import reset_function
 
 __all__ = ["DefaultWorker"]
@@ -60,7 +61,7 @@ class DefaultWorker(WorkerWithSeams):
         context: What the worker is made with.
     """
 
-    can_drop = True
+    can_drop = can_call_hooks = True
     can_rehearse = True
     can_continue = True
     can_take_options = True
@@ -72,6 +73,7 @@ class DefaultWorker(WorkerWithSeams):
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._running: RunningEnvs | None = None
+        self._hooks = None if context.hooks is None else HookCaller(self, context.hooks)
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
 
     def update_agent(self, agent_update: Any) -> None:
@@ -110,7 +112,7 @@ class DefaultWorker(WorkerWithSeams):
         """Run a trajectory in a stand-in, and keep nothing of it."""
         env, self._env = self._env, stand_ins[0]
         try:
-            self._roll(version, indices, seeds, RolloutRecorder(*self.spaces))
+            self._roll(version, indices, seeds, RolloutRecorder(*self.spaces), rehearsing=True)
         finally:
             self._env = env
 
@@ -154,6 +156,7 @@ class DefaultWorker(WorkerWithSeams):
             abandoned_timesteps=max(0, abandoned_timesteps),
             seconds=seconds,
             dropped=() if given_up else dropped,
+            metrics=tuple(recorder.metrics.items()),
         )
 
     def _rollout_dropping(self, ticket: Ticket, seeds: list[int]) -> Outcome:
@@ -165,7 +168,7 @@ class DefaultWorker(WorkerWithSeams):
         seconds = Times()
         if self.spoiled:
             self.spoiled = False
-            seconds = self._timed_rebuild()
+            seconds = timed(self.context.rebuild)
         seed_of = dict(zip(ticket.indices, seeds, strict=True))
         left_out: dict[int, Dropped] = {}
         assert self._recorder is not None
@@ -193,7 +196,7 @@ class DefaultWorker(WorkerWithSeams):
             if not self.row.may_run(ticket.version):
                 self.spoiled = True  # the payloads of this version may be freed already
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
-            seconds = seconds.plus(self._timed_rebuild())
+            seconds = seconds.plus(timed(self.context.rebuild))
             if finishing or self.spaces != spaces:
                 # Recorded data is wrong, or of other spaces than the data to come: run the others once more.
                 self._recorder.clear()
@@ -202,36 +205,35 @@ class DefaultWorker(WorkerWithSeams):
                 self._recorder = recorder
                 todo = todo[todo.index(failed) + 1 :]
 
-    def _timed_rebuild(self) -> Times:
-        """Replace agent and environment, and count the time as a reset's."""
-        began = perf_counter()
-        self.context.rebuild()
-        return Times(perf_counter() - began)
-
     def _roll(
-        self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder
+        self,
+        version: int,
+        indices: Sequence[int],
+        seeds: list[int],
+        recorder: RolloutRecorder,
+        rehearsing: bool = False,
     ) -> tuple[int, Times]:
         """Run trajectories in one of the two loops; see `_run`."""
-        if not self.overrides_seams():
+        hooks = None if rehearsing else self._hooks
+        if hooks is None and not self.overrides_seams():
             return self._run(version, indices, seeds, recorder)
         env = self._env
+        assert env is not None
         loop = SeamLoop(
             self,
             self._agent,
             env,
             recorder,
             self._reset_agent,
-            lambda index: reset_function(cast("AnyEnv", env), self.resets, (index,)),
+            lambda i: reset_function(env, self.resets, (i,)),
+            hooks or Observer(),
         )
         try:
             abandoned_timesteps = loop.run(version, indices, seeds)
         except BaseException as error:
             self._broken_off = loop.seconds
-            action = None if loop.context is None else loop.context.action
-            self._explain(error, self.phase, action, loop.run_timestep)
+            self._explain(error, self.phase, loop.action, loop.run_timestep)
             raise
-        if abandoned_timesteps >= 0:
-            recorder.abandon()
         return abandoned_timesteps, loop.seconds
 
     def _run(  # noqa: C901 - see below
@@ -269,7 +271,7 @@ class DefaultWorker(WorkerWithSeams):
         row, lengths = self.row, lengths or repeat(self.context.max_episode_length or _NO_LIMIT)
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
-        timed = used()  # then each timestep is due: what user code times belongs to the phase on the board
+        is_used = used()  # then each timestep is due: what user code times belongs to the phase on the board
         due = n_before
         terminated = truncated = False
         reset_seconds = agent_seconds = step_seconds = 0.0
@@ -334,7 +336,7 @@ class DefaultWorker(WorkerWithSeams):
                         after = clock()
                         agent_seconds += between - before
                         step_seconds += after - between
-                        apart = 1 if timed else min(int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1, _MOST_APART)
+                        apart = 1 if is_used else min(int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1, _MOST_APART)
                         due = min(len(rewards) + (apart if due > n_before else 1), limit)  # soon shows that it runs
                     phase = in_recording
                     if reward.__class__ is float:

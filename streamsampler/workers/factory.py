@@ -12,6 +12,7 @@ from streamsampler.errors import CheckMode, UsageError, positive
 from streamsampler.seeding import check_seed
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
+from streamsampler.workers.hooks import Hooks
 
 __all__ = ["WorkerFactory", "WorkerSetup", "usable_cores"]
 
@@ -74,9 +75,10 @@ class WorkerSetup:
         check: See `WorkerContext`.
         drop_unless: See `WorkerContext`.
         fingerprint: What the sampler does about workers that compute otherwise than others.
+        hooks: The pickled hooks and `drop_if`; None where there are none.
 
     Raises:
-        UsageError: This kind of worker cannot leave out trajectories.
+        UsageError: This kind of worker cannot leave out trajectories, or calls no hooks.
     """
 
     factory: WorkerFactory
@@ -84,9 +86,14 @@ class WorkerSetup:
     check: CheckMode
     drop_unless: Callable[[tuple[str, ...]], bool] | None = None
     fingerprint: CheckMode = "warn"
+    hooks: Hooks | None = None
 
     def __post_init__(self) -> None:
         worker_class = self.factory.worker_class
+        if self.hooks is not None and not worker_class.can_call_hooks:
+            raise UsageError(
+                f"{worker_class.__name__} calls no hooks and no drop_if: use DefaultWorker, or a subclass of it"
+            )
         if self.drop_unless is not None and not worker_class.can_drop:
             raise UsageError(f'{worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
 
@@ -102,4 +109,5 @@ class WorkerSetup:
 
     def make_worker(self, context: WorkerContext) -> Worker:
         """Make a worker, where it is to run; see `WorkerFactory`."""
-        return self.factory(replace(context, check=self.check, drop_unless=self.drop_unless))
+        hooks = None if self.hooks is None else self.hooks.load()
+        return self.factory(replace(context, check=self.check, drop_unless=self.drop_unless, hooks=hooks))

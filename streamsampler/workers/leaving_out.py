@@ -8,7 +8,12 @@ from streamsampler.errors import DataError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.workers.explain import summary_of
 
-__all__ = ["left_out_by"]
+__all__ = ["left_out_by", "raises_all"]
+
+
+def raises_all(kinds: tuple[str, ...]) -> bool:  # noqa: ARG001 - it is a `WorkerContext.drop_unless`
+    """Return true: what user code raises is raised, and only `drop_if` leaves out trajectories."""
+    return True
 
 
 def left_out_by(

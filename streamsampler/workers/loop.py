@@ -46,7 +46,7 @@ _PHASES = {
     "agent": Phase.AGENT_CONSTRUCTION,
     "parameters": Phase.AGENT_UPDATE,
 }
-_IN_STEPS = {Phase.ACTION: "agent", Phase.STEP: "step", Phase.RECORDING: "step"}
+_IN_STEPS = {Phase.ACTION: "agent", Phase.STEP: "step", Phase.RECORDING: "step", Phase.HOOK_TIMESTEP: "step"}
 _TIMED_AS = [_IN_STEPS.get(phase, "reset") for phase in Phase]  # to replace an environment counts as a reset, too
 _CONSTRUCTION = 0
 """The agent version that constructors are seeded with: trajectories have later ones."""
@@ -329,6 +329,7 @@ class WorkerLoop:
             runs_lanes=runs_lanes,
             fingerprint=self._to_tell,
             timed=self._collector.take(),
+            metrics=outcome.metrics,
         )
         self._seconds = [0.0, 0.0, 0.0]
         if outcome.rollouts is None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter
+
 from streamsampler.protocol.messages import Times
 
-__all__ = ["shares"]
+__all__ = ["shares", "timed"]
+
+
+def timed(rebuild: Callable[[], None]) -> Times:
+    """Replace agent and environment, and count the time as a reset's."""
+    began = perf_counter()
+    rebuild()
+    return Times(perf_counter() - began)
 
 
 def shares(seconds: float, reset: float, agent: float, step: float) -> Times:

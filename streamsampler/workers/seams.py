@@ -19,7 +19,7 @@ from generators that `TrajectoryContext.seed` seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -32,7 +32,7 @@ from streamsampler.workers.explain import begin_of
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.trajectory_context import TrajectoryContext
 
-__all__ = ["SeamLoop", "WorkerWithSeams"]
+__all__ = ["Observer", "SeamLoop", "WorkerWithSeams"]
 
 SEAMS = ("begin_trajectory", "before_step", "after_step", "end_trajectory")
 
@@ -95,6 +95,28 @@ class WorkerWithSeams(Worker):
         """
 
 
+class Observer:
+    """Sees a trajectory's start, timesteps, end and loss. The default does nothing.
+
+    Attributes:
+        aggregation: How metrics become one number for a batch, by name; the mean where nothing is said.
+    """
+
+    aggregation: Mapping[str, str] = {}
+
+    def start(self, context: TrajectoryContext) -> None:
+        """See a trajectory whose environment and agent are reset."""
+
+    def timestep(self, context: TrajectoryContext) -> None:
+        """See a timestep that is recorded."""
+
+    def end(self, context: TrajectoryContext) -> None:
+        """See the end of a trajectory."""
+
+    def lost(self, context: TrajectoryContext, error: BaseException) -> None:
+        """See an exception in a trajectory."""
+
+
 class SeamLoop:
     """Runs trajectories one after the other, and calls the seams of its worker.
 
@@ -105,6 +127,7 @@ class SeamLoop:
         recorder: Where the trajectories are recorded.
         reset_agent: The agent's `reset`, if it has one.
         reset_of: Returns what resets the environment for a trajectory index.
+        observer: Sees the trajectories.
 
     Attributes:
         context: The trajectory in hand; None before the first.
@@ -119,7 +142,9 @@ class SeamLoop:
         recorder: RolloutRecorder,
         reset_agent: Callable[[int], None] | None,
         reset_of: Callable[[int], Callable[..., Any]],
+        observer: Observer,
     ) -> None:
+        self._observer = observer
         self._worker, self._agent, self._env, self._recorder = worker, agent, env, recorder
         self._reset_agent, self._reset_of = reset_agent, reset_of
         self._row, self._max_length = worker.row, worker.context.max_episode_length
@@ -131,6 +156,11 @@ class SeamLoop:
         """Seconds of resets, of the agent, and of all else."""
         return Times(self._in_reset, self._in_agent, self._all - self._in_reset - self._in_agent)
 
+    @property
+    def action(self) -> Any:
+        """The last action; None before the first."""
+        return None if self.context is None else self.context.action
+
     def run(self, version: int, indices: Sequence[int], seeds: Sequence[int]) -> int:
         """Run trajectories.
 
@@ -138,14 +168,22 @@ class SeamLoop:
             -1, or the timesteps after which a trajectory was abandoned.
         """
         recorder, before, began = self._recorder, self._recorder.n_timesteps, perf_counter()
+        abandoned_timesteps = -1
         try:
             for index, seed in zip(indices, seeds, strict=True):
                 if not self._run_one(self._begin(version, index, seed), version):
-                    return len(recorder.float_rewards) - recorder.n_timesteps
+                    abandoned_timesteps = len(recorder.float_rewards) - recorder.n_timesteps
+                    break
+        except BaseException as error:
+            if self.context is not None:
+                self._observer.lost(self.context, error)
+            raise
         finally:
             self._worker.ran_timesteps += len(recorder.float_rewards) - before
             self._all = perf_counter() - began
-        return -1
+        if abandoned_timesteps >= 0:
+            recorder.abandon()
+        return abandoned_timesteps
 
     def _begin(self, version: int, index: int, seed: int) -> TrajectoryContext:
         worker, recorder = self._worker, self._recorder
@@ -168,9 +206,11 @@ class SeamLoop:
     def _run_one(self, context: TrajectoryContext, version: int) -> bool:
         """Run the timesteps of a trajectory that has begun. False means that its version may no longer run."""
         row, recorder, limit = self._row, self._recorder, self._max_length
+        self._observer.start(context)
         while context.timestep != limit:
             row.words[row.timesteps_word] = len(recorder.float_rewards)
             self.run_timestep(context)
+            self._observer.timestep(context)
             if context.terminated or context.truncated:
                 break
             if row.attention and not row.may_run(version):
@@ -178,6 +218,8 @@ class SeamLoop:
                 return False
         context.truncated = context.truncated or context.timestep == limit
         self._worker.end_trajectory(context)
+        self._observer.end(context)
+        self._worker.enter(Phase.RECORDING)
         if context.metrics:
             self._record_metrics(context)
         recorder.end(context.observation, context.terminated, context.truncated)
@@ -190,6 +232,8 @@ class SeamLoop:
                 "in batch.episode_infos. Give them other names"
             )
         self._recorder.record_metrics(context.metrics)
+        for name in context.metrics:
+            self._recorder.metrics[name] = self._observer.aggregation.get(name, "mean")
 
     def run_timestep(self, context: TrajectoryContext) -> None:
         """Run a timestep of the trajectory in hand, and record it."""

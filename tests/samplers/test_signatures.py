@@ -42,6 +42,8 @@ ON_THE_COMMAND_LINE = {
     "check": None,
     "observation_filter": None,
     "reward_filter": None,
+    "hooks": None,
+    "drop_if": None,
 }
 
 

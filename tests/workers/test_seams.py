@@ -73,7 +73,9 @@ def outcome_of(worker_class: type[DefaultWorker], seeds: list[int], fails_at: in
     except OSError as error:
         return str(error), worker.phase, worker.trajectory, worker.ran_timesteps
     rollouts = outcome.rollouts
-    assert rollouts is not None
+    numbers = outcome.n_trajectories, outcome.n_timesteps, outcome.n_abandoned, outcome.dropped, worker.ran_timesteps
+    if rollouts is None:
+        return numbers
     columns = [
         (rollouts.__getattribute__(name).length, repr(rollouts.__getattribute__(name).columns))
         for name in ("env_infos", "agent_infos", "episode_infos")
@@ -83,7 +85,6 @@ def outcome_of(worker_class: type[DefaultWorker], seeds: list[int], fails_at: in
         for name in ("observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths")
         for array in [getattr(rollouts, name)]
     ]
-    numbers = outcome.n_trajectories, outcome.n_timesteps, outcome.n_abandoned, outcome.dropped, worker.ran_timesteps
     return arrays, columns, numbers
 
 

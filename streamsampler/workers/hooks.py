@@ -1,0 +1,160 @@
+"""Call hooks in workers: user code at the start and the end of trajectories, and at each timestep.
+
+Hooks are an object with any of these methods, passed as `hooks` to a sampler. `context` is a `TrajectoryContext`:
+
+- `on_trajectory_start(context)`: environment and agent are reset.
+- `on_timestep(context)`: a timestep is recorded.
+- `on_trajectory_end(context)`: the last timestep is recorded.
+- `on_trajectory_lost(context, error)`: something raised in the trajectory, or `drop_if` was true; it is not in the
+  batch, unless it is run again and does not raise then. It is not called for trajectories that are abandoned because
+  the call does not need them, or whose worker dies, nor for what is found wrong after the end of a trajectory. If it
+  raises, that is logged, and added to the error as a note.
+
+What a hook puts into `TrajectoryContext.metrics` comes back in `batch.episode_infos`, and as one number for each name
+in `batch.stats.metrics`: the mean over trajectories, or what a dict `aggregation` of the hooks says by name: "mean",
+"sum" or "last".
+
+Hooks are pickled as agents are, and each worker gets a copy, which is kept as long as the worker's process lives. So
+batches are the same for any number of workers as long as what hooks do depends on the trajectory in hand alone. Hooks
+are not called for the trajectories of `check`. With hooks the slower loop runs that `seams` has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamsampler.data.info_stats import check_aggregation
+from streamsampler.errors import UsageError
+from streamsampler.protocol.messages import Phase
+from streamsampler.serialization import Payload, dumps, loads
+from streamsampler.workers.base import AbnormalTrajectoryError
+from streamsampler.workers.explain import summary_of
+from streamsampler.workers.seams import Observer, WorkerWithSeams
+from streamsampler.workers.trajectory_context import TrajectoryContext
+
+__all__ = ["HookCaller", "Hooks", "pickled_hooks"]
+
+_LOG = logging.getLogger("streamsampler")
+_NAMES = ("on_trajectory_start", "on_timestep", "on_trajectory_end", "on_trajectory_lost")
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The pickled arguments `hooks` and `drop_if` of a sampler.
+
+    Attributes:
+        hooks: The hooks; None if there are none.
+        drop_if: The function; None if there is none.
+    """
+
+    hooks: Payload | None = None
+    drop_if: Payload | None = None
+
+    def without_drop_if(self) -> Hooks | None:
+        """Return the hooks alone, for trajectories that are run whatever their infos are."""
+        return None if self.hooks is None else Hooks(self.hooks)
+
+    def load(self) -> LoadedHooks:
+        """Return a worker's own copies."""
+        return LoadedHooks(*(None if each is None else loads(each) for each in (self.hooks, self.drop_if)))
+
+
+@dataclass(frozen=True)
+class LoadedHooks:
+    """A worker's own copies; see `Hooks`."""
+
+    hooks: Any
+    drop_if: Callable[[dict[str, Any]], Any] | None
+
+
+def pickled_hooks(hooks: Any, drop_if: Any) -> Hooks | None:
+    """Return what workers get of the two arguments of a sampler; None where there is neither.
+
+    Raises:
+        UsageError: The hooks have none of the methods, or one with another name, or `drop_if` is no function.
+        SerializationError: One of them cannot be pickled.
+    """
+    if hooks is not None:
+        _check_hooks(hooks)
+    if drop_if is not None and not callable(drop_if):
+        raise UsageError(f"drop_if must be a function of an info, got {drop_if!r}")
+    if hooks is None and drop_if is None:
+        return None
+    return Hooks(_pickled(hooks, "hooks"), _pickled(drop_if, "drop_if"))
+
+
+def _check_hooks(hooks: Any) -> None:
+    if isinstance(hooks, type):
+        raise UsageError(f"hooks must be an object, got the class {hooks.__qualname__}: pass {hooks.__qualname__}(…)")
+    own = [name for name in dir(hooks) if name.startswith("on_") and callable(getattr(hooks, name))]
+    if not own or not set(own) <= set(_NAMES):
+        which = f"it has {', '.join(own)}" if own else "it has none of them"
+        raise UsageError(f"hooks must be an object with methods {', '.join(_NAMES)}, or some of them; {which}")
+    check_aggregation(getattr(hooks, "aggregation", {}))
+
+
+def _pickled(given: Any, what: str) -> Payload | None:
+    if given is None:
+        return None
+    payload = dumps(given, what)
+    return Payload(payload.data, tuple(map(bytes, payload.buffers)))
+
+
+class HookCaller(Observer):
+    """Calls a worker's hooks, and `drop_if`.
+
+    Args:
+        worker: The worker, whose phase names the hook that is being called.
+        given: The worker's own copies.
+    """
+
+    def __init__(self, worker: WorkerWithSeams, given: LoadedHooks) -> None:
+        self._worker, self._drop_if = worker, given.drop_if
+        start, timestep, end, lost = (getattr(given.hooks, name, None) for name in _NAMES)
+        self._on_start, self._on_timestep, self._on_end, self._on_lost = start, timestep, end, lost
+        self.aggregation: Mapping[str, str] = getattr(given.hooks, "aggregation", {})
+
+    def start(self, context: TrajectoryContext) -> None:
+        """Call the hook of the start, and look at the reset's info."""
+        if self._on_start is not None:
+            self._worker.enter(Phase.HOOK_START)
+            self._on_start(context)
+        self._refuse_abnormal(context)
+
+    def timestep(self, context: TrajectoryContext) -> None:
+        """Call the hook of timesteps, and look at the step's info."""
+        if self._on_timestep is not None:
+            self._worker.enter(Phase.HOOK_TIMESTEP)
+            self._on_timestep(context)
+        self._refuse_abnormal(context)
+
+    def end(self, context: TrajectoryContext) -> None:
+        """Call the hook of the end."""
+        if self._on_end is not None:
+            self._worker.enter(Phase.HOOK_END)
+            self._on_end(context)
+
+    def lost(self, context: TrajectoryContext, error: BaseException) -> None:
+        """Call the hook of lost trajectories; what it raises is a note of the error."""
+        if self._on_lost is None or not isinstance(error, Exception | SystemExit):
+            return
+        phase = self._worker.phase
+        self._worker.enter(Phase.HOOK_LOST)
+        try:
+            self._on_lost(context, error)
+        except (Exception, SystemExit) as further:
+            note = f"on_trajectory_lost raised as well: {summary_of(further)}"
+            error.add_note(note)
+            _LOG.warning("%s, in trajectory %d", note, context.index)
+        self._worker.enter(phase)
+
+    def _refuse_abnormal(self, context: TrajectoryContext) -> None:
+        if self._drop_if is None:
+            return
+        self._worker.enter(Phase.DROP_IF)
+        if self._drop_if(context.info):
+            when = f"the info of timestep {context.timestep - 1}" if context.timestep else "the reset's info"
+            raise AbnormalTrajectoryError(f"drop_if is true for {when}")
