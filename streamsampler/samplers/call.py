@@ -75,6 +75,7 @@ class Call:
             self.gathering.run_lanes(worker)
         self.stats = stats
         self.version = session.begin_version()
+        self._supervisor.begin_call(self.version, plan.timesteps, self._layout.rows)
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, stats, self.version, self.accounts.add_anomalies)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)

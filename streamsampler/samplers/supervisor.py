@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ from streamsampler.protocol.states import Happened, SamplerState
 from streamsampler.samplers.records import Hang, WorkerRecord
 from streamsampler.samplers.setbacks import Setback
 from streamsampler.scheduling.hang_watch import Watch
+from streamsampler.scheduling.length_watch import LengthWatch
 from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
 from streamsampler.workers.board import Progress
 
@@ -51,6 +53,19 @@ class Supervisor:
         self._watch = policy.watch()
         self._retiring: deque[WorkerRecord] = deque()  # in the order of their deadlines
         self._has_warned = False
+        self._lengths = LengthWatch()
+        self._version = 0
+
+    def begin_call(self, version: int, n_timesteps: int | None, side_by_side: int) -> None:
+        """Look from now on for trajectories that are far longer than what a call needs.
+
+        Args:
+            version: The call's agent version.
+            n_timesteps: How many timesteps it needs; None if it does not count timesteps.
+            side_by_side: How many trajectories a worker runs at a time.
+        """
+        self._version = version
+        self._lengths.begin(n_timesteps, side_by_side, self._clock())
 
     # ------------------------------------------------------------------ deadlines
 
@@ -58,6 +73,8 @@ class Supervisor:
         """Return for how many seconds to wait for workers at most; `timeout` is the caller's own limit."""
         first = self._first_retiring() if self._retiring else None
         limits = [] if first is None else [first.deadline - self._clock()]
+        if self._lengths.next_look < math.inf:
+            limits.append(self._lengths.next_look - self._clock())
         if self._watch is not None:
             limits.append(self._watch.interval)
         if timeout is not None:
@@ -75,6 +92,25 @@ class Supervisor:
             self._kill(first)
         if self._watch is not None and limit is not None and self._watch.is_due(limit, elapsed):
             self._kill_hung(self._watch)
+
+        if self._clock() >= self._lengths.next_look:
+            self._look_for_long_trajectories()
+
+    def _look_for_long_trajectories(self) -> None:
+        shown = {}
+        for record in self._records:
+            if record.side.unanswered:
+                seen = self._engine.progress(record.worker)
+                if seen.version == self._version and seen.trajectory is not None:
+                    shown[record.worker] = seen.trajectory, seen.timesteps
+        if (found := self._lengths.look(shown, self._clock())) is not None:
+            worker, trajectory = found
+            logger.warning(
+                "trajectory %d, which worker %d runs, has more than ten times the %d timesteps that this batch needs, "
+                "and goes on: it may never end. Pass max_episode_length (or a smaller one) to truncate trajectories; "
+                "this is reported once",
+                trajectory, worker, self._lengths.needed,
+            )  # fmt: skip
 
     def _kill_hung(self, watch: Watch) -> None:
         rows, seen = {}, {}
