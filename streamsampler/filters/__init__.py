@@ -5,13 +5,13 @@ from streamsampler import evaluate
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 
 with MultiprocessingSampler(
-    agent, "HalfCheetah-v5", observation_filter=RunningNorm(clip=10.0), reward_filter=RunningReturnNorm(0.99)
+    agent, "CartPole-v1", observation_filter=RunningNorm(clip=10.0), reward_filter=RunningReturnNorm(0.99)
 ) as sampler:
-    sampler.warm_up(2_000)  # otherwise the first batch is not filtered
-    for _ in range(100):
-        batch = sampler.obtain_samples(4_000, agent_update=policy)
+    sampler.warm_up(1_000)  # otherwise the first batch is not filtered
+    for _ in range(3):
+        batch = sampler.obtain_samples(1_000, agent_update=policy)
         improve(policy, batch)  # batch.observations is what the agent saw
-    evaluate(agent, "HalfCheetah-v5", num_trajectories=100, observation_filter=sampler.filters.observation)
+    evaluate(agent, "CartPole-v1", num_trajectories=30, observation_filter=sampler.filters.observation)
 ```
 
 Within an agent version the statistics are frozen: no timestep is filtered with others. Each worker makes a summary of

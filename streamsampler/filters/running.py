@@ -109,7 +109,8 @@ class _Running:
         self._moments = moments
         self._plan = _planned(moments, self.clip, self.epsilon)
 
-    def _with(self, moments: Any) -> Any:
+    def with_moments(self, moments: Any) -> Any:
+        """Return a filter with these settings, and these statistics: see `moments`."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._set(moments)
@@ -119,7 +120,7 @@ class _Running:
         moments = self._moments
         for summary in summaries:
             moments = _plus(moments, summary)
-        return self._with(moments)
+        return self.with_moments(moments)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_plan"}

@@ -67,7 +67,7 @@ class Source:
         """
         before = sum(trajectories for trajectories, _ in self._sizes[:first])
         for number in range(first, len(self._shards)):
-            yield before, self._shards[number]
+            yield before, self._shards[number].unfiltered()  # whose data are of the spaces
             before += self._sizes[number][0]
 
     def size_before(self, number: int) -> tuple[int, int]:

@@ -1,0 +1,110 @@
+"""Filters out of Stable-Baselines3's `VecNormalize`, and back.
+
+`read_vec_normalize` needs the library for files only; `write_vec_normalize` needs it:
+`pip install 'streamsampler[sb3]'`.
+"""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from streamsampler.adapters.normalization import load_vec_normalize
+from streamsampler.errors import UsageError
+from streamsampler.filters.base import Filters
+from streamsampler.filters.running import Moments, RunningNorm, RunningReturnNorm
+
+__all__ = ["read_vec_normalize", "write_vec_normalize"]
+
+
+def read_vec_normalize(source: Any) -> Filters:
+    """Return filters with the settings and the statistics of a `VecNormalize`.
+
+    Args:
+        source: A `VecNormalize`, or the path of a file that its `save` wrote. A file is a pickle: open only those of
+            people you trust.
+
+    Returns:
+        A `RunningNorm` where it normalises observations, a `RunningReturnNorm` where it normalises rewards.
+
+    Raises:
+        UsageError: It is no `VecNormalize`, or normalises some keys of a Dict and not others.
+        ImportError: The library is missing.
+        OSError: The file cannot be read.
+    """
+    if isinstance(source, str | PathLike):
+        source = load_vec_normalize(source)
+    facts = vars(source) if hasattr(source, "__dict__") else {}
+    if not {"norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon"} <= facts.keys():
+        raise UsageError(f"this is no VecNormalize, but a {type(source).__qualname__}")
+    observation = reward = None
+    if facts["norm_obs"]:
+        running = facts["obs_rms"]
+        if isinstance(running, dict) and set(running) != set(facts["observation_space"].spaces):
+            raise UsageError(
+                f"the VecNormalize normalises {', '.join(running)} alone: a RunningNorm normalises all keys"
+            )
+        moments = {key: _moments(it) for key, it in running.items()} if isinstance(running, dict) else _moments(running)
+        observation = RunningNorm(float(facts["clip_obs"]), float(facts["epsilon"])).with_moments(moments)
+    if facts["norm_reward"]:
+        settings = float(facts["gamma"]), float(facts["clip_reward"]), float(facts["epsilon"])
+        reward = RunningReturnNorm(*settings).with_moments(_moments(facts["ret_rms"]))
+    return Filters(observation, reward)
+
+
+def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) -> None:
+    """Write a file that `VecNormalize.load(path, venv)` reads.
+
+    Args:
+        filters: A sampler's `filters`.
+        path: Where to.
+        envs: The environment: an id, or a function that makes one; for its spaces.
+
+    Raises:
+        UsageError: A filter is no `RunningNorm` or `RunningReturnNorm`, or has no statistics.
+        ImportError: The library is missing; names the extra.
+        OSError: The file cannot be written.
+    """
+    try:
+        from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+    except ImportError as error:
+        raise ImportError("write_vec_normalize needs Stable-Baselines3: pip install 'streamsampler[sb3]'") from error
+    observation, reward = filters.observation, filters.reward
+    if not isinstance(observation, RunningNorm | None) or not isinstance(reward, RunningReturnNorm | None):
+        raise UsageError("only a RunningNorm and a RunningReturnNorm can be written as a VecNormalize")
+    if any(one is not None and one.moments is None for one in (observation, reward)):
+        raise UsageError("the filters have no statistics yet: sample something, or call sampler.warm_up")
+    made = DummyVecEnv([envs if callable(envs) else lambda: gymnasium.make(envs)])
+    try:
+        normalize = VecNormalize(made, norm_obs=observation is not None, norm_reward=reward is not None)
+        _fill(normalize, observation, reward)
+        normalize.save(fspath(path))
+    finally:
+        made.close()
+
+
+def _fill(normalize: Any, observation: RunningNorm | None, reward: RunningReturnNorm | None) -> None:
+    for given, clip in ((observation, "clip_obs"), (reward, "clip_reward")):
+        if given is not None:
+            setattr(normalize, clip, np.inf if given.clip is None else given.clip)
+            normalize.epsilon = given.epsilon
+    if observation is not None:
+        of_keys = observation.moments if isinstance(observation.moments, dict) else {None: observation.moments}
+        for key, moments in of_keys.items():
+            _put(normalize.obs_rms if key is None else normalize.obs_rms[key], moments)
+    if reward is not None:
+        normalize.gamma = reward.gamma
+        _put(normalize.ret_rms, reward.moments)
+
+
+def _moments(running: Any) -> Moments:
+    count = float(running.count)
+    mean, variance = np.array(running.mean, np.float64), np.array(running.var, np.float64)
+    return Moments(count, mean, variance * count)
+
+
+def _put(running: Any, moments: Moments) -> None:
+    running.mean, running.var, running.count = moments.mean.copy(), moments.variance.copy(), moments.n
