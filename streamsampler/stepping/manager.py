@@ -17,8 +17,10 @@ from streamsampler.stepping.ledger import Ledger
 from streamsampler.stepping.options import ManagerOptions, Updates
 from streamsampler.stepping.rows import put_actions
 from streamsampler.stepping.states import EnvEvent, EnvState
+from streamsampler.stepping.stepper import Autoreset
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Broken, Done, Transport
+from streamsampler.stepping.vector_env import ManagedVectorEnv
 
 __all__ = ["BaseEnvManager", "EnvIds"]
 
@@ -115,6 +117,23 @@ class BaseEnvManager(abc.ABC):
     def states(self) -> tuple[EnvState, ...]:
         """The state of each environment."""
         return tuple(self._ledger.states)
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """What becomes of an environment whose episode has ended."""
+        return self._options.autoreset
+
+    def vector_env(self) -> ManagedVectorEnv:
+        """Return the environments as a `gymnasium.vector.VectorEnv`, in this manager's autoreset mode.
+
+        Closing it closes the manager.
+
+        Raises:
+            UsageError: The manager has `max_episodes`, after which there would be nothing to step.
+        """
+        if self._options.max_episodes is not None:
+            raise UsageError("a vector environment has no end: make the manager without max_episodes")
+        return ManagedVectorEnv(self)
 
     # ------------------------------------------------------------------ resets
 
