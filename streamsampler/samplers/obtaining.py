@@ -157,13 +157,12 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         resets: Resets | None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         updates = self._updates_of(agent_update, env_update, resets)
-        unit = "trajectories" if plan.timesteps is None else "timesteps"
         batch: TrajectoryBatch[ObservationsT, ActionsT] | None = None
         try:
             with (
                 self._exclusive(),
                 self._call(plan, updates, resets) as call,
-                display(progress, plan.timesteps or plan.limit or 0, unit) as shown,
+                display(progress, *plan.goal) as shown,
             ):
                 while not call.gathering.result.complete:
                     call.pump(shown.interval)

@@ -47,6 +47,11 @@ class GatherPlan:
     part: Part | None = None
     keeps_kinds: bool = False
 
+    @property
+    def goal(self) -> tuple[int, str]:
+        """What progress counts up to, and in which unit."""
+        return (self.limit or 0, "trajectories") if self.timesteps is None else (self.timesteps, "timesteps")
+
     def queue(self, number: int, n_queues: int) -> range:
         """Return the indices that worker `number` runs if each worker has its own agent or environment.
 
@@ -144,6 +149,11 @@ class Fragments(GatherPlan):
     def limit(self) -> int:  # type: ignore[override]
         """How many groups there are."""
         return math.ceil(self.n_envs / self.n_rows)
+
+    @property
+    def goal(self) -> tuple[int, str]:
+        """All timesteps."""
+        return self.n_timesteps * self.n_envs, "timesteps"
 
     def envs_of(self, worker: int) -> list[int]:
         """Return the numbers of a worker's environments."""

@@ -236,3 +236,12 @@ def test_large_rows_are_copied_as_they_arrive(n_workers):
             batch = sampler.obtain_fragments(n_timesteps, 4)
             assert batch == reference.obtain_fragments(n_timesteps, 4)
             assert batch.stats.kept_trajectories == batch.n_trajectories
+
+
+def test_progress_counts_timesteps():
+    seen: list[Any] = []
+    with local() as sampler:
+        sampler.obtain_fragments(10, 3, progress=seen.append)
+    assert seen[-1].target == 30
+    assert seen[-1].unit == "timesteps"
+    assert seen[-1].timesteps == 30
