@@ -7,8 +7,8 @@ environment, or an `EnvSpec`. `env_kwargs={…}` holds arguments for making the 
 `streamsampler.EnvUpdate`: `streamsampler.SetTaskUpdate` makes an environment or sets the task of the one that is there;
 `streamsampler.SetParameters` sets parameters before each trajectory, constants and what is drawn from its seed:
 `env_update=SetParameters({"mass": Uniform(1, 2), "length": 0.5})`, with `Uniform`, `LogUniform`, `Normal` and `Choice`
-of this module.
-A subclass of your own must give an environment that depends on the update alone.
+of this module. `obtain_trajectories(n, tasks=[…])` returns n trajectories of each task: of what `set_task` gets, or of
+`SetParameters` with the same names. A subclass of your own must give an environment that depends on the update alone.
 
 A callable, or the entry point of an id, with a parameter `worker_number` is called with the worker's number, for ports,
 file names and devices. A trajectory must not depend on it. `RecordVideo` needs it, or the workers overwrite each
