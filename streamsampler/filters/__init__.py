@@ -9,8 +9,8 @@ with MultiprocessingSampler(
 ) as sampler:
     sampler.warm_up(1_000)  # otherwise the first batch is not filtered
     for _ in range(3):
-        batch = sampler.obtain_samples(1_000, agent_update=policy)
-        improve(policy, batch)  # batch.observations is what the agent saw
+        batch = sampler.obtain_samples(1_000)
+        print(batch.observations.std(axis=0))  # what the agent saw
     evaluate(agent, "CartPole-v1", num_trajectories=30, observation_filter=sampler.filters.observation)
 ```
 
@@ -32,6 +32,9 @@ A filter is any object with three methods, none of which changes it: `apply(data
 trajectory, and `merge(summaries)`, which returns a new filter. See `Filter`.
 
 The agent's `set_spaces` gets the environment's own observation space.
+
+Actions need no filter. Where the environment is wrapped with `gymnasium.wrappers.ClipAction`, `RescaleAction` or
+another `ActionWrapper`, it gets the transformed action. The batch has the agent's own.
 """
 
 from streamsampler.filters.agents import FilteredAgent

@@ -2,9 +2,12 @@
 
 import pickle
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import ClipAction
 
+from streamsampler import LocalSampler
 from streamsampler.errors import UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 
@@ -123,3 +126,21 @@ def test_pickles_and_says_what_it_is():
 def test_bad_arguments(make, what):
     with pytest.raises(UsageError, match=what):
         make()
+
+
+def test_an_action_wrapper_leaves_the_agents_own_action_in_the_batch():
+    class Taking(gymnasium.Wrapper):
+        def step(self, action):
+            *rest, info = self.env.step(action)
+            return *rest, {**info, "taken": float(action[0])}
+
+    def clipped():
+        return ClipAction(Taking(gymnasium.make("Pendulum-v1")))
+
+    def far(_):
+        return np.array([5.0], np.float32)
+
+    with LocalSampler(far, clipped, seed=1, max_episode_length=4, check=None) as sampler:
+        batch = sampler.obtain_trajectories(1)
+    assert batch.actions.tolist() == [[5.0]] * 4
+    assert batch.env_infos["taken"].tolist() == [2.0] * 4
