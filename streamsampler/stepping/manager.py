@@ -213,6 +213,10 @@ class BaseEnvManager(abc.ABC):
             UsageError: An environment is unknown, or awaits no action; nothing is sent then.
             ActionError: The actions are of another shape, kind or number.
         """
+        self._send(actions, env_ids)
+
+    def _send(self, actions: Any, env_ids: EnvIds | None) -> list[int]:
+        """Do what `send` does, and return the environments in their order."""
         transport = self._launched()
         if (
             env_ids is None
@@ -227,8 +231,10 @@ class BaseEnvManager(abc.ABC):
         self._ledger.request(chosen, EnvEvent.SENT)
         if lost := self._episodes.take_lost(chosen):
             self._end_lost(transport, lost)
-            chosen = [env_id for env_id in chosen if env_id not in lost]
-        transport.step(chosen)
+            transport.step([env_id for env_id in chosen if env_id not in lost])
+        else:
+            transport.step(chosen)
+        return chosen
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> Steps:
         """Return the results that have arrived, those of resets included; wait until there are enough.
@@ -257,10 +263,8 @@ class BaseEnvManager(abc.ABC):
         return self._handed_out(list(self._ledger.arrived))
 
     def step(self, actions: Any, env_ids: EnvIds | None = None) -> Steps:
-        """Send actions, and wait for the results of these environments; see `send` and `recv`."""
-        before = set(self._ledger.waiting) | self._ledger.arrived.keys()
-        self.send(actions, env_ids)
-        chosen = sorted((self._ledger.waiting | self._ledger.arrived.keys()) - before)
+        """Send actions, and return the results of these environments, in their order; see `send` and `recv`."""
+        chosen = self._send(actions, env_ids)
         while not all(env_id in self._ledger.arrived for env_id in chosen):
             self._take_in(None)
         return self._handed_out(chosen)

@@ -283,3 +283,18 @@ class Nested(gymnasium.Env):
         observation = self.observation_space.sample()
         observation["parts"] = observation["parts"][0], action["choice"]
         return observation, 0.0, False, False, {}
+
+
+def test_results_come_in_the_order_of_the_environments_that_were_named(new_manager):
+    manager = new_manager(Counting, n_envs=3, seed=0)
+    assert manager.reset([2, 0, 1]).env_ids.tolist() == [2, 0, 1]
+    steps = manager.step(np.array([5, 3]), [2, 0])
+    assert steps.env_ids.tolist() == [2, 0]
+    assert steps.rewards.tolist() == [5, 3] == steps.actions.tolist()
+
+
+def test_of_an_environment_that_is_there_each_gets_a_copy(new_manager):
+    manager = new_manager(Counting(), n_envs=2, seed=0)
+    assert manager.reset(seed=[3, 4]).observations[:, 0].tolist() == [3, 4]
+    manager.set_attr("level", [1, 2])
+    assert manager.get_attr("level") == [1, 2]
