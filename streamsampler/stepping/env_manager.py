@@ -81,8 +81,8 @@ class EnvManager(BaseEnvManager):
         self._start_method = check_start_method(start_method)
         self._threads = worker_threads
         self._policy = Policy(
-            max_restarts=max_restarts, restart_window=restart_window, step_timeout=step_timeout,
-            construction_timeout=construction_timeout, close_timeout=close_timeout,
+            max_restarts=max_restarts, max_lifetime_restarts=None, restart_window=restart_window,
+            step_timeout=step_timeout, construction_timeout=construction_timeout, close_timeout=close_timeout,
         )  # fmt: skip
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed)
 

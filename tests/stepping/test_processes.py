@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,3 +178,21 @@ def test_a_script_without_a_main_guard_that_does_not_close(method):
     for pid in map(int, run.stdout.split("] ")[1].split()):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.slow
+def test_any_number_of_deaths_mixes_nothing_up():
+    """More of them than samplers allow in their whole life by default."""
+    options: dict[str, Any] = {"n_envs": 2, "n_workers": 1, "seed": 1, "on_failure": "reset", "max_restarts": None}
+    with EnvManager("CartPole-v1", **options) as manager:
+        steps = manager.reset()
+        for number in range(360):
+            observations = steps.observations
+            if number % 3 == 0:
+                pid = manager.worker_pids()[0]
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            steps = manager.step(np.array([0, 1]))
+            continued = (steps.timesteps > 0) & ~steps.failed
+            assert np.array_equal(steps.previous_observations[continued], observations[continued])
+        assert manager.failures == 120
