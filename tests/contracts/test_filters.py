@@ -22,6 +22,7 @@ from streamsampler import (
     VecWorker,
     evaluate,
     load,
+    sample_to_folder,
 )
 from streamsampler.data import trees
 from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
@@ -307,3 +308,24 @@ def test_evaluations_use_the_statistics_and_change_none():
         observation_filter=before.observation,
     )  # fmt: skip
     assert found.returns.tolist() == found.lengths.tolist() == alone.returns.tolist()  # not those of filtered rewards
+
+
+def test_a_folder_is_resumed_with_the_same_statistics_alone(tmp_path):
+    with LocalSampler(OneByOne(), "CartPole-v1", **OPTIONS) as sampler:
+        sampler.warm_up(150)
+        warm = {"observation_filter": sampler.filters.observation, "reward_filter": sampler.filters.reward}
+    options: dict[str, Any] = {**OPTIONS, **warm}
+    with LocalSampler(OneByOne(), "CartPole-v1", **options) as sampler, sampler.stream() as stream:
+        expected_first = next(stream)
+    arguments: dict[str, Any] = {"num_samples": 400, "shard_size": 100, "resume": True}
+    with LocalSampler(OneByOne(), "CartPole-v1", **options) as sampler:
+        folder = sample_to_folder(sampler, tmp_path / "folder", **arguments)
+    assert folder.shards[0][0] == expected_first
+    second = folder.shards[1][0]
+    with LocalSampler(OneByOne(), "CartPole-v1", **options) as sampler:
+        (tmp_path / "folder" / "shard-000001.npz").unlink()
+        again = sample_to_folder(sampler, tmp_path / "folder", repair=True, **arguments)
+        assert again.shards[1][0].raw is not None
+        assert again.shards[1][0].observations.tobytes() == second.observations.tobytes()
+    with LocalSampler(OneByOne(), "CartPole-v1", **OPTIONS) as cold, pytest.raises(UsageError, match="_filter is"):
+        sample_to_folder(cold, tmp_path / "folder", **arguments)
