@@ -81,7 +81,7 @@ class Evaluation(Found):
         stopped: Why there are no more trajectories.
         guaranteed: What the interval that holds whenever one stops is of, "return" or "success"; None for nothing.
         bounds: The bounds of returns that it relies on, if it is of returns.
-        left_out: How many trajectories raised and were left out (`on_failure="drop"`).
+        left_out: How many trajectories were left out (`on_failure="drop"`, or `drop_if`).
         part: Which part of an evaluation this is; None where it is no part. `streamsampler.merge` joins parts.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 from typing import Any, ClassVar
@@ -10,13 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from streamsampler import (
-    DefaultWorker,
-    LocalSampler,
-    MultiprocessingSampler,
-    VecWorker,
-    sample_to_folder,
-)
+from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker, evaluate, sample_to_folder
 from streamsampler.errors import RolloutError, SerializationError, UsageError
 from streamsampler.testing.records import Records
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
@@ -288,3 +283,20 @@ class Seamed(DefaultWorker):
 def test_fragments_take_no_hooks(options):
     with LocalSampler(ScriptedAgent(), Env(), **options) as sampler, pytest.raises(UsageError, match="fragments take"):
         sampler.obtain_fragments(10)
+
+
+def test_a_pickled_sampler_keeps_its_hooks():
+    with LocalSampler(ScriptedAgent(), Env((2, 9)), seed=SEED, hooks=Metrics(), drop_if=crashed) as sampler:
+        again = pickle.loads(pickle.dumps(sampler))
+    with again:
+        assert again.obtain_trajectories(15) == batches(LocalSampler, 1, drop_if=crashed)[0]
+
+
+def test_an_evaluation_leaves_out_abnormal_trajectories():
+    given: list[dict[str, Any]] = [{}, {"drop_if": crashed, "hooks": Metrics()}]
+    plain, left = (
+        evaluate(ScriptedAgent(), Env((2, 9)), num_trajectories=15, seed=SEED, n_workers=1, **options)
+        for options in given
+    )
+    assert (plain.left_out, len(left.returns)) == (0, 15)
+    assert left.left_out > 0
