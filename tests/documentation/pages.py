@@ -30,7 +30,7 @@ MODULES = [
     *("checking", "checking.check", "checking.report"),
     *("checking.findings", "checking.speed", "checking.recommending"),
     *("protocol.fingerprints", "protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli"),
-    *("examples", "examples.reinforce", "examples.evolution_strategy"),
+    *("examples", "examples.reinforce", "examples.evolution_strategy", "examples.ppo"),
 ]
 # A type that is defined by itself cannot be looked up from another module.
 RECURSIVE = re.compile(r"Error parsing type annotation .*\bTree\b")
