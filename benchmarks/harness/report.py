@@ -44,7 +44,7 @@ ORDER = (
 
 # Those that compare something else than the others do on a workload, and those of them that get tables of their own.
 _TABLES = ("lanes", "native", "streams", "ray")
-_APART = ("order", "goals", "slow_worker", *_TABLES)
+_APART = ("order", "goals", "slow_worker", "scale", *_TABLES)
 
 # Explanations of limits, for results that have them.
 _LIMITS = {

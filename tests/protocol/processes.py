@@ -71,6 +71,7 @@ class ModelWorker(Worker):
             lengths=np.array(lengths),
             n_trajectories=len(lengths),
             anomalies=(),
+            fragments=(),
             env_infos=NO_INFOS,
             agent_infos=NO_INFOS,
             episode_infos=NO_INFOS,

@@ -164,5 +164,6 @@ def test_what_is_done_once_a_ticket_is_no_step(phase):
     course = Course(step_timeout=1.0, construction_timeout=8.0)
     course.engine.phase = phase
     assert course.until_killed() == 0
-    within_trajectories = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP}
+    hooks = {Phase.HOOK_START, Phase.HOOK_TIMESTEP, Phase.HOOK_END, Phase.HOOK_LOST, Phase.DROP_IF}
+    within_trajectories = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, *hooks}
     assert (course.now < 2.0) == (phase in {*within_trajectories, Phase.WAITING, Phase.CLOSE, Phase.CHECK})
