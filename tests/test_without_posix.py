@@ -126,10 +126,18 @@ assert CliRunner().invoke(cli, ["sample", "--help"]).exit_code == 0
     ("arguments", "said"),
     [
         (("--engine", "processes"), "needs Linux or macOS"),
-        (("--start-method", "spawn", "--workers", 0), "--start-method needs worker processes"),
-        (("--engine", "queues", "--step-timeout", 2, "--workers", 0), "--engine and --step-timeout need worker"),
-        (("--max-worker-memory", "2G"), "takes no max_worker_memory"),
-        (("--shard-size", 100, "--out", "folder", "--workers", 0), "needs Linux or macOS"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (("--start-method", "spawn", "--workers", 0), "--start-method needs worker processes"),
+                (
+                    ("--engine", "queues", "--step-timeout", 2, "--workers", 0),
+                    "--engine and --step-timeout need worker",
+                ),
+                (("--max-worker-memory", "2G"), "takes no max_worker_memory"),
+                (("--shard-size", 100, "--out", "folder", "--workers", 0), "needs Linux or macOS"),
+            )
+        ),
     ],
     ids=str,
 )
@@ -146,6 +154,7 @@ assert not os.path.exists("folder")
     )
 
 
+@pytest.mark.slow
 def test_folders_of_shards_can_be_read_without_posix(tmp_path):
     folder = tmp_path / "folder"
     arguments = ["CartPole-v1", "--num-samples", "300", "--shard-size", "100", "--seed", "1", "--workers", "1"]

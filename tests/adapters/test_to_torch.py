@@ -94,6 +94,7 @@ def test_log_probabilities_and_values_keep_their_dtypes(agent, options):
     assert infos["hidden"].shape == (batch.n_timesteps, 2)
 
 
+@pytest.mark.slow
 def test_worker_numbers_tell_who_ran_what():
     with LocalSampler(lambda _: 0, lambda: gymnasium.make("CartPole-v1"), seed=1, n_workers=3) as sampler:
         batch = sampler.obtain_exact_trajectories(4)

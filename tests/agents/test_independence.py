@@ -150,7 +150,7 @@ class TestWhatIsFound:
 
 
 class TestWhatIsLeftInPeace:
-    @pytest.mark.parametrize("n_rows", [1, 2, N_ROWS, 64])
+    @pytest.mark.parametrize("n_rows", [1, 2, N_ROWS, pytest.param(64, marks=pytest.mark.slow)])
     @pytest.mark.parametrize(
         "agent",
         [

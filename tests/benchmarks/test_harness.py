@@ -457,6 +457,7 @@ def test_a_contenders_process_that_is_another_one_by_now_is_left_alone():
             processes.end(other.pid)
 
 
+@pytest.mark.slow
 def test_a_contender_whose_freezing_was_interrupted_ends_by_itself(monkeypatch):
     running_module, processes = module("harness.running"), module("harness.processes")
     running = running_module.Running(running_module.Contender("bare", "bare"), "short")

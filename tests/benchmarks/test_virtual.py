@@ -87,5 +87,6 @@ def calls_for_a_report(n_workers, per_worker):
         return n_calls / (sampler.stats.reports - reports)
 
 
+@pytest.mark.slow
 def test_a_report_calls_as_many_functions_with_a_thousand_workers():
     assert calls_for_a_report(1_000, 100) < 1.1 * calls_for_a_report(40, 100)

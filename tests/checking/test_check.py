@@ -37,6 +37,7 @@ def test_what_hangs_is_found_out():
     assert report.recommendation is None
 
 
+@pytest.mark.slow
 def test_what_hangs_when_it_is_closed_is_found_out():
     report = checked("hangs in close", **HANGS)
     assert "closing the environment did not end" in report["close"].what

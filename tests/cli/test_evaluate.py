@@ -39,6 +39,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "launch", launch)
 
 
+@pytest.mark.slow
 def test_the_command_finds_what_the_library_finds(tmp_path: Path) -> None:
     """Byte by byte, for any number of workers."""
     for workers in (0, 1, 3):
@@ -56,6 +57,7 @@ def test_the_command_finds_what_the_library_finds(tmp_path: Path) -> None:
     assert result.stdout.startswith(str(found))
 
 
+@pytest.mark.slow
 def test_an_evaluation_on_a_terminal_shows_the_interval_as_it_narrows(home: Path) -> None:
     arguments = ("--until-halfwidth", 0.07, "--max-trajectories", 60_000, "--workers", 2)
     terminal = Terminal("evaluate", *SCRIPTED, *arguments, cwd=home, columns=100)
@@ -100,7 +102,8 @@ def test_a_comparison_on_a_terminal_stops_when_it_is_decided(home: Path) -> None
     assert (found.until_decided, found.bounds, found.pairs[0].verdict) == (0.05, (0.0, 20.0), "second")
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_evaluation_keeps_what_is_finished(
     home: Path, announcements: Announcements, how: signal.Signals
 ) -> None:

@@ -103,6 +103,7 @@ def undisturbed(folder: Path) -> Any:
     return streamsampler.load(folder / "calm.npz")
 
 
+@pytest.mark.slow
 def test_a_hang_is_found_and_told(weary: Path) -> None:
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "kind=hang")
     result = run(*arguments, "--start-method", "fork", "--step-timeout", 0.3, cwd=weary)
@@ -208,9 +209,10 @@ def test_where_all_fails_the_command_does(brittle: Path) -> None:
 SHARDS = (*BRITTLE, "--on-failure", "drop", "--shard-size", 25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("amount", "every"),
-    [(("--num-samples", 300), 4), pytest.param(("--num-trajectories", 60), 1, marks=pytest.mark.slow)],
+    [(("--num-samples", 300), 4), (("--num-trajectories", 60), 1)],
 )
 def test_a_folder_with_gaps_is_gone_on_with_from_anywhere(brittle: Path, amount: tuple[str, int], every: int) -> None:
     result = invoke(*SHARDS, *amount, "--out", "whole", "--workers", 2)

@@ -43,7 +43,7 @@ COMPARED = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", 
     ("command", "suffix", "printed"),
     [
         (TO_FILE, ".npz", "trajectories  23\n"),
-        (TO_FOLDER, "", "(8 shards)\n"),
+        pytest.param(TO_FOLDER, "", "(8 shards)\n", marks=pytest.mark.slow),
         (EVALUATED, ".json", "RandomAgent in CartPole-v1: 23 trajectories\n"),
         (COMPARED, ".json", "random, random #2 in CartPole-v1, on the same seeds\n"),
     ],

@@ -209,6 +209,7 @@ gym.register("Timed-v0", Timed)
 """
 
 
+@pytest.mark.slow
 def test_timers_are_printed_where_they_are_asked_for(home: Path) -> None:
     (home / "scripted.py").write_text(MODULE + TIMED)
     arguments = ("sample", "scripted:Timed-v0", "--start-method", "fork", "--workers", 1, "--num-trajectories", 9)

@@ -113,7 +113,8 @@ def test_trajectories_for_each_worker(tmp_path: Path) -> None:
     assert summary["return"]["maximum"] == batch.returns.max()
 
 
-@pytest.mark.parametrize("kills", [[(3, 12)], pytest.param([(1, 8), (3, 11), (2, 14)], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [[(3, 12)], [(1, 8), (3, 11), (2, 14)]])
 def test_killed_and_gone_on_with_by_another_number_of_workers(
     whole: Path, tmp_path: Path, kills: list[tuple[int, int]]
 ) -> None:
@@ -275,6 +276,7 @@ def test_what_fails_says_how_to_go_on(home: Path) -> None:
     assert re.search(r"What is complete is in out\. To go on: .*sample scripted:.* --out out --resume\n", result.stderr)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_what_can_be_gone_on_with(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,6 +450,7 @@ def test_shards_of_another_run_and_those_that_follow_a_gap_are_sampled_again(who
     assert contents(out) == contents(whole)
 
 
+@pytest.mark.slow
 def test_a_shard_that_comes_out_otherwise_is_not_written(whole: Path, tmp_path: Path) -> None:
     """Another seed in the manifest and in each shard: what is sampled again is not what was there."""
     out = tmp_path / "out"

@@ -38,6 +38,7 @@ def test_standard_output_that_is_full_is_one_line(tmp_path: Path, arguments: tup
     assert (result.returncode, result.stderr) == (1, f"{FULL}\n")
 
 
+@pytest.mark.slow
 def test_what_was_sampled_is_where_the_error_says(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         result = run(*SAMPLE, "--json", "--quiet", "--out", "a", cwd=tmp_path, stdout=full)
@@ -62,7 +63,7 @@ gymnasium.logger.warn("beware of the dog")
 @pytest.mark.parametrize(
     ("environ", "drawn", "coloured"),
     [
-        ({}, True, True),
+        pytest.param({}, True, True, marks=pytest.mark.slow),
         pytest.param({"NO_COLOR": "1"}, True, False, marks=pytest.mark.slow),
         ({"TERM": "dumb"}, False, False),
     ],

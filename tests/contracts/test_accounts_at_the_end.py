@@ -133,7 +133,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("n_snapshots", [1, 2, 6])
+@pytest.mark.parametrize("n_snapshots", [1, 2, pytest.param(6, marks=pytest.mark.slow)])
 def test_after_an_interrupt(make_sampler: Maker, env: Any, steps: Records, n_snapshots: int) -> None:
     sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
     kept = 0

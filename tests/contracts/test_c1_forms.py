@@ -99,7 +99,7 @@ def test_the_reference_is_not_trivial(reference: list[list[TrajectoryBatch]], mo
     assert (len(moods) > 3) == ("object" in dtypes)
 
 
-@pytest.mark.parametrize("only", ["env_infos", "episode_infos"])
+@pytest.mark.parametrize("only", ["episode_infos", pytest.param("env_infos", marks=pytest.mark.slow)])
 def test_each_kind_of_infos_is_looked_at(make_local: Callable[..., LocalSampler], only: str) -> None:
     sampler = make_local(always_zero, Moody(KINDS, only), seed=SEED)
     assert list(islice(sampler.stream(), N)) == alone(KINDS, only)
@@ -147,7 +147,7 @@ CLASHING = [{"x": 1}, {"_x": 2}]
 
 
 @pytest.mark.parametrize("options", [{}, SIDE_BY_SIDE], ids=["one by one", "side by side"])
-@pytest.mark.parametrize("only", ["env_infos", "episode_infos"])
+@pytest.mark.parametrize("only", ["episode_infos", pytest.param("env_infos", marks=pytest.mark.slow)])
 def test_names_that_clash_with_another_trajectorys_are_fine_in_a_stream(
     make_local: Callable[..., LocalSampler], only: str, options: dict[str, Any]
 ) -> None:
@@ -159,7 +159,7 @@ def test_names_that_clash_with_another_trajectorys_are_fine_in_a_stream(
     assert len(sampler.obtain_trajectories(1)) == 1
 
 
-@pytest.mark.parametrize("only", ["env_infos", "episode_infos"])
+@pytest.mark.parametrize("only", ["episode_infos", pytest.param("env_infos", marks=pytest.mark.slow)])
 def test_names_that_clash_within_a_trajectory_are_its_own_fault(make_sampler: Maker, only: str) -> None:
     kinds = [{"x": 1}, {"x": 1, "_x": 2}]
     sampler = make_sampler(always_zero, Moody(kinds, only), seed=SEED)

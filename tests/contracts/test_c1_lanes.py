@@ -36,7 +36,9 @@ def reference() -> list[TrajectoryBatch]:
         return calls_of_all_kinds(sampler)
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "n_workers", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(7, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("engine", ["local", pytest.param("forkserver", marks=pytest.mark.slow)], indirect=True)
 def test_the_same_batches_for_any_number_of_workers(make_sampler: Maker, n_workers: int) -> None:
     assert calls_of_all_kinds(make_sampler(Rowwise(), "CartPole-v1", n_workers=n_workers, **LANES)) == reference()

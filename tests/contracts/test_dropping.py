@@ -59,7 +59,9 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("where", ["step", "reset", "shape"])
+@pytest.mark.parametrize(
+    "where", ["step", pytest.param("reset", marks=pytest.mark.slow), pytest.param("shape", marks=pytest.mark.slow)]
+)
 def test_the_batch_is_what_is_left_of_the_prefix(make_sampler: Maker, where: str) -> None:
     sampler = make_sampler(above_half, partial(BRITTLE, wrong=where), n_workers=3, seed=SEED, on_failure="drop")
     batch = sampler.obtain_trajectories(20)

@@ -52,7 +52,9 @@ def messages(caplog):
     return [record.getMessage() for record in caplog.records if record.name == LOG.name]
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "start_method", ["forkserver", *(pytest.param(method, marks=pytest.mark.slow) for method in ("fork", "spawn"))]
+)
 @pytest.mark.parametrize("worker_class", ["default", "vec"])
 def test_each_record_is_handled_once_with_the_number_of_its_worker(start_method, worker_class, caplog, tmp_path, capfd):
     vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}} if worker_class == "vec" else {}
@@ -126,6 +128,7 @@ def test_records_of_a_worker_that_dies_before_its_answer_are_lost(caplog):
     assert messages(caplog) == []
 
 
+@pytest.mark.slow
 def test_records_are_bounded_and_the_batch_is_the_same(caplog):
     env = Telling(n_records=2_500)
     with LocalSampler(always_zero, env, seed=1) as local:

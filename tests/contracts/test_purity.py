@@ -155,7 +155,7 @@ def test_another_class_is_checked_and_the_same_one_or_a_task_is_not(make_sampler
     assert checked == [True, False, True, False, False, True, False]
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_whether_an_error_is_raised_does_not_depend_on_timing(make_sampler, n_workers):
     """One trajectory is there long before the check is done: no other worker has work before its verdict."""
     sampler = make_sampler(always_zero, partial(CountsSlowly, 0.0001), n_workers=n_workers, seed=3, check="error")
@@ -206,8 +206,15 @@ def complain():
     raise ValueError
 
 
-@pytest.mark.parametrize("check", ["warn", "error"])
-@pytest.mark.parametrize("do", [die, hang, complain])
+@pytest.mark.parametrize(
+    ("do", "check"),
+    [
+        (die, "warn"),
+        (complain, "error"),
+        (hang, "error"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((die, "error"), (complain, "warn"), (hang, "warn"))),
+    ],
+)
 def test_a_worker_that_is_lost_in_its_check_is_replaced(make_local, tmp_path, do, check):
     expected = make_local(always_zero, AnyLength, seed=3).obtain_trajectories(20)
     # Each worker has its own: the other worker cannot end the call without the lost one.
@@ -283,6 +290,7 @@ class Notes(NormalizeObservation):
         return super().reset(**arguments)
 
 
+@pytest.mark.slow
 def test_a_call_waits_for_the_worker_that_checks_even_if_it_begins_late(tmp_path, caplog):
     # Worker 0 is still being made when the other one has run all others, and could run its two trajectories, too.
     make = partial(one_begins_late, tmp_path)
@@ -336,6 +344,7 @@ def test_one_worker_overwrites_nothing(tmp_path, caplog):
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.slow
 def test_a_check_that_is_broken_off_goes_on_in_a_later_call_and_ends():
     """It has 0.2 seconds in all; what is sampled meanwhile is the same."""
     with MultiprocessingSampler(always_zero, partial(Steps, 60, 0.002), n_workers=3, seed=3) as sampler:

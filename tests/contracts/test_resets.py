@@ -80,8 +80,13 @@ def test_options_for_all_and_for_each(make_sampler):
     assert set(told(sampler.obtain_samples(50), "level")) == {0}
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(
+    ("large", "own"),
+    [
+        (True, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, False), (False, True), (False, False))),
+    ],
+)
 def test_seeds_and_options_reach_workers_in_the_place_of_lost_ones(make_local, tmp_path, large, own):
     options = [level | {"map": np.full(3000 * large, index)} for index, level in enumerate(LEVELS)]
     expected = make_local(always_zero, Told, seed=1).obtain_trajectories(seeds=SEEDS, reset_options=options)

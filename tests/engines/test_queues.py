@@ -77,6 +77,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer():
     assert seen == ["half a message"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_in_the_middle_of_an_answer_is_noticed():
     """As one does whose code holds the interpreter's lock: the rest of the answer never comes."""
     seen: list[str] = []

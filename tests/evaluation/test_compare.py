@@ -78,7 +78,7 @@ def decided_after(test, first, second):
     return None
 
 
-@pytest.mark.parametrize("n_workers", [0, 5])
+@pytest.mark.parametrize("n_workers", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_returns_are_decided_on_after_the_shortest_prefix(n_workers):
     env = functools.partial(Levels, returns="rare")
     whole = compare([zero, one], env, num_trajectories=800, seed=2, n_workers=0)

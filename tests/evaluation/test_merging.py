@@ -105,7 +105,10 @@ def test_files_of_parts_become_the_file_of_one_run(tmp_path, of):
     assert [TrajectoryBatch.load(part).part.number for part in reversed(parts)] == list(range(1, of + 1))
 
 
-@pytest.mark.parametrize(("of", "size"), [(1, 12), (4, 12), (7, 1), (7, 30), (3, 1000)])
+@pytest.mark.parametrize(
+    ("of", "size"),
+    [(1, 12), (4, 12), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((7, 1), (7, 30), (3, 1000)))],
+)
 def test_folders_of_parts_become_the_folder_of_one_run(tmp_path, of, size):
     sharded(None, tmp_path / "whole", size=size)
     found = merge(in_parts(sharded, tmp_path, of, size=size), tmp_path / "merged")
@@ -160,6 +163,7 @@ def test_parts_of_environments_side_by_side_are_cut_at_blocks(tmp_path, args):
         saved((1, 7), tmp_path / "x.npz", **vec)
 
 
+@pytest.mark.slow
 def test_parts_may_be_of_any_number_of_workers_and_of_per_worker_agents(tmp_path):
     agents = [lambda _: 0, lambda _: 1]
     with MultiprocessingSampler(agents, "CartPole-v1", seed=3, start_method="fork") as sampler:
@@ -203,7 +207,7 @@ def test_successes_that_only_one_part_knows_of(tmp_path):
 # ---------------------------------------------------------------------- killed, and continued
 
 
-@pytest.mark.parametrize(("of", "kills"), [((2, 3), (9, 30)), ((1, 1), (14,))])
+@pytest.mark.parametrize(("of", "kills"), [((2, 3), (9, 30)), pytest.param((1, 1), (14,), marks=pytest.mark.slow)])
 def test_a_part_of_a_folder_is_killed_and_resumed(tmp_path, of, kills):
     expected = contents(sharded(of, tmp_path / "expected", size=5))
     for at in kills:
@@ -217,6 +221,7 @@ def test_a_part_of_a_folder_is_killed_and_resumed(tmp_path, of, kills):
     assert contents(tmp_path / "part") == expected
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_of_a_part_is_sampled_again(tmp_path):
     part = sharded((2, 3), tmp_path / "part", size=5)
     expected = contents(part)

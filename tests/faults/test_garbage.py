@@ -49,7 +49,7 @@ class WritesGarbage(ScriptedEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_garbage_is_a_loss(tmp_path, hangs, caplog):
     """Also where the worker hangs afterwards: nothing waits for the rest of a message without end."""
     kinds = [(name, garbage, word) for name, (garbage, word) in GARBAGE.items() if (word is HANGS) == hangs]

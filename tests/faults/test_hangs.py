@@ -40,6 +40,7 @@ def test_a_worker_that_hangs_is_replaced(tmp_path, where, kind):
         assert faults.pids()[0] not in sampler.worker_pids()
 
 
+@pytest.mark.slow
 def test_stacks_are_asked_for_without_a_process_number(tmp_path, monkeypatch, caplog):
     """The number may be another process's by then; the kernel's descriptor of the worker may not."""
     faults = Faults(tmp_path, Fault("hang", trajectory=3), seed=SEED)

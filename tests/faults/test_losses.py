@@ -14,6 +14,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.environments.updates import as_env_update
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from streamsampler.testing.scripted import N_ACTIONS
+from tests.faults.conftest import slow
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
 
@@ -161,7 +162,7 @@ class Rows(ScriptedAgent):
         return actions % N_ACTIONS, {"drawn": draws.normal(2)}
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("n_workers", [slow(1), slow(2), 3, slow(7)])
 def test_deaths_of_workers_that_run_lanes(tmp_path, n_workers):
     """Rows that run trajectories of later tickets are lost as well: all of them are run again as they were."""
     options: dict[str, Any] = {"seed": SEED, "worker_class": VecWorker, "worker_args": {"n_envs": 3}}
@@ -189,7 +190,9 @@ class Vectorised:
         return SyncVectorEnv([functools.partial(self.update, None)] * 3, autoreset_mode=AutoresetMode[self.mode])
 
 
-@pytest.mark.parametrize(("mode", "n_workers"), [("NEXT_STEP", 1), ("SAME_STEP", 2), ("DISABLED", 3), ("NEXT_STEP", 7)])
+@pytest.mark.parametrize(
+    ("mode", "n_workers"), [("DISABLED", 3), slow("NEXT_STEP", 1), slow("SAME_STEP", 2), slow("NEXT_STEP", 7)]
+)
 def test_deaths_of_workers_with_a_native_vector_environment(tmp_path, mode, n_workers):
     options: dict[str, Any] = {"seed": SEED, "worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
     make = functools.partial(ScriptedEnv, (2, 7))

@@ -115,6 +115,7 @@ print(limit - before[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", slow("forkserver"), slow("spawn")])
 def test_no_half_built_sampler_when_descriptors_run_out(tmp_path, method):
     (n_failures,) = run_script(tmp_path, FEW_DESCRIPTORS.format(method=method))
@@ -151,6 +152,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PROCESSES)
 @pytest.mark.parametrize("first", [False, slow(True)])
 def test_the_limit_of_descriptors_is_raised_for_the_sampler_and_not_for_workers(tmp_path, method, first):

@@ -164,6 +164,7 @@ def soak(tmp_path, n_kills):
     return grown
 
 
+@pytest.mark.slow
 def test_forty_kills(tmp_path):
     soak(tmp_path, 40)
 

@@ -53,6 +53,7 @@ def test_a_call_does_not_wait_for_a_slow_worker(tmp_path):
         assert batch == local.obtain_trajectories(6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "queues"])
 def test_a_call_does_not_wait_for_a_worker_that_has_just_become_slow(tmp_path, engine):
     """Its speed is known from before; nothing but its steps, and that its ticket is overdue, tells that it is slow."""

@@ -80,7 +80,7 @@ def test_a_call_fails_for_the_first_trajectory_that_it_needs_and_for_no_other(n_
 
 
 @pytest.mark.parametrize("n_rounds", [1, slow(3)])
-@pytest.mark.parametrize("options", [{"restart_on": OSError, "max_restarts": 1}, {"on_failure": "drop"}], ids=str)
+@pytest.mark.parametrize("options", [{"restart_on": OSError, "max_restarts": 1}, slow({"on_failure": "drop"})], ids=str)
 def test_losses_count_and_trajectories_are_left_out_in_the_same_order(options: dict[str, Any], n_rounds: int) -> None:
     expected = compare(
         lambda *given, **others: MultiprocessingSampler(*given, n_workers=3, **others), n_rounds, **options, one_in=15

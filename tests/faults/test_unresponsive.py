@@ -37,6 +37,7 @@ def unkillable(monkeypatch):
     monkeypatch.setattr(worker_child.WorkerChild, "kill", lambda self, signal_number=signal.SIGKILL: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_deadlines", "unkillable")
 @pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
 def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
@@ -105,7 +106,7 @@ def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
     assert gone_within([server], 2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
 def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
     """Its answers to the others are not waited for either."""
     MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
@@ -332,6 +333,7 @@ with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1) a
 """
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_process_that_leaves_the_loop_stops_no_worker():
     done = subprocess.run([sys.executable, "-c", FORKS_IN_ITS_LOOP], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on 0\n", "")

@@ -253,7 +253,14 @@ def test_with_error_nothing_is_written_elsewhere(tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-@pytest.mark.parametrize("options", [{}, {"fingerprint": None}, {"fingerprint": "error"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"fingerprint": None}, marks=pytest.mark.slow),
+        {"fingerprint": "error"},
+    ],
+)
 def test_on_the_same_kind_of_machine_nothing_is_said(tmp_path, caplog, options):
     bits = OWN if options.get("fingerprint", "warn") else "numpy=elsewhere"
     begun(tmp_path / "out", bits)
@@ -267,6 +274,7 @@ def test_a_library_that_was_not_needed_here_adds_nothing(tmp_path):
     assert read_manifest(tmp_path / "out").fingerprints == {f"{OWN} torch=elsewhere"}
 
 
+@pytest.mark.slow
 def test_a_manifest_of_before_has_none(tmp_path, caplog):
     begun(tmp_path / "out")
     path = tmp_path / "out" / MANIFEST

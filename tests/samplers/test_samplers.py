@@ -200,7 +200,7 @@ def test_a_stream_begins_with_an_index(make, first):
         make(Agent(), Env).stream(first_trajectory=first)
 
 
-@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("lists", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stream_goes_on_where_another_one_ended(make, lists):
     agent = RandomAgent(gymnasium.spaces.Discrete(2))
     agents = [agent, agent] if lists else agent

@@ -121,7 +121,7 @@ def test_after_ctrl_c_the_same_call_completes_the_folder(whole, tmp_path):
     assert seen[-1].timesteps == TrajectoryFolder(whole).n_timesteps
 
 
-@pytest.mark.parametrize("at", [1, 7, 14])
+@pytest.mark.parametrize("at", [1, *(pytest.param(at, marks=pytest.mark.slow) for at in (7, 14))])
 def test_after_sigkill_the_same_call_completes_the_folder(whole, tmp_path, at):
     def body():
         Killing(at)

@@ -51,7 +51,7 @@ def bound(batch, n_calls):
     return delivered / (2 * spent)
 
 
-@pytest.mark.parametrize(("batch", "most_waste"), [(2_000, 0.07), (4_000, 0.045)])
+@pytest.mark.parametrize(("batch", "most_waste"), [pytest.param(2_000, 0.07, marks=pytest.mark.slow), (4_000, 0.045)])
 def test_lengths_that_vary_cost_hardly_more_than_they_must(monkeypatch, batch, most_waste):
     n_calls, speeds = 200, [STEP, STEP]
     found, right = {}, gathering.SAFETY_MARGIN

@@ -77,7 +77,7 @@ def clean(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_number_and_the_same_bits_everywhere(number, threads, clean):
     with LocalSampler(Summing(), Env, seed=1, worker_threads=number) as sampler:
         expected = sampler.obtain_trajectories(2)
@@ -170,7 +170,7 @@ class Late(Summing):
         return 0.0, {"torch": sys.modules["torch"].number, "at_update": self.at_update}
 
 
-@pytest.mark.parametrize("number", [1, 3, None])
+@pytest.mark.parametrize("number", [1, pytest.param(3, marks=pytest.mark.slow), None])
 def test_torch_that_is_loaded_with_the_agent(number, clean):
     clean.delitem(sys.modules, "torch", raising=False)
     for engine in (LocalSampler, MultiprocessingSampler):
@@ -219,6 +219,7 @@ def test_without_proc_numpys_own_library_is_found(threads, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_samplers_with_other_numbers_side_by_side(threads, clean):
     with contextlib.ExitStack() as stack:
         for number in (1, 2, 1):

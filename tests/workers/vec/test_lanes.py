@@ -234,7 +234,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("limit", [None, 4])
+@pytest.mark.parametrize("limit", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_a_trajectory_does_not_depend_on_others(case, limit):
     agent, env = CASES[case]
     n = 26

@@ -80,6 +80,7 @@ def test_any_request_gives_the_same_batch(data):
             assert sampler.obtain_samples(n) == whole(version, n, **options)
 
 
+@pytest.mark.slow
 def test_the_same_in_processes():
     options = {"n_envs": 3, "block_size": None, "env": Varied}
     with make_sampler(MultiprocessingSampler, n_workers=2, **options) as sampler:
