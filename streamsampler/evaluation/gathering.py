@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
@@ -9,7 +10,7 @@ from typing import Any, Self
 from gymnasium import Space
 
 from streamsampler.environments.updates import apply_any_env_update, as_env_update
-from streamsampler.errors import UsageError
+from streamsampler.errors import SamplerError, UsageError
 from streamsampler.evaluation.agents import evaluated_agent
 from streamsampler.evaluation.amounts import Amount
 from streamsampler.evaluation.evaluation import Evaluation
@@ -22,6 +23,8 @@ from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.parts import Part
 
 __all__ = ["Gathering", "opened_sampler"]
+
+_log = logging.getLogger("streamsampler")
 
 
 @contextmanager
@@ -60,8 +63,16 @@ def opened_sampler(
         given = evaluated_agent(agent, deterministic, vec_normalize, action_space)
         if options.get("order", "index") != "index":
             raise UsageError('order must be "index": what arrives first favours short trajectories')
-        with make_sampler(given, env, options) as made:
-            yield made, given, {}
+        is_complete = False
+        try:
+            with make_sampler(given, env, options) as made:
+                yield made, given, {}
+                is_complete = True
+        except SamplerError as error:
+            if not is_complete:
+                raise
+            # What was found may have taken hours, and is not less right because an environment cannot be closed.
+            _log.warning("all trajectories are there, but closing the sampler raised: %s", error)
         return
     _check_sampler(sampler, options)
     if agent is None and (deterministic is not None or vec_normalize is not None):

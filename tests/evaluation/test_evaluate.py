@@ -416,3 +416,22 @@ def test_progress_shows_the_interval():
     locally(num_trajectories=40, progress=plain.append)
     assert plain[-1].note.startswith("return ")
     assert plain[-1].target == 40
+
+
+# ---------------------------------------------------------------------- what cannot be closed
+
+
+class NeverClosed(Known):
+    def close(self):
+        raise RuntimeError("it is stuck")
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_what_was_found_is_not_lost_where_an_environment_cannot_be_closed(n_workers, caplog):
+    expected = evaluate(zero, Known, num_trajectories=5, seed=3, n_workers=0)
+    found = evaluate(zero, NeverClosed, num_trajectories=5, seed=3, n_workers=n_workers, check=None)
+    assert np.array_equal(found.returns, expected.returns)
+    assert "closing the sampler raised" in caplog.text
+    assert "it is stuck" in caplog.text
+    compared = streamsampler.compare([zero, Better()], NeverClosed, num_trajectories=5, seed=3, n_workers=0, check=None)
+    assert len(compared.evaluations) == 2
