@@ -94,7 +94,9 @@ def check_update(
     """
     run = CheckRun(env, make_agent, settings)
     with ExitStack() as stack:
-        run.shown = stack.enter_context(display(progress, len(STAGES), "checks", note=lambda: run.doing))
+        run.shown = stack.enter_context(
+            display(progress, len(STAGES), "checks", note=lambda: run.doing, doing="checking")
+        )
         try:
             run.all()
         except KeyboardInterrupt as interrupt:

@@ -38,7 +38,7 @@ def execute(
         as_json: Whether to print the report as JSON.
         quiet: Whether to print nothing on standard error but errors.
     """
-    bar = output_on(sys.stderr, hidden=quiet, last_line=False)
+    bar = output_on(sys.stderr, hidden=quiet, last_line=False, doing="checking")
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     with stdout_reserved(), translated(), notices_shown(bar, quiet=quiet), bar:
         for name in imports:

@@ -159,7 +159,8 @@ def execute(
         quiet: Whether to print nothing on standard error but errors.
     """
     request = EvaluationRequest(**options)
-    bar = output_on(sys.stderr, hidden=quiet, last_line=False)  # a line says that the run is complete
+    # No last line: another one says that the run is complete.
+    bar = output_on(sys.stderr, hidden=quiet, last_line=False, doing="evaluating")
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     begun = perf_counter()
     try:

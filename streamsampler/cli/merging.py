@@ -58,7 +58,7 @@ def execute(ctx: click.Context, parts: Sequence[Path], out: str, *, as_json: boo
         as_json: Whether to print what is written, of trajectories a summary, as JSON.
         quiet: Whether to print nothing on standard error but errors.
     """
-    bar = output_on(sys.stderr, hidden=quiet, last_line=False)
+    bar = output_on(sys.stderr, hidden=quiet, last_line=False, doing="merging")
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     target = Path(out)  # until it is known what the parts are
     try:

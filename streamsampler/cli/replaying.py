@@ -50,7 +50,7 @@ def execute(
         as_json: Whether to print JSON.
         quiet: Whether to print nothing on standard error but errors.
     """
-    bar = output_on(sys.stderr, hidden=quiet, last_line=False)
+    bar = output_on(sys.stderr, hidden=quiet, last_line=False, doing="replaying")
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())
     try:
         with stdout_reserved(), translated(), _options_named(), notices_shown(bar, quiet=quiet):

@@ -97,7 +97,7 @@ def kind_of_part(path: Path) -> Kind:
 
 
 def _merge_folders(paths: Sequence[Path], out: Path, progress: ProgressArgument) -> TrajectoryFolder[Any, Any]:
-    with display(progress, 0, "trajectories") as shown:
+    with display(progress, 0, "trajectories", doing="merging") as shown:
 
         def begun(n_trajectories: int) -> Callable[[int, int], object]:
             shown.expect(n_trajectories)

@@ -118,7 +118,7 @@ class Videos:
         """
         chosen = list({row.trajectory: row for row in self._rows(rows)}.values())
         done = [0, 0]
-        with display(progress, len(chosen), "trajectories", note=lambda: "videos") as shown:
+        with display(progress, len(chosen), "trajectories", note=lambda: "videos", doing="filming") as shown:
             for row in chosen:
                 shown.update(lambda: (done[0], done[1]), complete=False)
                 path = self.folder / video_name(row)

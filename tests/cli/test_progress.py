@@ -182,3 +182,18 @@ class _Callable:
 
     def __call__(self, snapshot: Snapshot) -> None:
         self._function(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "doing"),
+    [
+        pytest.param(["check", "CartPole-v1"], "checking", marks=pytest.mark.slow),
+        (["evaluate", "CartPole-v1", "--num-trajectories", "40", "--workers", "1", "--seed", "1"], "evaluating"),
+    ],
+)
+def test_lines_say_what_the_command_does(arguments: list[str], doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_output, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_output.Lines, "interval", 0.0)
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[0].startswith(f"{doing}: ")
