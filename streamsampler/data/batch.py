@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data import batch_fields, trees
+from streamsampler.data.batch_episodes import BatchEpisodes, batch_of_episodes
 from streamsampler.data.batch_estimates import BatchEstimates
 from streamsampler.data.batch_fragments import BatchFragments
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
@@ -50,7 +51,7 @@ class StepType(IntEnum):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TrajectoryBatch(BatchFragments, BatchEstimates, RawData, Generic[ObservationsT, ActionsT]):
+class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Generic[ObservationsT, ActionsT]):
     """N whole trajectories, T timesteps in all, one after the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
@@ -342,6 +343,22 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, RawData, Generic[Observati
         return dataclasses.replace(parts[0], **batch_fields.joined_fields(parts))
 
     # --- Files
+
+    @classmethod
+    def from_list(
+        cls, episodes: Sequence[Mapping[str, Any]], observation_space: AnySpace, action_space: AnySpace
+    ) -> TrajectoryBatch[Any, Any]:
+        """Return the batch of episodes that are dicts, as `to_list` returns them.
+
+        Each needs "observations", "actions", "rewards", "terminated" and "truncated", and "last_observation" or one
+        more observation than rewards. The others may be left out: then there are no infos, indices count from 0, and
+        seeds and agent versions are 0.
+
+        Raises:
+            UsageError: There is no episode, or one lacks a key or has an unknown one.
+            DataError: Arrays do not fit each other or the spaces.
+        """
+        return batch_of_episodes(cls, episodes, observation_space, action_space)
 
     def save(self, path: str | PathLike[str], provenance: Mapping[str, Any] | None = None) -> Path:
         """Write this batch to an `.npz` file; see `streamsampler.storage.npz.save`."""

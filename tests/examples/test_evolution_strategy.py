@@ -41,7 +41,8 @@ def test_pairs_start_alike_and_differ_by_the_sign_of_their_noise():
         noises = [noise_of(derived_seed(seed, Stream.AGENT), (5, 2)) for seed in seeds]
         replayed = [sampler.obtain_trajectories(seeds=seeds, agent_update=(0.1 * s * noises[2], 0.0)) for s in (1, -1)]
     assert [batch.returns[2] for batch in replayed] == returns[:, 2].tolist()
-    coefficients, *_ = np.linalg.lstsq(np.stack([noise.ravel() for noise in noises], axis=1), weights.ravel())
+    columns = np.stack([noise.ravel() for noise in noises], axis=1)
+    coefficients, *_ = np.linalg.lstsq(columns, weights.ravel(), rcond=None)
     assert (np.sign(coefficients.round(9)) == np.sign(returns[0] - returns[1])).all()
 
 
