@@ -104,7 +104,7 @@ class Episodes:
     """The parts of episodes that a result for fragments has, in order of environment, then time.
 
     Args:
-        result: The result, whose segments are of environments; this takes its place for whoever asks for segments.
+        result: The result, whose segments are of environments; this takes its place where segments are asked for.
         n_envs: How many environments there are.
     """
 

@@ -34,7 +34,7 @@ class Broken:
         env_ids: The environments.
         error: What happened.
         worker_number: The worker that the environments are in.
-        is_new: Whether the environments are to be made anew, because their process died or hung.
+        is_new: Whether the environments are to be made again, because their process died or hung.
         is_final: Whether the error is raised in any case.
     """
 

@@ -60,7 +60,7 @@ def test_killed_within_calls(tmp_path, n_workers):
     ("agent", "env", "why"),
     [(Linear(), "CartPole-v1", "no get_state"), (Restorable(), Forgetful, "did not lead to the same observations")],
 )
-def test_what_cannot_be_restored_begins_anew(agent, env, why, caplog):
+def test_what_cannot_be_restored_begins_again(agent, env, why, caplog):
     with (
         caplog.at_level(logging.WARNING, "streamsampler"),
         MultiprocessingSampler(agent, env, seed=SEED, n_workers=1, check=None) as sampler,
