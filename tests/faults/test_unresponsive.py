@@ -147,6 +147,7 @@ STOPS_ITS_FORK_SERVER = """
 import os, signal
 from streamsampler import MultiprocessingSampler
 from streamsampler.engines.launch import start as launch
+from streamsampler.engines.processes import worker_main
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 
 sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2)
