@@ -11,7 +11,8 @@ import time
 
 from tests.interrupts import restore_ctrl_c
 
-NEED_RAY = ["ray_nodes", "ray_slow_node"]
+NEEDS = {"ray_nodes": "ray", "ray_slow_node": "ray", "ppo": "torch"}
+"""The modules of extras that proofs need."""
 NAMES = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("[!_]*.py"))
 
 
@@ -23,8 +24,7 @@ def main() -> int:
     parser.add_argument("--start-method", help="only with this start method")
     arguments = parser.parse_args()
     if arguments.name is None:
-        has_ray = importlib.util.find_spec("ray") is not None
-        print("\n".join(name for name in NAMES if has_ray or name not in NEED_RAY))
+        print("\n".join(name for name in NAMES if importlib.util.find_spec(NEEDS.get(name, "sys"))))
         return 0
     restore_ctrl_c()
     began = time.perf_counter()
