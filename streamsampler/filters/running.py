@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamsampler.data.trees import same
 from streamsampler.errors import UsageError
 
-__all__ = ["Moments", "RunningNorm", "RunningReturnNorm"]
+__all__ = ["Moments", "RunningMoments", "RunningNorm", "RunningReturnNorm"]
 
 _EPSILON = 1e-8
 
@@ -93,7 +93,7 @@ class _Leaf:
         return found
 
 
-class _Running:
+class RunningMoments:
     """What both filters share: settings, and moments of each array."""
 
     def __init__(self, clip: float | None, epsilon: float) -> None:
@@ -158,7 +158,7 @@ class _Running:
         return 0.0 if first is None else first.n
 
 
-class RunningNorm(_Running):
+class RunningNorm(RunningMoments):
     """Normalises observations: `(observation - mean) / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
 
     Arrays of float dtypes are normalised, and keep their dtype; the statistics are computed in float64. Others, of
@@ -215,7 +215,7 @@ class RunningNorm(_Running):
         return f"RunningNorm(clip={self.clip}, epsilon={self.epsilon}; {self._statistics})"
 
 
-class RunningReturnNorm(_Running):
+class RunningReturnNorm(RunningMoments):
     """Scales rewards: `reward / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
 
     The variance is that of the discounted return so far, `R[t] = gamma * R[t - 1] + reward[t]`, which begins with each

@@ -27,7 +27,7 @@ def export(
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
         out: The folder to write, new or empty; its parent directory must exist.
         to: "minari", "parquet" or "tensordict"; see `streamsampler.formats`.
-        progress: See `Sampler.obtain_samples`.
+        progress: As `obtain_samples` of samplers takes it.
         **options: What only one format takes; see `streamsampler.formats.minari.write`.
 
     Returns:

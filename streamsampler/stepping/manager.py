@@ -24,7 +24,7 @@ from streamsampler.stepping.vector_env import ManagedVectorEnv
 
 __all__ = ["BaseEnvManager", "EnvIds"]
 
-EnvIds: TypeAlias = "Sequence[int] | NDArray[np.int64]"
+EnvIds: TypeAlias = Sequence[int] | NDArray[np.int64]
 """Numbers of environments, each from 0 to n_envs - 1."""
 
 

@@ -15,7 +15,9 @@ import warnings
 import streamsampler
 
 MODULES = [
-    *("", "errors", "samplers", "samplers.lifecycle", "samplers.progress", "samplers.ray"),
+    *("", "errors", "samplers", "samplers.obtaining", "samplers.lifecycle", "samplers.progress", "samplers.ray"),
+    *("filters", "filters.running", "filters.base", "stepping", "stepping.manager", "workers.seams", "workers.hooks"),
+    *("workers.trajectory_context", "data.batch_fragments", "data.batch_estimates", "data.batch_episodes", "data.raw"),
     *("agents", "agents.base", "agents.draws"),
     *("agents.independence", "agents.updates"),
     *("environments", "environments.updates", "data", "data.statistics", "data.timers", "data.opaque", "data.recorder"),
@@ -34,6 +36,8 @@ MODULES = [
 ]
 # A type that is defined by itself cannot be looked up from another module.
 RECURSIVE = re.compile(r"Error parsing type annotation .*\bTree\b")
+# The constructor of a NamedTuple is in no module where its annotations could be looked up.
+NAMED_TUPLE = re.compile(r"Error parsing type annotation ForwardRef\(.*\.__init__\. Import of (Any|NDArray) failed")
 CODE = re.compile(r"<code>([A-Za-z_][\w.]*)((?:\([^<]*\))?)</code>")
 
 
@@ -62,7 +66,8 @@ def build(folder):
     linked = {path: link_names(path, text, found) for path, text in pages.items()}
     for path, text in linked.items():
         path.write_text(text)
-    wrong = [text for warning in warned if not RECURSIVE.match(text := str(warning.message))]
+    known = RECURSIVE, NAMED_TUPLE
+    wrong = [text for it in warned if not any(pattern.match(text := str(it.message)) for pattern in known)]
     wrong += [f"{path.relative_to(folder)}: {what}" for path in linked for what in dead_ends(path, linked)]
     return sorted(set(wrong))
 
