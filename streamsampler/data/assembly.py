@@ -193,7 +193,7 @@ class Origins(NamedTuple):
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> Origins:
-        """Return those of segments."""
+        """Return the origins of all trajectories of segments."""
         sizes = [segment.stop - segment.start for segment in segments]
         workers = np.array([segment.delivery.worker for segment in segments], dtype=np.int64)
         fingerprints = frozenset(segment.delivery.fingerprint for segment in segments) - {""}
@@ -201,7 +201,7 @@ class Origins(NamedTuple):
 
     @classmethod
     def join(cls, origins: Sequence[Origins]) -> Origins:
-        """Return those of all of these, at least one, in their order."""
+        """Return some origins, at least one, as one, in their order."""
         indices, workers, fingerprints = zip(*origins, strict=True)
         return cls(np.concatenate(indices), np.concatenate(workers), frozenset().union(*fingerprints))
 
@@ -289,12 +289,12 @@ def _copied(infos: InfoColumns) -> InfoColumns:
 
 
 class EarlyRows:
-    """The rows of a batch that were copied before it is complete.
+    """The rows of a batch that were copied before it is complete, and the origins of its trajectories.
+
+    A segment whose rows were copied is not needed any more.
 
     Args:
         allocate: Makes an uninitialised array for leaves with large rows.
-
-    Nothing else of a segment whose rows were copied is needed any more: what is told apart from rows is in `origins`.
     """
 
     def __init__(self, allocate: Allocate) -> None:
@@ -365,7 +365,7 @@ class EarlyRows:
                     self._possible = False
                     return False
                 self._unlike[name] = before, place[0]
-            copies = [(_copied(infos), start, end) for infos, start, end in _infos_of(parts, name)]
+            copies = [(_copied(infos), first, last) for infos, first, last in _infos_of(parts, name)]
             self._kept[name][before - self._unlike[name][0] :] = copies
         self._origins[n_origins:] = [Origins.of(segments)]
         self._taken = before + len(segments), end, stop, n_origins + 1
