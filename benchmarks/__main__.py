@@ -12,6 +12,7 @@ PROGRAMS = {
     "versions": "benchmarks.questions.versions",
     "goals": "benchmarks.questions.goals",
     "ppo": "benchmarks.ppo.run",
+    "examples": "benchmarks.examples",
     "peers": "benchmarks.contenders.peers",
     "report": "benchmarks.harness.report",
     "workload": "benchmarks.problems.workloads",

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 __all__ = [
@@ -54,6 +54,8 @@ __all__ = [
     "WorkerError",
     "WorkerHungError",
     "check_mode",
+    "keywords",
+    "number",
     "positive",
     "positive_seconds",
     "refuse_two_numbers",
@@ -309,6 +311,33 @@ def positive(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or number < least:
         raise UsageError(f"{name} must be at least {least}, got {value!r}")
     return number
+
+
+def number(name: str, value: Any) -> float:
+    """Return `value` as a float.
+
+    Raises:
+        UsageError: It is no number.
+    """
+    try:
+        if not isinstance(value, bool | str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise UsageError(f"{name} must be a number, got {value!r:.60}")
+
+
+def keywords(name: str, value: Any) -> dict[str, Any]:
+    """Return keyword arguments as a dict of their own; none for None.
+
+    Raises:
+        UsageError: They are no dict with strings as keys.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"{name} must be a dict with the arguments' names as keys, got {value!r}")
+    return dict(value)
 
 
 def positive_seconds(name: str, value: Any) -> float:

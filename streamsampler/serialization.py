@@ -22,7 +22,7 @@ import numpy as np
 
 from streamsampler.errors import SerializationError
 
-__all__ = ["Contents", "Payload", "Place", "dumps", "dumps_report", "loads", "loads_report", "refers_to"]
+__all__ = ["Contents", "HeldPayload", "Payload", "Place", "dumps", "dumps_report", "loads", "loads_report", "refers_to"]
 
 _PROTOCOL = 5
 # How deep to look for the attribute that could not be pickled.
@@ -49,10 +49,43 @@ class Payload:
     buffers: tuple[memoryview | bytes, ...] = ()
     about: Any = None
 
+    def owned(self) -> Payload:
+        """Return the same with the arrays' memory copied, which can be pickled."""
+        return Payload(self.data, tuple(bytes(buffer) for buffer in self.buffers))
+
     @property
     def nbytes(self) -> int:
         """Its size in bytes, buffers included."""
         return len(self.data) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+@dataclass(frozen=True)
+class HeldPayload(Payload):
+    """Stands for an object that stays in this process, as it is, unpickled.
+
+    Attributes:
+        held: The object. Pickled with the payload, it becomes one of the usual kind.
+    """
+
+    held: Any = None
+
+    @classmethod
+    def of(cls, held: Any, about: Any) -> HeldPayload:
+        """Return the payload of an object."""
+        return cls(pickle.dumps(type(held).__module__), (), about, held)
+
+    def pickled(self) -> Payload:
+        """Return a payload of the usual kind, of the object as it is now.
+
+        Raises:
+            SerializationError: It cannot be pickled.
+        """
+        payload = dumps(self.held, "the agent")
+        return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers), self.about)
+
+    def __reduce__(self) -> Any:
+        pickled = self.pickled()
+        return Payload, (pickled.data, pickled.buffers, pickled.about)
 
 
 def dumps(obj: Any, what: str) -> Payload:
@@ -88,6 +121,8 @@ def loads(payload: Payload) -> Any:
     Returns:
         A new object.
     """
+    if isinstance(payload, HeldPayload):
+        payload = payload.pickled()
     return pickle.loads(payload.data, buffers=[bytearray(buffer) for buffer in payload.buffers])
 
 

@@ -1,7 +1,7 @@
-"""Run many tests in two processes side by side: much of their time is spent waiting for other processes.
+"""Run many tests in three processes side by side: much of their time is spent waiting for other processes.
 
-Each of the two takes the number of the next file of tests from a pipe that both read, and sends what happened in it to
-the process that was started, which reports it as if it had run the tests itself. Where somebody looks into a running
+Each of the three takes the number of the next file of tests from a pipe that all read, and sends what happened in it
+to the process that was started, which reports it as if it had run the tests itself. Where somebody looks into a running
 test (`-x`, `--pdb`, `-s`), or with `--one-process`, pytest runs all tests in one process, as usual.
 """
 
@@ -18,7 +18,7 @@ import pytest
 
 __all__ = ["pytest_addoption", "pytest_runtestloop"]
 
-N_PROCESSES = 2
+N_PROCESSES = 3
 MANY = 500  # tests; fewer are not worth it
 NUMBER = 2  # bytes of a file's number in the pipe
 
@@ -29,12 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run the tests in two processes, if there are many; else leave them to pytest."""
+    """Run the tests in three processes, if there are many; else leave them to pytest."""
     option = session.config.option
     looks_into_tests = option.one_process or option.usepdb or option.maxfail or option.capture == "no"
     if looks_into_tests or option.collectonly or session.testsfailed or len(session.items) < MANY:
         return None
     files = [list(items) for _, items in itertools.groupby(session.items, lambda item: item.path)]
+    files.sort(key=len, reverse=True)  # or one process is alone with the longest file in the end
     numbers, writing_end = os.pipe()
     os.write(writing_end, b"".join(number.to_bytes(NUMBER, "big") for number in range(len(files))))
     os.close(writing_end)
@@ -112,7 +113,7 @@ def _run(
 
 
 def _relay(session: pytest.Session, connections: list[connection.Connection]) -> None:
-    """Report what the processes send, file by file, until both have come to their end."""
+    """Report what the processes send, file by file, until all have come to their end."""
     hook, unfinished = session.config.hook, len(connections)
     while connections:
         for ready in connection.wait(connections):

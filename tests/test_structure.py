@@ -1,6 +1,7 @@
 """The house: what is public, that rooms import downwards only, and that files and functions are short."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -26,6 +27,7 @@ ROOMS = [
         "stepping",
         "evaluation",
         "checking",
+        "benchmarking",
         "formats",
         "testing",
         "",
@@ -56,16 +58,30 @@ def is_module(parts):
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes(path):
+    return list(ast.walk(parsed(path)))
+
+
+@functools.cache
 def imports(module, path):
+    return list(_imports(module, path))
+
+
+def _imports(module, path):
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    tree = ast.parse(path.read_text())
     type_checking = {
         id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for node in nodes(path)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if not isinstance(node, ast.ImportFrom) or id(node) in type_checking:
             continue
         if node.level:
@@ -115,7 +131,7 @@ def test_no_private_name_is_imported():
     wrong = [
         f"{module} imports {alias.name}"
         for module, path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamsampler")
         for alias in node.names
         if alias.name.startswith("_") and alias.name != "__version__"
@@ -127,9 +143,8 @@ def test_files_and_functions_are_short():
     """Of a function, its docstring is not counted."""
     too_long = []
     for module, path in modules():
-        text = path.read_text()
-        too_long += [module] if text.count("\n") > MOST_LINES else []
-        for node in ast.walk(ast.parse(text)):
+        too_long += [module] if path.read_text().count("\n") > MOST_LINES else []
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 code = node.body[ast.get_docstring(node) is not None :]
                 n_lines = sum((statement.end_lineno or 0) - statement.lineno + 1 for statement in code)
@@ -208,7 +223,7 @@ def test_quick_to_start(imported, not_needed):
 def test_every_module_says_what_it_exports():
     for module, path in modules():
         if module not in ("", "__main__", "version"):
-            body = ast.parse(path.read_text()).body
+            body = parsed(path).body
             names = {
                 target.id
                 for node in body

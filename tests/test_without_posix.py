@@ -51,7 +51,9 @@ def test_the_local_sampler_works_without_posix(tmp_path):
     ("options", "said"),
     [
         ({"engine": "processes"}, 'needs Linux or macOS.*engine="queues" returns the same.*LocalSampler'),
-        ({"start_method": "fork"}, "this system cannot fork: start_method must be spawn"),
+        pytest.param(
+            {"start_method": "fork"}, "this system cannot fork: start_method must be spawn", marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
@@ -103,6 +105,7 @@ def sample(*arguments):
 """
 
 
+@pytest.mark.slow
 def test_the_command_works_without_posix(tmp_path):
     run(
         tmp_path,
@@ -122,22 +125,15 @@ assert CliRunner().invoke(cli, ["sample", "--help"]).exit_code == 0
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--engine", "processes"), "needs Linux or macOS"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (("--start-method", "spawn", "--workers", 0), "--start-method needs worker processes"),
-                (
-                    ("--engine", "queues", "--step-timeout", 2, "--workers", 0),
-                    "--engine and --step-timeout need worker",
-                ),
-                (("--max-worker-memory", "2G"), "takes no max_worker_memory"),
-                (("--shard-size", 100, "--out", "folder", "--workers", 0), "needs Linux or macOS"),
-            )
-        ),
+        (("--start-method", "spawn", "--workers", 0), "--start-method needs worker processes"),
+        (("--engine", "queues", "--step-timeout", 2, "--workers", 0), "--engine and --step-timeout need worker"),
+        (("--max-worker-memory", "2G"), "takes no max_worker_memory"),
+        (("--shard-size", 100, "--out", "folder", "--workers", 0), "needs Linux or macOS"),
     ],
     ids=str,
 )

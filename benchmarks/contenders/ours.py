@@ -3,14 +3,18 @@
 Settings:
     batch: Timesteps asked for in each call (default: the workload's).
     trajectories: If given, so many trajectories are asked for instead.
+    length: If given, after so many timesteps trajectories are truncated.
+    fragments: Whether episodes go on instead, with `length` timesteps of as many environments in each call.
     order: "index" (default) or "arrival".
     vec: If given, so many environments in each worker, with batched actions.
+    inference: "parent" for one agent in this process and `vec` environments in all; otherwise one in each worker.
     native: If given, one environment in each worker, which is so many copies vectorised natively.
     block_size: If given, so many trajectories in each of their blocks (default: as many as environments).
     slowed: By what factor the workload takes longer than what it stands for (default 1); tickets then do, too.
     stream: Whether trajectories are taken from `stream()`, one by one, instead of calls.
     engine: "ray", on a cluster of its own if there is none, or one of those of `MultiprocessingSampler`.
     start_method: See `MultiprocessingSampler`.
+    filters: If given, "observation" or "both": which filters the sampler has.
     watched: Whether workers are watched for hangs and for memory.
 """
 
@@ -37,6 +41,7 @@ class Collector:
         self.workload, self.sampler = workload, sampler
         self.batch = settings.get("batch", workload.batch)
         self.trajectories = settings.get("trajectories")
+        self.length, self.fragments = settings.get("length"), settings.get("fragments")
         self.iteration = 0
         self.called: dict[int, float] = {}
         self.checksum_seconds = 0.0
@@ -79,6 +84,8 @@ class Collector:
         return batch.n_timesteps, batch.n_trajectories
 
     def _obtain(self, update: Any) -> TrajectoryBatch:
+        if self.fragments:
+            return self.sampler.obtain_fragments(self.length, self.trajectories, agent_update=update)
         if self.trajectories:
             return self.sampler.obtain_trajectories(self.trajectories, agent_update=update)
         return self.sampler.obtain_samples(self.batch, agent_update=update)
@@ -93,9 +100,21 @@ def worker_options(settings: dict[str, Any]) -> dict[str, Any]:
     n_envs = settings.get("vec") or settings.get("native")
     if not n_envs:
         return {}
+    if settings.get("inference") == "parent":
+        return {"inference": "parent", "worker_args": {"n_envs": n_envs}}
     from streamsampler import VecWorker
 
     return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs, "block_size": settings.get("block_size")}}
+
+
+def filter_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """The sampler's arguments for filters."""
+    if not settings.get("filters"):
+        return {}
+    from streamsampler.filters import RunningNorm, RunningReturnNorm
+
+    rewards = {"reward_filter": RunningReturnNorm(0.99)} if settings["filters"] == "both" else {}
+    return {"observation_filter": RunningNorm(), **rewards}
 
 
 def make_sampler(agents: Any, envs: Any, engine: str | None, **options: Any) -> Sampler:
@@ -129,7 +148,9 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         order=settings.get("order", "index"),
         start_method=settings.get("start_method"),
         **({"step_timeout": 10.0, "max_worker_memory": 1 << 34} if settings.get("watched") else {}),
+        **({} if settings.get("fragments") else {"max_episode_length": settings.get("length")}),
         **worker_options(settings),
+        **filter_options(settings),
     ) as sampler:
         collector = Collector(workload, sampler, settings)
         # The first calls learn how long trajectories take.

@@ -2,7 +2,9 @@
 
 An environment is reset within the step that ends its trajectory, so each environment delivers a timestep in each step.
 
-Settings: `n_envs` (default: one for each process).
+Settings:
+    n_envs: Environments (default: one for each process).
+    start_method: How processes are started (default: the library's own, with which each imports torch).
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from benchmarks.problems.workloads import Workload, checksum
 class Collector:
     """Steps the environments, and keeps what they return."""
 
-    def __init__(self, workload: Workload, n_envs: int) -> None:
+    def __init__(self, workload: Workload, n_envs: int, start_method: str | None) -> None:
         self.workload, self.agent = workload, workload.make_agent()
-        self.envs = SubprocVecEnv([workload.make_env] * n_envs)
+        self.envs = SubprocVecEnv([workload.make_env] * n_envs, start_method)
         self.envs.seed(0)
         self.observations = self.envs.reset()
         self.iteration = 0
@@ -65,7 +67,7 @@ class Collector:
 @contextmanager
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the environments."""
-    collector = Collector(workload, settings.get("n_envs", n_processes))
+    collector = Collector(workload, settings.get("n_envs", n_processes), settings.get("start_method"))
     try:
         collector.measure({"seconds": 0.3})
         yield collector.measure

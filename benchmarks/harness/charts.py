@@ -32,13 +32,13 @@ def _colour(name: str) -> str:
     return _LIMIT if any(word in name for word in ("bare", "copying", "least")) else _PEER
 
 
-def throughput_chart(title: str, results: dict[str, Any], path: Path) -> None:
-    """Draw bars of the share of the limit, a panel for each workload, with the spread of the rounds."""
+def throughput_chart(title: str, results: dict[str, Any], path: Path, label: str) -> None:
+    """Draw bars of the ratio to the limit, a panel for each workload, with the spread of the rounds."""
     panels = {
         workload: {name: result["ratio"] for name, result in contenders.items() if "ratio" in result}
         for workload, contenders in results.items()
     }
-    bar_chart(title, "share of the bare loop's timesteps per second", panels, path, line=1.0)
+    bar_chart(title, label, panels, path, line=1.0)
 
 
 def bar_chart(

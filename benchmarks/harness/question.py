@@ -61,6 +61,8 @@ class Question:
         rounds: The number of rounds.
         notes: Returns further sentences about the results, to print and to save.
         more_goals: Goals that were judged already.
+        limit: The name of the contender that all are compared with.
+        label: Of the chart's axis: what a ratio to the limit is.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Question:
     rounds: int = 20
     notes: Callable[[dict[str, Any]], list[str]] | None = None
     more_goals: Sequence[dict[str, Any]] = ()
+    limit: str = BARE.name
+    label: str = "share of the bare loop's timesteps per second"
 
 
 def arguments(name: str, seconds: float, rounds: int) -> argparse.Namespace:
@@ -110,7 +114,7 @@ def throughput(question: Question) -> None:
         named = args.contenders and ",".join(
             name for name in args.contenders.split(",") if name in {contender.name for contender in lineup}
         )
-        results[workload] = compared(measured(chosen(lineup, named), workload, plan), BARE.name)
+        results[workload] = compared(measured(chosen(lineup, named), workload, plan), question.limit)
         print(tables.throughput_table(workload, results[workload]))
     goals = [judged(goal, results) for goal in question.goals if goal.workload in results]
     goals += question.more_goals
@@ -120,7 +124,7 @@ def throughput(question: Question) -> None:
     contents = {"title": question.title, "workloads": results, "goals": goals, "notes": notes}
     save(question.name, contents, args, machine)
     if not args.quick:
-        charts.throughput_chart(question.title, results, args.out / f"{question.name}.png")
+        charts.throughput_chart(question.title, results, args.out / f"{question.name}.png", question.label)
 
 
 def judged(goal: Goal, results: dict[str, Any]) -> dict[str, Any]:

@@ -35,15 +35,19 @@ ORDER = (
     "parameters",
     "many_workers",
     "order",
+    "fragments",
+    "filters",
     "parent_cost",
     "scale",
     "scaling",
+    "stepping",
+    "inference",
     "ray",
     "goals",
 )
 
 # Those that compare something else than the others do on a workload, and those of them that get tables of their own.
-_TABLES = ("lanes", "native", "streams", "ray")
+_TABLES = ("lanes", "native", "streams", "stepping", "inference", "ray", "fragments", "filters")
 _APART = ("order", "goals", "slow_worker", "scale", *_TABLES)
 
 # Explanations of limits, for results that have them.
@@ -197,13 +201,11 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
             parts.append(f"{question['title']}:\n\n{table(header, rows)}")
         parts += question.get("notes", [])
     measured = {question["question"]: question["machine"] for question in questions}
-    if (ppo := charts / "ppo.json").exists():
-        trained = json.loads(ppo.read_text())
-        measured["ppo"] = trained["machine"]
-        parts.append(
-            "PPO's wall time, with the start of the workers (`benchmarks/ppo/run.py` describes the contenders; medians "
-            f"over seeds):\n\n{ppo_results.summary(trained['runs'], trained['targets'])}"
-        )
+    for name in ("ppo", "ppo_halfcheetah"):
+        if (file := charts / f"{name}.json").exists():
+            trained = json.loads(file.read_text())
+            measured[name] = trained["machine"]
+            parts += trained_parts(name, trained)
     goals = [goal for question in questions for goal in question["goals"]]
     parts.append(f"Goals:\n{goals_table(goals).rstrip()}")
     pictures = [name for name in ("cheap_steps", "large_observations") if (charts / f"{name}.png").exists()]
@@ -213,6 +215,23 @@ def section(questions: list[dict[str, Any]], charts: Path) -> str:
         "`python -m benchmarks peers && python -m benchmarks --again` repeats the measurements."
     )
     return "\n\n".join(part.strip("\n") for part in parts)
+
+
+def trained_parts(name: str, trained: dict[str, Any]) -> list[str]:
+    """Return what is said of a file of results of PPO."""
+    finals, machine = ppo_results.finals(trained["runs"]), trained["machine"]
+    notes = "" if finals else " These runs had a learner of the benchmark's own, which the example has replaced since."
+    if machine["load"] > machine["cores"]:
+        notes += (
+            f" Other programs ran meanwhile (a load of {machine['load']:.0f} on {machine['cores']} cores): compare CPU "
+            "seconds rather than wall time."
+        )
+    return [
+        f"PPO's wall time, with the start of the workers (`benchmarks/ppo/run.py` describes the contenders, "
+        f"`results/{name}.png` shows the curves; medians over seeds).{notes}\n\n"
+        f"{ppo_results.summary(trained['runs'], trained['targets'])}",
+        *([finals] if finals else []),
+    ]
 
 
 def replaced(readme: str, text: str) -> str:

@@ -1,118 +1,140 @@
-"""Collect PPO's data (see `run`) with this library, or with Gymnasium's vector environments."""
+"""Collect PPO's data (see `run`) with this library, or with Gymnasium's vector environments.
+
+Each collector yields a function that returns the next batch: of so many timesteps of so many environments, at least,
+under the policy's parameters of that moment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode
 
-import streamsampler
-from benchmarks.ppo.learner import Experience, Learner, Task
-from streamsampler import MultiprocessingSampler
+from benchmarks.ppo.tasks import N_ENVS, Task
+from streamsampler import MultiprocessingSampler, TrajectoryBatch, VecWorker
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.torch import TorchAgent
+from streamsampler.examples.ppo import ActorCritic
+from streamsampler.filters import RunningNorm, RunningReturnNorm
 
-N_ENVS = 8
-"""Environments in a vector; the tuned hyperparameters of Stable-Baselines3's zoo have 8 and 4 for the two tasks."""
+Collect = Callable[[int, int, ActorCritic], TrajectoryBatch]
 
 
-def from_streamsampler(
-    task: Task, learner: Learner, seed: int, n_workers: int, in_numpy: bool = False, **options: Any
-) -> Iterator[Experience]:
-    """Whole trajectories, at least `task.batch` timesteps of them, from worker processes."""
-    action_space = gymnasium.make(task.env_id).action_space
-    log_std = getattr(learner.actor, "log_std", None)
-    agent: Any = TorchAgent(learner.actor, action_space)
+@contextlib.contextmanager
+def fragments(task: Task, policy: ActorCritic, seed: int, n_workers: int, **options: Any) -> Iterator[Collect]:
+    """Fragments, as the example takes them."""
+    options |= {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}
+    with _sampler(task, TorchAgent(policy, _action_space(task)), seed, n_workers, **options) as sampler:
+        yield lambda n_timesteps, n_envs, policy: sampler.obtain_fragments(n_timesteps, n_envs, agent_update=policy)
+
+
+@contextlib.contextmanager
+def trajectories(
+    task: Task, policy: ActorCritic, seed: int, n_workers: int, in_numpy: bool = False, **options: Any
+) -> Iterator[Collect]:
+    """Whole trajectories; with `in_numpy` the actor alone runs in the workers, and values are computed afterwards."""
+    agent: Any = TorchAgent(policy, _action_space(task))
     if in_numpy:
-        agent = MlpAgent(learner.actor.body, action_space, log_std=log_std)
-    with MultiprocessingSampler(agent, task.env_id, n_workers=n_workers, seed=seed, **options) as sampler:
-        while True:
-            batch = sampler.obtain_samples(task.batch, agent_update=agent.get_param_values())
-            yield Experience(
-                observations=batch.observations,
-                actions=batch.agent_infos.get("raw_action", batch.actions),
-                log_probs=batch.agent_infos["log_prob"],
-                rewards=batch.rewards,
-                lengths=batch.lengths,
-                terminated=batch.terminated,
-                last_observations=batch.last_observations,
-                episode_returns=batch.returns.tolist(),
-            )
+        agent = MlpAgent(policy.actor, _action_space(task), log_std=None if policy.discrete else policy.log_std)
+    with _sampler(task, agent, seed, n_workers, **options) as sampler:
+
+        def collect(n_timesteps: int, n_envs: int, policy: ActorCritic) -> TrajectoryBatch:
+            batch = sampler.obtain_samples(n_timesteps * n_envs, agent_update=agent.get_param_values())
+            return with_values(batch, policy) if in_numpy else batch
+
+        yield collect
 
 
-def from_vec_workers(task: Task, learner: Learner, seed: int, n_workers: int, **options: Any) -> Iterator[Experience]:
-    """The same, with several environments in each worker, whose actions are computed together."""
+def batched(task: Task, policy: ActorCritic, seed: int, n_workers: int, **options: Any) -> Any:
+    """Whole trajectories of several environments in each worker, whose actions are computed together."""
     # A batch's whole trajectories, as they are when the task is learned, shared out in one round.
     n_envs = max(1, task.batch // task.trajectory // n_workers)
-    worker = {"worker_class": streamsampler.VecWorker, "worker_args": {"n_envs": n_envs, "block_size": n_envs}}
-    return from_streamsampler(task, learner, seed, n_workers, **worker, **options)
+    options |= {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs, "block_size": n_envs}}
+    return trajectories(task, policy, seed, n_workers, **options)
 
 
-def from_vector_env(task: Task, learner: Learner, seed: int, mode: str) -> Iterator[Experience]:
-    """Fragments of fixed length, from environments that go on from one iteration to the next."""
+def _action_space(task: Task) -> Any:
+    return gymnasium.spec(task.env_id).make().action_space
+
+
+def _sampler(task: Task, agent: Any, seed: int, n_workers: int, **options: Any) -> MultiprocessingSampler:
+    if task.normalize:
+        options |= {"observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm(task.gamma)}
+    return MultiprocessingSampler(agent, task.env_id, n_workers=n_workers, seed=seed, **options)
+
+
+def with_values(batch: TrajectoryBatch, policy: ActorCritic) -> TrajectoryBatch:
+    """Return the batch with the values that its agent did not record."""
+    with torch.no_grad():
+        values, last = (
+            policy.critic(torch.as_tensor(rows, dtype=torch.float32))[:, 0].numpy()
+            for rows in (batch.observations, batch.last_observations)
+        )
+    return dataclasses.replace(
+        batch,
+        agent_infos={**batch.agent_infos, "value": values},
+        episode_infos={**batch.episode_infos, "last_value": last},
+    )
+
+
+@contextlib.contextmanager
+def vector_env(task: Task, policy: ActorCritic, seed: int, mode: str) -> Iterator[Collect]:
+    """Fragments from Gymnasium's vector environments, which go on from one iteration to the next."""
     envs = gymnasium.make_vec(
         task.env_id, N_ENVS, vectorization_mode=mode, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP}
     )
-    agent = TorchAgent(learner.actor, envs.single_action_space)
+    agent = TorchAgent(policy, envs.single_action_space)
     agent.reset(seed=seed)
-    observations, _ = envs.reset(seed=seed)
-    running = np.zeros(N_ENVS)
-    try:
-        while True:
-            fragment = _Fragment(task.batch // N_ENVS, running)
-            for _ in range(task.batch // N_ENVS):
-                actions, infos = agent.get_actions(observations)
-                kept = np.array(observations)
-                observations, rewards, terminated, truncated, step_infos = envs.step(actions)
-                fragment.add(kept, infos.get("raw_action", actions), infos["log_prob"], rewards)
-                if terminated.any() or truncated.any():
-                    fragment.end(terminated, truncated, step_infos["final_obs"])
-            yield fragment.experience(observations)
-    finally:
-        envs.close()
+    following, _ = envs.reset(seed=seed)
+    going_on = np.zeros(N_ENVS, bool)
+
+    def collect(n_timesteps: int, n_envs: int, policy: ActorCritic) -> TrajectoryBatch:
+        nonlocal following, going_on
+        steps: list[tuple[Any, ...]] = []
+        parts: list[list[tuple[int, bool, Any]]] = [[] for _ in range(n_envs)]  # of episodes, in each environment
+        for step in range(1, n_timesteps + 1):
+            observations = following.copy()
+            actions, infos = agent.get_actions(observations)
+            following, rewards, terminated, truncated, step_infos = envs.step(actions)
+            steps.append((observations, actions, infos.get("raw_action", actions), infos["log_prob"], rewards))
+            for env in np.flatnonzero(terminated | truncated):
+                parts[env].append((step, bool(terminated[env]), step_infos["final_obs"][env]))
+        grids = [np.stack(column, axis=1) for column in zip(*steps, strict=True)]
+        episodes, cut = [], []
+        for env, ends in enumerate(parts):
+            cut += [False] * len(ends)
+            start = 0
+            if not ends or ends[-1][0] < n_timesteps:
+                ends.append((n_timesteps, False, following[env].copy()))
+                cut.append(True)
+            for stop, terminated_, last in ends:
+                episodes.append(_episode(*(grid[env, start:stop] for grid in grids), terminated_, last))
+                start = stop
+        batch = TrajectoryBatch.from_list(episodes, envs.single_observation_space, envs.single_action_space)
+        n_parts = np.array([len(ends) for ends in parts])
+        continued = np.zeros(len(cut), bool)
+        continued[n_parts.cumsum() - n_parts] = going_on
+        going_on = np.array(cut)[n_parts.cumsum() - 1]
+        flags = {"continued": continued, "cut": np.array(cut), "env_numbers": np.repeat(np.arange(n_envs), n_parts)}
+        truncated = ~batch.terminated & ~flags["cut"]
+        return with_values(dataclasses.replace(batch, fragments=flags, truncated=truncated), policy)
+
+    with contextlib.closing(envs):
+        yield collect
 
 
-class _Fragment:
-    """Steps of all environments, and where episodes ended in them.
-
-    Args:
-        length: Timesteps of each environment.
-        running: Each environment's return so far, carried on.
-    """
-
-    def __init__(self, length: int, running: np.ndarray) -> None:
-        self._length = length
-        self._running = running
-        self._steps: list[tuple[np.ndarray, ...]] = []
-        self._ends: list[list[tuple[int, bool, np.ndarray]]] = [[] for _ in running]
-        self._returns: list[float] = []
-
-    def add(self, *columns: np.ndarray) -> None:
-        """One timestep of all environments."""
-        self._steps.append(columns)
-        self._running += columns[-1]
-
-    def end(self, terminated: np.ndarray, truncated: np.ndarray, final: np.ndarray) -> None:
-        """The timestep just added was the last one of some episodes."""
-        for env in np.flatnonzero(terminated | truncated):
-            self._ends[env].append((len(self._steps), bool(terminated[env]), final[env]))
-            self._returns.append(float(self._running[env]))
-            self._running[env] = 0.0
-
-    def experience(self, observations: np.ndarray) -> Experience:
-        """Environment after environment, cut at the ends of episodes and at the fragment's."""
-        lengths, terminated, last = [], [], []
-        for env, ends in enumerate(self._ends):
-            cuts = list(ends)
-            if not cuts or cuts[-1][0] < self._length:
-                cuts.append((self._length, False, observations[env]))
-            starts = [0, *(stop for stop, _, _ in cuts[:-1])]
-            lengths += [stop - start for start, (stop, _, _) in zip(starts, cuts, strict=True)]
-            terminated += [ended for _, ended, _ in cuts]
-            last += [observation for _, _, observation in cuts]
-        columns = [np.stack(column, axis=1) for column in zip(*self._steps, strict=True)]
-        flat = [column.reshape(-1, *column.shape[2:]) for column in columns]
-        return Experience(*flat, np.array(lengths), np.array(terminated), np.array(last), self._returns)
+def _episode(
+    observations: Any, actions: Any, drawn: Any, log_probs: Any, rewards: Any, terminated: bool, last: Any
+) -> dict[str, Any]:
+    """Return the part of an episode as `TrajectoryBatch.from_list` takes it; it is no whole one if it is cut."""
+    return {
+        "observations": observations, "last_observation": last, "actions": actions, "rewards": rewards,
+        "terminated": terminated, "truncated": not terminated,
+        "agent_infos": {"log_prob": log_probs, "raw_action": drawn},
+    }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.harness.tables import table
@@ -32,6 +32,19 @@ def summary(results: list[Result], targets: dict[str, float]) -> str:
         group = [result for result in results if (result["env"], result["contender"]) == (env_id, name)]
         rows.append([f"{env_id} ≥ {targets[env_id]:g}, {name}", *_medians(group, targets[env_id])])
     return table(header, rows)
+
+
+def finals(results: list[Result]) -> str:
+    """Lay out what was learned in the end, over the seeds, and what it took; results of old versions do not say it."""
+    header = ["mean return of the last 100 episodes", "seeds", "mean", "lowest", "highest", "seconds", "CPU seconds"]
+    rows = []
+    known = [result for result in results if "final" in result]
+    for env_id, name in dict.fromkeys((result["env"], result["contender"]) for result in known):
+        group = [result for result in known if (result["env"], result["contender"]) == (env_id, name)]
+        returns = [result["final"] for result in group]
+        row = [f"{env_id}, {name}", str(len(group)), *(f"{of(returns):,.0f}" for of in (fmean, min, max))]
+        rows.append([*row, *(f"{median(result[key] for result in group):.0f}" for key in ("seconds", "cpu"))])
+    return table(header, rows) if rows else ""
 
 
 def _medians(group: list[Result], target: float) -> list[str]:

@@ -1,26 +1,31 @@
 """Measure PPO's wall time to a given return.
 
     python -m benchmarks ppo                    # CartPole-v1 and Pendulum-v1, three seeds: some twenty minutes
-    python -m benchmarks ppo --seeds 1 --env CartPole-v1 --contenders streamsampler,gymnasium_sync
+    python -m benchmarks ppo --seeds 1 --env CartPole-v1 --contenders example,gymnasium_sync
+    python -m benchmarks ppo --env HalfCheetah-v5 --contenders example,sb3 --out benchmarks/results/ppo_halfcheetah.json
 
-The contenders:
+The contenders, which all learn with the code of `streamsampler.examples.ppo` but for Stable-Baselines3:
 
-- `streamsampler`: this library, one environment per worker, torch in the workers (`TorchAgent`); `streamsampler_numpy`:
-  the same network run by NumPy there (`MlpAgent`); `streamsampler_vec`, `streamsampler_vec_numpy`: these two with
-  several environments per worker, and batched actions.
-- `gymnasium_sync`, `gymnasium_async`: Gymnasium's vector environments, and actions for all of them in one pass.
+- `example`: that example. Fragments of 250 timesteps of eight environments, whose episodes go on; two workers with four
+  environments each (`VecWorker`), torch in the workers.
+- `streamsampler`: whole trajectories in place of fragments, one environment per worker; `streamsampler_numpy`: the
+  actor run by NumPy there (`MlpAgent`), and values computed afterwards; `streamsampler_vec`, `streamsampler_vec_numpy`:
+  these two with several environments per worker, and batched actions.
+- `gymnasium_sync`, `gymnasium_async`: Gymnasium's vector environments, and actions for all of them in one pass. They do
+  not normalise, so they cannot take HalfCheetah-v5.
 - `sb3`, `sb3_subproc`: Stable-Baselines3's PPO with its own loop, in one process or with one for each environment. It
   is the reference for the learning curve. (`sb3_subproc` only where it is asked for.)
 
-All but sb3 share one learner to the letter (`learner`); sb3 has the same algorithm, networks,
-initialisation, optimiser and hyperparameters in its own code. Torch has one thread everywhere.
+sb3 has the same algorithm, networks, initialisation, optimiser, hyperparameters and running statistics in its own code.
+Torch has one thread everywhere.
 
-This cannot be the same: this library returns whole trajectories, the shortest prefix with at least 2,000 timesteps.
-So its batches are somewhat longer and vary, and every return is complete but where the environment
-truncates; there the value of the true last observation stands for the rest. The others cut eight environments after 250
-timesteps each, and let the value of the next observation stand for the rest; the next batch continues from there. With
-whole trajectories each batch starts from resets, so that early parts of episodes weigh more where episodes are longer
-than a fragment. Episodes count when they have ended, so long ones that run on show late in the fragments' curves.
+This cannot be the same: whole trajectories are the shortest prefix with at least 2,000 timesteps. So these batches are
+somewhat longer and vary, and every return is complete but where the environment truncates; there the value of the true
+last observation stands for the rest. Fragments let the value of the next observation stand for the rest; the next batch
+continues from there. With whole trajectories each batch starts from resets, so that early parts of episodes weigh more
+where episodes are longer than a fragment. Episodes count when they have ended, so long ones that run on show late in
+the fragments' curves. Statistics to normalise by stand still in each batch of this library, and move with each timestep
+in sb3.
 
 A run's clock starts after all imports and before the first environment or process is made, and includes the workers'
 start. Contenders take turns, seed by seed, in changing order, each in a process of its own. Learned is what first has a
@@ -41,11 +46,12 @@ import click
 
 from benchmarks.harness import machine
 from benchmarks.harness.running import ROOT
-from benchmarks.ppo.learner import TASKS
-from benchmarks.ppo.results import Result, reached, save, summary
+from benchmarks.ppo.results import Result, finals, reached, save, summary
+from benchmarks.ppo.tasks import TASKS
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = ROOT / "benchmarks" / "results"
 COLOURS = {
+    "example": "tab:brown",
     "streamsampler": "tab:blue",
     "streamsampler_numpy": "tab:purple",
     "streamsampler_vec_numpy": "tab:pink",
@@ -57,10 +63,12 @@ COLOURS = {
 }
 
 
-def run_in_process(name: str, env_id: str, seed: int, workers: int, start_method: str | None, steps: int) -> Result:
+def run_in_process(
+    name: str, env_id: str, seed: int, workers: int, start_method: str | None, steps: int | None
+) -> Result:
     """One run, in a fresh process; raises where it fails."""
     arguments = ["--run", name, "--env", env_id, "--first-seed", str(seed), "--workers", str(workers)]
-    arguments += ["--timesteps", str(steps)]
+    arguments += [] if steps is None else ["--timesteps", str(steps)]
     arguments += [] if start_method is None else ["--start-method", start_method]
     command = [sys.executable, "-m", "benchmarks.ppo.run", *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
@@ -100,23 +108,26 @@ def one_run(name: str, env_id: str, seed: int, workers: int, start_method: str |
     from benchmarks.ppo.runs import run
 
     task = TASKS[env_id]
-    result = run(name, dataclasses.replace(task, timesteps=timesteps or task.timesteps), seed, workers, start_method)
-    for point in result["curve"]:
-        if math.isnan(point["mean_return"]):
-            point["mean_return"] = None
-    print(json.dumps(result))
+    iterations = task.iterations if timesteps is None else math.ceil(timesteps / task.batch)
+    print(json.dumps(run(name, dataclasses.replace(task, iterations=iterations), seed, workers, start_method)))
 
 
-def known_contenders(given: str | None) -> list[str]:
+def known_contenders(given: str | None, environments: tuple[str, ...]) -> list[str]:
     """The contenders to run, or an error that names those there are."""
     from benchmarks.ppo.runs import names
 
+    able = [
+        name for name in names()
+        if not (name.startswith("gymnasium") and any(TASKS[env_id].normalize for env_id in environments))
+    ]  # fmt: skip
     if given is None:
-        return [name for name in names() if name != "sb3_subproc"]
+        return [name for name in able if name != "sb3_subproc"]
     chosen = given.split(",")
-    unknown = [name for name in chosen if name not in names()]
+    unknown = [name for name in chosen if name not in able]
     if unknown:
-        raise click.BadParameter(f"no contender {', '.join(unknown)}; there are {', '.join(names())}")
+        raise click.BadParameter(
+            f"no contender {', '.join(unknown)} for {', '.join(environments)}; there are {', '.join(able)}"
+        )
     return chosen
 
 
@@ -153,22 +164,21 @@ def main(
     if single is not None:
         one_run(single, environments[0], first_seed, workers, start_method, timesteps)
         return
-    names = known_contenders(contenders)
+    names = known_contenders(contenders, environments)
     check_packages(names)
     results: list[Result] = []
+    targets = {env_id: TASKS[env_id].target for env_id in environments}
+    path, described = Path(out), machine.describe()
     for seed in range(first_seed, first_seed + seeds):
         for env_id in environments:
             turn = seed % len(names)
             for name in names[turn:] + names[:turn]:
-                steps = timesteps or TASKS[env_id].timesteps
-                results.append(run_in_process(name, env_id, seed, workers, start_method, steps))
-                steps_to, seconds_to = reached(results[-1], TASKS[env_id].target)
+                results.append(result := run_in_process(name, env_id, seed, workers, start_method, timesteps))
+                steps_to, seconds_to = reached(result, TASKS[env_id].target)
                 click.echo(f"{env_id} {name} seed {seed}: {steps_to:,.0f} timesteps, {seconds_to:.1f} s", err=True)
-    results.sort(key=lambda result: (result["env"], names.index(result["contender"]), result["seed"]))
-    targets = {env_id: TASKS[env_id].target for env_id in environments}
-    path = Path(out)
-    save(path, machine.describe(), targets, results)
-    click.echo(summary(results, targets))
+                results.sort(key=lambda result: (result["env"], names.index(result["contender"]), result["seed"]))
+                save(path, described, targets, results)  # each time: a run takes minutes
+    click.echo(f"{summary(results, targets)}\n\n{finals(results)}")
     try:
         chart(results, path.with_suffix(".png"))
     except ImportError:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 
-import streamsampler
-from benchmarks.ppo.collectors import N_ENVS, from_streamsampler, from_vec_workers, from_vector_env
-from benchmarks.ppo.learner import Experience, Learner, Task
+from benchmarks.harness import processes
+from benchmarks.ppo.collectors import Collect, batched, fragments, trajectories, vector_env
+from benchmarks.ppo.tasks import N_ENVS, Task
+from streamsampler import TrajectoryBatch
+from streamsampler.examples.ppo import ActorCritic, train
 
-Collector = Callable[[Task, Learner, int], Iterator[Experience]]
-EPISODES = 20
-"""Of so many successive episodes the returns are averaged."""
+EPISODES, LAST = 20, 100
+"""Of so many successive episodes the returns are averaged: along the curve, and at its end."""
 
 
 class Curve:
@@ -27,31 +27,60 @@ class Curve:
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
-        self._recent: deque[float] = deque(maxlen=EPISODES)
-        self.points: list[dict[str, float]] = []
+        self._returns: list[float] = []
+        self.points: list[dict[str, float | None]] = []
 
-    def add(self, timesteps: int, episode_returns: list[float]) -> None:
-        """Add the point of an iteration, when its data have arrived and before learning from them."""
-        self._recent.extend(episode_returns)
-        mean = float(np.mean(self._recent)) if len(self._recent) == EPISODES else float("nan")
-        self.points.append({"timesteps": timesteps, "seconds": self.elapsed(), "mean_return": mean})
+    def add(self, timesteps: int, episode_returns: list[float], seconds: float) -> None:
+        """Add the point of an iteration: when its data had arrived, before learning from them."""
+        self._returns += episode_returns
+        mean = float(np.mean(self._returns[-EPISODES:])) if len(self._returns) >= EPISODES else None
+        self.points.append({"timesteps": timesteps, "seconds": seconds, "mean_return": mean})
 
     def elapsed(self) -> float:
         """Seconds since the beginning."""
         return time.perf_counter() - self._begin
 
+    def result(self, collecting: float) -> dict[str, Any]:
+        """Return what is kept of a run that has just ended, while its processes live."""
+        seconds = self.elapsed()
+        return {
+            "curve": self.points,
+            "final": float(np.mean(self._returns[-LAST:])),
+            "seconds": seconds,
+            "learning": seconds - collecting,
+            "cpu": processes.cpu_seconds(processes.processes_of(os.getpid())),
+        }
 
-def contenders(n_workers: int, start_method: str | None) -> dict[str, Collector]:
-    """Those that share the learner, by name."""
+
+class Timed:
+    """Stands for a sampler: hands a collector's batches to the example's `train`, and measures."""
+
+    def __init__(self, collect: Collect, curve: Curve) -> None:
+        self._collect, self._curve = collect, curve
+        self.timesteps, self.seconds, self.arrived = 0, 0.0, 0.0
+
+    def obtain_fragments(self, n_timesteps: int, n_envs: int, agent_update: ActorCritic) -> TrajectoryBatch:
+        """Return the next batch."""
+        begin = self._curve.elapsed()
+        batch = self._collect(n_timesteps, n_envs, agent_update)
+        self.arrived = self._curve.elapsed()
+        self.seconds += self.arrived - begin
+        self.timesteps += batch.n_timesteps
+        return batch
+
+
+def contenders(n_workers: int, start_method: str | None) -> dict[str, Callable[..., Any]]:
+    """Those that learn with the example's code, by name."""
     ours = {"n_workers": n_workers, "start_method": start_method}
-    found: dict[str, Collector] = {"streamsampler": functools.partial(from_streamsampler, **ours)}
-    found["streamsampler_numpy"] = functools.partial(from_streamsampler, in_numpy=True, **ours)
-    if hasattr(streamsampler, "VecWorker"):
-        found["streamsampler_vec"] = functools.partial(from_vec_workers, **ours)
-        found["streamsampler_vec_numpy"] = functools.partial(from_vec_workers, in_numpy=True, **ours)
-    found["gymnasium_sync"] = functools.partial(from_vector_env, mode="sync")
-    found["gymnasium_async"] = functools.partial(from_vector_env, mode="async")
-    return found
+    return {
+        "example": functools.partial(fragments, **ours),
+        "streamsampler": functools.partial(trajectories, **ours),
+        "streamsampler_numpy": functools.partial(trajectories, in_numpy=True, **ours),
+        "streamsampler_vec": functools.partial(batched, **ours),
+        "streamsampler_vec_numpy": functools.partial(batched, in_numpy=True, **ours),
+        "gymnasium_sync": functools.partial(vector_env, mode="sync"),
+        "gymnasium_async": functools.partial(vector_env, mode="async"),
+    }
 
 
 def names() -> list[str]:
@@ -65,79 +94,77 @@ def run(name: str, task: Task, seed: int, n_workers: int, start_method: str | No
     The clock starts when everything is imported, and before any environment, sampler or process is made.
 
     Returns:
-        The curve, the seconds in all and those spent learning.
+        The curve, the seconds in all and those spent learning, the mean return of the last episodes, and the CPU time
+        of all processes, imports included.
     """
     torch.set_num_threads(1)  # with networks of this size, more are no quicker, for any of the contenders
-    _warm_up(task)
+    _warm_up()
     if name.startswith("sb3"):
         return _run_sb3(task, seed, subprocesses=name == "sb3_subproc")
-    env = gymnasium.make(task.env_id)
-    curve, timesteps, learning = Curve(), 0, 0.0
-    learner = Learner(task, env.observation_space, env.action_space, seed)
-    with contextlib.closing(contenders(n_workers, start_method)[name](task, learner, seed)) as batches:
-        while timesteps < task.timesteps:
-            data = next(batches)
-            timesteps += len(data.rewards)
-            curve.add(timesteps, data.episode_returns)
-            begin = time.perf_counter()
-            learner.improve(data)
-            learning += time.perf_counter() - begin
-        seconds = curve.elapsed()
-    return {"curve": curve.points, "seconds": seconds, "learning": learning}
+    with gymnasium.make(task.env_id) as env:
+        torch.manual_seed(seed)
+        policy = ActorCritic(env.observation_space, env.action_space)
+    curve = Curve()
+    with contenders(n_workers, start_method)[name](task, policy, seed) as collect:
+        source = Timed(collect, curve)
+        options = {"learning_rate": task.learning_rate, "gamma": task.gamma, "minibatch": task.minibatch}
+        for ended in train(source, policy, task.iterations, task.timesteps, **options):
+            curve.add(source.timesteps, ended, source.arrived)
+        return curve.result(source.seconds)
 
 
-def _warm_up(task: Task) -> None:
-    """Learn once from little data: torch imports what its optimisers need when the first optimiser is made."""
-    env = gymnasium.make(task.env_id)
-    learner = Learner(task, env.observation_space, env.action_space, seed=0)
-    observations = np.zeros((4, *env.observation_space.shape), np.float32)
-    actions = np.array([env.action_space.sample() for _ in observations])
-    columns = observations, actions, np.zeros(4), np.zeros(4)
-    learner.improve(Experience(*columns, np.array([4]), np.array([True]), observations[:1], []))
+def _warm_up() -> None:
+    """Make an optimiser take a step: torch imports what its optimisers need when the first one is made."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.sum().backward()
+    torch.optim.Adam([weight], fused=True).step()
 
 
 def _run_sb3(task: Task, seed: int, subprocesses: bool) -> dict[str, Any]:
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
     class Recorder(BaseCallback):
         def __init__(self) -> None:
             super().__init__()
-            self.curve, self.returns, self.learning, self.ended = Curve(), [], 0.0, None
+            self.curve, self.returns, self.collecting, self.began = Curve(), [], 0.0, 0.0
 
         def _on_rollout_start(self) -> None:
-            self.learning += 0.0 if self.ended is None else time.perf_counter() - self.ended
+            self.began = self.curve.elapsed()
 
         def _on_step(self) -> bool:
             self.returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
             return True
 
         def _on_rollout_end(self) -> None:
-            self.curve.add(self.num_timesteps, self.returns)
-            self.returns, self.ended = [], time.perf_counter()
+            now = self.curve.elapsed()
+            self.curve.add(self.num_timesteps, self.returns, now)
+            self.returns, self.collecting = [], self.collecting + now - self.began
 
     recorder = Recorder()
     kind = SubprocVecEnv if subprocesses else DummyVecEnv
     envs = make_vec_env(task.env_id, n_envs=N_ENVS, seed=seed, vec_env_cls=kind)
+    if task.normalize:
+        envs = VecNormalize(envs, gamma=task.gamma)
     model = PPO(
         "MlpPolicy",
         envs,
         seed=seed,
         device="cpu",
-        n_steps=task.batch // N_ENVS,
+        n_steps=task.timesteps,
         batch_size=task.minibatch,
-        n_epochs=task.epochs,
-        learning_rate=task.learning_rate,
+        n_epochs=10,
+        # As in the example; what is left is told after the iteration's data have arrived.
+        learning_rate=lambda left: task.learning_rate * (left + 1 / task.iterations),
         gamma=task.gamma,
-        gae_lambda=task.gae_lambda,
-        clip_range=task.clip,
+        gae_lambda=0.95,
+        clip_range=0.2,
         ent_coef=0.0,
         policy_kwargs={"optimizer_kwargs": {"eps": 1e-5, "fused": True}},
     )
-    model.learn(task.timesteps, callback=recorder)
-    seconds = recorder.curve.elapsed()
-    recorder.learning += time.perf_counter() - (recorder.ended or 0.0)
+    model.learn(task.iterations * task.batch, callback=recorder)
+    result = recorder.curve.result(recorder.collecting)
     envs.close()
-    return {"curve": recorder.curve.points, "seconds": seconds, "learning": recorder.learning}
+    return result

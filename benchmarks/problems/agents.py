@@ -114,7 +114,7 @@ class Big(Parametrised):
         return (1 if self.weights[0] > observation[0] else 0), {}
 
 
-class _Network:
+class Network:
     """A torch MLP with two hidden layers of 64; one thread, inference only."""
 
     row_independent = True
@@ -146,7 +146,7 @@ class _Network:
             return self.network(torch.from_numpy(np.ascontiguousarray(observations, np.float32))).numpy()
 
 
-class CartPoleNetwork(_Network):
+class CartPoleNetwork(Network):
     """Draws one of two actions, a batch of them from its `draws`, or else from the global generator of numpy.
 
     Args:
@@ -187,7 +187,7 @@ def _logistic(x: float) -> float:
     return 0.0 if x < -50 else 1.0 if x > 50 else 1 / (1 + 2.718281828459045**-x)
 
 
-class CheetahNetwork(_Network):
+class CheetahNetwork(Network):
     """Six torques."""
 
     def __init__(self) -> None:

@@ -69,6 +69,27 @@ def make_cheetah() -> gymnasium.Env:
     return gymnasium.make("HalfCheetah-v5", disable_env_checker=True)
 
 
+class Still(gymnasium.Env):
+    """Says the same in each step; trajectories of 500 timesteps."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name and kind
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._observation, self._t = np.zeros(4, np.float32), 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Begin."""
+        self._t = 0
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Count."""
+        self._t += 1
+        return self._observation, 1.0, False, self._t == 500, {}
+
+
 class ShortCartPole(gymnasium.Env):
     """CartPole that is truncated after 5 to 20 timesteps, equally likely."""
 
@@ -196,6 +217,26 @@ class Sleeper(gymnasium.Env):
         return np.full(4, float(self._t)), 1.0, False, self._t == self._length, {}
 
 
+class SleepingPixels(Sleeper):
+    """Sleep in each step, and return observations of uint8 4x84x84; see `Sleeper`."""
+
+    def __init__(self, mean: float, sigma: float = 0.0, length: int = 20, slowness: float = 1.0) -> None:
+        super().__init__(mean, sigma, length, slowness)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(4)
+        self._frames = np.random.default_rng(0).integers(0, 256, (64, 4, 84, 84), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Begin, and draw how long each step will take."""
+        super().reset(seed=seed)
+        return self._frames[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Sleep."""
+        _, reward, terminated, truncated, info = super().step(action)
+        return self._frames[self._t % len(self._frames)], reward, terminated, truncated, info
+
+
 class Slowed(gymnasium.Env):
     """Sleep in each step; so many times longer in the process whose id is in the file `path`."""
 
@@ -316,3 +357,17 @@ def make_marked() -> Sleeper:
     env = Sleeper(1e-3, length=1)
     mark(0)
     return env
+
+
+STEP_TIMES: dict[str, dict[str, float]] = {
+    "constant": {},
+    "jittered": {"sigma": 0.25},
+    "heavy": {"sigma": 1.0},
+    "one_slow": {"slowness": 10.0},
+}
+"""How long a step of `make_timed` takes, next to 5 ms."""
+
+
+def make_timed(times: str, kind: type[Sleeper]) -> Sleeper:
+    """5 ms on average, by the name of `STEP_TIMES`; 100 timesteps."""
+    return kind(5e-3, length=100, **STEP_TIMES[times])  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.problems import agents, environments, native
+from benchmarks.problems import agents, environments, native, networks
 from benchmarks.problems.marks import checksum, mark, marks, scratch
 
 __all__ = ["WORKLOADS", "Workload", "checksum", "mark", "marks", "scratch"]
@@ -75,6 +75,21 @@ def _paid_ideal(kind: str, n_envs: int) -> Callable[[int], float]:
     return lambda n_processes: n_processes / (costs.scale * (costs.step + costs.call / n_envs))
 
 
+def _timed(times: str, cheap: bool) -> Workload:
+    """Return a workload of steps that sleep, eight environments, each in a process."""
+    kind = environments.Sleeper if cheap else environments.SleepingPixels
+    slowest = environments.STEP_TIMES[times].get("slowness", 1.0)
+    return Workload(
+        f"steps_{times}" if cheap else f"steps_{times}_pixels",
+        f"sleeps of 5 ms, {times.replace('_', ' ')}; 100 timesteps{'' if cheap else '; uint8 4x84x84'}",
+        partial(environments.make_timed, times, kind),
+        agents.make_sleepers_agent if cheap else agents.PixelAgent,
+        10_000,
+        n_processes=8,
+        ideal=lambda n_processes: (n_processes - 1 + 1 / slowest) / 5e-3,
+    )
+
+
 _ALL = (
     Workload(
         "cheap_20",
@@ -87,6 +102,13 @@ _ALL = (
         "cheap_500",
         "CartPole-v1, numpy agent, 500 timesteps",
         environments.make_cartpole,
+        agents.make_balancing,
+        100_000,
+    ),
+    Workload(
+        "still",
+        "steps that only count, numpy agent, 500 timesteps",
+        environments.Still,
         agents.make_balancing,
         100_000,
     ),
@@ -256,6 +278,21 @@ _ALL = (
         make_vector_env=native.make_jax_cartpole,
         needs=("jax", "flax"),
     ),
+    Workload(
+        "inference_mlp",
+        "CartPole-v1, torch MLP 2x64 on the accelerator if there is one, 500 timesteps",
+        environments.make_cartpole,
+        networks.CartPoleOnDevice,
+        80_000,
+    ),
+    Workload(
+        "inference_cnn",
+        "uint8 4x84x84, 50 µs of work, small CNN on the accelerator if there is one, 50 timesteps",
+        partial(environments.Pixels, length=50),
+        networks.PixelNetwork,
+        8_000,
+    ),
+    *(_timed(times, cheap) for cheap in (True, False) for times in environments.STEP_TIMES),
 )
 
 WORKLOADS = {workload.name: workload for workload in _ALL}

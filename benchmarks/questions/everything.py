@@ -25,11 +25,15 @@ QUESTIONS = (
     "stragglers",
     "slow_worker",
     "order",
+    "fragments",
+    "filters",
     "parameters",
     "parent_cost",
     "scaling",
     "scale",
     "many_workers",
+    "stepping",
+    "inference",
     "ray",
 )
 

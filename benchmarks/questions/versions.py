@@ -26,9 +26,10 @@ from benchmarks.harness.lineup import OURS, ours
 from benchmarks.harness.rounds import Plan, measured
 from benchmarks.harness.running import Contender
 from benchmarks.questions.lanes import N_ENVS
+from benchmarks.questions.stepping import TIMED
 
 WORKLOADS = ("cheap_20", "cheap_500", "short", "mlp_cartpole", "mlp_cheetah", "pixels", "on_policy")
-SLEEPING = ("stragglers", "sleepers", "sleepers_128", "big_parameters", "steps_10ms", "walks_10ms", *N_ENVS)
+SLEEPING = ("stragglers", "sleepers", "sleepers_128", "big_parameters", "steps_10ms", "walks_10ms", *N_ENVS, *TIMED)
 CONTENDERS = {
     "ours": OURS,
     "stream": ours("stream", stream=True),

@@ -167,12 +167,16 @@ class TorchAgent:
         """Return the module's `value` of one observation; for `batch.last_values`.
 
         Raises:
-            UsageError: The module returns none.
+            UsageError: The module returns none, or several.
         """
         output = self._forward(self._inputs.one, observation)
         if not isinstance(output, Mapping) or "value" not in output:
             raise UsageError("the module returns no 'value': let it return a dict that has one")
-        return float(output["value"].reshape(()))
+        value = output["value"]
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+            raise UsageError(f"the module's 'value' should be one number for each observation, and is {shape} for one")
+        return float(value.reshape(()))
 
     def get_param_values(self) -> dict[str, Any]:
         """Return the module's `state_dict` as arrays, for `agent_update`; a module on the CPU shares their memory."""

@@ -11,11 +11,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Dict
 
 from streamsampler.adapters.normalization import load_vec_normalize
 from streamsampler.errors import UsageError
 from streamsampler.filters.base import Filters
-from streamsampler.filters.running import Moments, RunningNorm, RunningReturnNorm
+from streamsampler.filters.moments import Moments
+from streamsampler.filters.running import RunningNorm, RunningReturnNorm
 
 __all__ = ["read_vec_normalize", "write_vec_normalize"]
 
@@ -31,7 +33,7 @@ def read_vec_normalize(source: Any) -> Filters:
         A `RunningNorm` where it normalises observations, a `RunningReturnNorm` where it normalises rewards.
 
     Raises:
-        UsageError: It is no `VecNormalize`, or normalises some keys of a Dict and not others.
+        UsageError: It is no `VecNormalize`, or does not normalise some keys of a Dict that a `RunningNorm` would.
         ImportError: The library is missing.
         OSError: The file cannot be read.
     """
@@ -43,11 +45,7 @@ def read_vec_normalize(source: Any) -> Filters:
     observation = reward = None
     if facts["norm_obs"]:
         running = facts["obs_rms"]
-        if isinstance(running, dict) and set(running) != set(facts["observation_space"].spaces):
-            raise UsageError(
-                f"the VecNormalize normalises {', '.join(running)} alone: a RunningNorm normalises all keys"
-            )
-        moments = {key: _moments(it) for key, it in running.items()} if isinstance(running, dict) else _moments(running)
+        moments = _of_keys(running, facts) if isinstance(running, dict) else _moments(running)
         observation = RunningNorm(float(facts["clip_obs"]), float(facts["epsilon"])).with_moments(moments)
     if facts["norm_reward"]:
         settings = float(facts["gamma"]), float(facts["clip_reward"]), float(facts["epsilon"])
@@ -64,7 +62,8 @@ def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) 
         envs: The environment: an id, or a function that makes one; for its spaces.
 
     Raises:
-        UsageError: A filter is no `RunningNorm` or `RunningReturnNorm`, or has no statistics.
+        UsageError: A filter is no `RunningNorm` or `RunningReturnNorm`, has no statistics, or those of another
+            environment; or the filters differ in `epsilon`, of which a `VecNormalize` has one.
         ImportError: The library is missing; names the extra.
         OSError: The file cannot be written.
     """
@@ -77,9 +76,17 @@ def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) 
         raise UsageError("only a RunningNorm and a RunningReturnNorm can be written as a VecNormalize")
     if any(one is not None and one.moments is None for one in (observation, reward)):
         raise UsageError("the filters have no statistics yet: sample something, or call sampler.warm_up")
+    if observation is not None and reward is not None and observation.epsilon != reward.epsilon:
+        raise UsageError(
+            f"observation_filter has epsilon={observation.epsilon}, and reward_filter has epsilon={reward.epsilon}: a "
+            "VecNormalize has one for both. Write each filter into a file of its own, or sample with the same epsilon"
+        )
     made = DummyVecEnv([envs if callable(envs) else lambda: gymnasium.make(envs)])
     try:
-        normalize = VecNormalize(made, norm_obs=observation is not None, norm_reward=reward is not None)
+        keys = None if observation is None else _checked_keys(observation.moments, made.observation_space)
+        normalize = VecNormalize(
+            made, norm_obs=observation is not None, norm_reward=reward is not None, norm_obs_keys=keys
+        )
         _fill(normalize, observation, reward)
         normalize.save(fspath(path))
     finally:
@@ -94,10 +101,63 @@ def _fill(normalize: Any, observation: RunningNorm | None, reward: RunningReturn
     if observation is not None:
         of_keys = observation.moments if isinstance(observation.moments, dict) else {None: observation.moments}
         for key, moments in of_keys.items():
+            if moments is None:
+                continue
             _put(normalize.obs_rms if key is None else normalize.obs_rms[key], moments)
     if reward is not None:
         normalize.gamma = reward.gamma
         _put(normalize.ret_rms, reward.moments)
+
+
+def _of_keys(running: dict[str, Any], facts: dict[str, Any]) -> dict[str, Moments | None]:
+    """Return the moments of the keys of a Dict; None for those that a `RunningNorm` leaves as they are."""
+    spaces = facts["observation_space"].spaces
+    lacking = [key for key, space in spaces.items() if _is_normalised(space) and key not in running]
+    if lacking:
+        raise UsageError(
+            f"the VecNormalize normalises {', '.join(running)} alone: a RunningNorm normalises {', '.join(lacking)} too"
+        )
+    return {key: _moments(running[key]) if key in running else None for key in spaces}
+
+
+def _is_normalised(space: Any) -> bool:
+    return isinstance(space, Box) and space.dtype.kind == "f"
+
+
+def _checked_keys(moments: Any, space: Any) -> list[str] | None:
+    """Return which keys of a Dict space are normalised; None where the space is none.
+
+    Raises:
+        UsageError: The statistics are of another space.
+    """
+    if not isinstance(space, Dict):
+        _check_one("", moments, space)
+        return None
+    if not isinstance(moments, dict):
+        raise UsageError(f"observation_filter has statistics of one array, and the environment has {space}")
+    if moments.keys() != space.spaces.keys():
+        raise UsageError(
+            f"observation_filter has statistics of the keys {', '.join(moments)}, and the environment of "
+            f"{', '.join(space.spaces)}"
+        )
+    for key, one in moments.items():
+        if one is not None or _is_normalised(space[key]):
+            _check_one(f"[{key!r}]", one, space[key])
+    return [key for key, one in moments.items() if one is not None]
+
+
+def _check_one(place: str, moments: Any, space: Any) -> None:
+    name = f"observation_filter{place}"
+    if moments is None:
+        raise UsageError(f"{name} has none, and the environment has {space}")
+    if not isinstance(moments, Moments):
+        kind = "Dict" if isinstance(moments, dict) else "Tuple"
+        raise UsageError(f"{name} has statistics of a {kind} space, and the environment has {space}")
+    if moments.mean.shape != space.shape:
+        raise UsageError(
+            f"{name} has statistics of the shape {moments.mean.shape}, and the environment has observations of the "
+            f"shape {space.shape}"
+        )
 
 
 def _moments(running: Any) -> Moments:

@@ -71,9 +71,12 @@ class Agent(Protocol):
       ``env_update`` workers get a new copy of such an agent.
     - ``get_param_values()`` and ``set_param_values(values)``: an agent update that is a tuple, a dict or an array goes
       to the latter.
-    - ``get_state()`` and ``set_state(state)``, of an agent with a ``reset``: what it remembers and draws from in the
-      middle of a trajectory, as something that can be pickled, for another copy of the agent. `obtain_fragments` needs
-      them to go on with an episode whose worker was lost.
+    - ``get_state()`` and ``set_state(state)``, of an agent with a ``reset`` or ``starts``: what it remembers and draws
+      from in the middle of a trajectory, as something that can be pickled, for another copy of the agent.
+      `obtain_fragments` needs both to go on with an episode whose worker was lost.
+    - ``get_value(observation)``, of an agent whose infos have a number "value": that of the last observation, where a
+      trajectory did not terminate; for `batch.last_values`. `DefaultWorker` asks at the trajectory's end; an agent with
+      a memory must not change it then. `VecWorker` asks no agent that may have one.
     - ``get_param_converter()`` gives a small function that the sampler keeps, pickled, in its own process. It is asked
       about each agent update before that is sent, and returns what goes to `set_param_values` where the update is of
       the agent's own kind, such as a module; `NotImplemented` where it is not. What it raises refuses the update.

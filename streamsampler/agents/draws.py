@@ -52,6 +52,7 @@ class Draws:
         self._normal: _Stream | None = None
         self._streams: tuple[_Stream, ...] = ()  # those that the agent draws from
         self._seeds = [0] * n_rows
+        self._steps: NDArray[np.int64] | None = None  # how far a number takes each row; None for 1
 
     def __getstate__(self) -> dict[str, Any]:
         kinds = [None if it is None else (it.keys, it.positions(), it.size) for it in (self._uniform, self._normal)]
@@ -59,6 +60,7 @@ class Draws:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.n_rows, self._seeds = len(state["seeds"]), list(state["seeds"])
+        self._steps = None
         uniform, normal = state["streams"]
         self._uniform = None if uniform is None else _Stream(_uniforms, *uniform)
         self._normal = None if normal is None else _Stream(_normals, *normal)
@@ -75,6 +77,14 @@ class Draws:
         draws._seeds = list(seeds)
         return draws
 
+    def only(self, rows: NDArray[np.bool_] | None) -> None:
+        """Let some rows draw from now on, and others not: what those get they get again when they draw.
+
+        Args:
+            rows: (n_rows,) which rows draw; None for all of them.
+        """
+        self._steps = None if rows is None else rows.astype(np.int64)
+
     def random(self) -> Numbers:
         """Draw one number for each row.
 
@@ -86,7 +96,7 @@ class Draws:
             stream = self._uniform = self._filled(stream, _uniforms, 1)
         stream.left -= 1
         numbers: Numbers = stream.flat[stream.at]
-        np.add(stream.at, stream.ones, stream.at)
+        np.add(stream.at, stream.ones if self._steps is None else self._steps, stream.at)
         return numbers
 
     def normal(self, k: int) -> Numbers:
@@ -104,7 +114,7 @@ class Draws:
         stream.left -= k
         windows, steps = stream.windows.get(k) or stream.windows_of(k)
         numbers: Numbers = windows[stream.at]
-        np.add(stream.at, steps, stream.at)
+        np.add(stream.at, steps if self._steps is None else self._steps * k, stream.at)
         return numbers
 
     def prepare(self, seeds: Sequence[int]) -> Prepared:

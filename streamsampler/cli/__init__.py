@@ -14,6 +14,7 @@ streamsampler evaluate CartPole-v1 --agent my_agents:greedy --until-halfwidth 5
 streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --until-decided 0.05 --bounds 0 500
 streamsampler plot cartpole.npz
 streamsampler check my/Maze-v0 --import my_envs --agent my_agents:greedy
+streamsampler bench my/Maze-v0 --import my_envs --agent my_agents:greedy
 streamsampler replay cartpole.npz --index 17 --video it.mp4
 streamsampler merge part-*.json --out model.json
 ```
@@ -32,6 +33,9 @@ returns and lengths of whatever was written, and of a comparison the returns pai
 
 `streamsampler check` prints what `streamsampler.check` finds: see `streamsampler.checking`. Its exit code is 1 where
 there are failures.
+
+`streamsampler bench` measures how many timesteps per second there are in all the ways to step an environment with an
+agent, and recommends one: see `streamsampler.benchmarking`.
 
 `streamsampler replay FILE|FOLDER --index I` runs a recorded trajectory again, compares it with what was recorded, bit
 for bit, and says where it differs first: see `streamsampler.replay`. Its exit code is 1 where it differs. `--video`

@@ -61,4 +61,4 @@ def check(
     arguments.check_statistics([options["agent"]], options["vec_normalize"])
     from streamsampler.cli.checking import execute
 
-    execute(ctx, env_id, imports, options, as_json=as_json, quiet=quiet)
+    execute(ctx, env_id, options, imports=imports, as_json=as_json, quiet=quiet)

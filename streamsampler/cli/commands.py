@@ -11,6 +11,7 @@ import sys
 
 import click
 
+from streamsampler.cli.bench_command import bench
 from streamsampler.cli.check_command import check
 from streamsampler.cli.compare_command import compare
 from streamsampler.cli.evaluate_command import evaluate
@@ -32,6 +33,7 @@ _COMMANDS = (
     compare,
     merge,
     check,
+    bench,
     info,
     replay,
     plot,

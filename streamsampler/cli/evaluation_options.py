@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,7 @@ __all__ = ["RESULT", "SEEDS_AND_SCENARIOS", "SUCCESS", "bounds", "most", "seeds_
 
 def _scenarios(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
     """Return what a file of scenarios holds."""
-    if name is None:
-        return None
-    try:
-        scenarios = json.loads(Path(name).read_bytes())
-    except OSError as error:
-        raise click.BadParameter(f"{name!r} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"{name!r} is no JSON: {error}") from None
-    if not isinstance(scenarios, list):
-        raise click.BadParameter(f'{name!r} should hold a list such as [{{"seed": 1, "options": {{}}, "name": "…"}}]')
-    return scenarios
+    return arguments.json_list(name, '[{"seed": 1, "options": {}, "name": "…"}]')
 
 
 def _out_file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:

@@ -38,7 +38,8 @@ def execute(
         as_json: Whether to print the summary as JSON.
         quiet: Whether to print nothing on standard error but errors.
     """
-    amount = Amount(kind, number, options.pop("part"))
+    tasks = options.pop("tasks")
+    amount = Amount(kind, number, options.pop("part"), None if tasks is None else tuple(tasks))
     request = Request(amount=amount, command=ctx.meta[TYPED], **options)
     bar = output_on(sys.stderr, hidden=quiet, last_line=False)  # the summary says that the run is complete
     interrupts = ctx.find_object(Interrupts) or ctx.with_resource(Interrupts())

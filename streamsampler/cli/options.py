@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +19,8 @@ from streamsampler.scheduling.restarts import Quota
 
 __all__ = [
     "ABOVE_ZERO", "BELOW_HALF", "Count", "check_mode", "check_side_by_side", "check_statistics", "env_kwargs",
-    "is_model_file", "number_or_none", "option_of", "parse_value", "part", "quota", "refuse_without", "seeds", "size",
+    "is_model_file", "json_list", "number_or_none", "option_of", "parse_value", "part", "quota", "refuse_without",
+    "seeds", "size",
 ]  # fmt: skip
 
 _COUNT = re.compile(
@@ -73,6 +76,25 @@ def parse_value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
+
+
+def json_list(name: str | None, example: str) -> list[Any] | None:
+    """Return the list that a JSON file holds; None for no file.
+
+    Raises:
+        click.BadParameter: It cannot be read, or holds none; shows the example.
+    """
+    if name is None:
+        return None
+    try:
+        found = json.loads(Path(name).read_bytes())
+    except OSError as error:
+        raise click.BadParameter(f"{name!r} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{name!r} is no JSON: {error}") from None
+    if not isinstance(found, list):
+        raise click.BadParameter(f"{name!r} should hold a list such as {example}")
+    return found
 
 
 def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:

@@ -43,11 +43,14 @@ class Amount:
         kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
         number: How many.
         part: Only the i-th of n ranges of them; None for all.
+        tasks: Tasks of the environment: `number` counts trajectories of each, or in timesteps they take turns. None for
+            the environment as it is.
     """
 
     kind: str
     number: int
     part: PartArgument | None = None
+    tasks: tuple[Any, ...] | None = None
 
     @property
     def unit(self) -> str:
@@ -56,15 +59,17 @@ class Amount:
 
     def total(self, n_workers: int) -> int:
         """How many of all workers together."""
+        if self.kind == "num_trajectories" and self.tasks is not None:
+            return self.number * len(self.tasks)
         return self.number * n_workers if self.kind == "trajectories_per_worker" else self.number
 
     def obtain(self, sampler: Sampler, progress: Any) -> TrajectoryBatch[Any, Any]:
         """Make the obtaining call that this amount stands for."""
         match self.kind:
             case "num_samples":
-                return sampler.obtain_samples(self.number, progress=progress)
+                return sampler.obtain_samples(self.number, progress=progress, tasks=self.tasks)
             case "num_trajectories":
-                return sampler.obtain_trajectories(self.number, progress=progress, part=self.part)
+                return sampler.obtain_trajectories(self.number, progress=progress, part=self.part, tasks=self.tasks)
             case _:
                 return sampler.obtain_exact_trajectories(self.number, progress=progress)
 
@@ -104,6 +109,7 @@ class Request(SamplingOptions):
         return {
             "environment": self.env_id,
             "env_kwargs": storable(self.env_kwargs),
+            **({} if self.amount.tasks is None else {"tasks": list(self.amount.tasks)}),
             **self.chosen(*_DECIDING, *(() if self.deterministic is None else ("deterministic",))),
             **self._agent_files,
         }
@@ -162,5 +168,5 @@ class Outcome:
     @classmethod
     def of(cls, sampler: Sampler, amount: Amount, **others: Any) -> Outcome:
         """Return the outcome of a sampler's call."""
-        part = None if amount.part is None else part_of(amount.part, amount.number, sampler.layout.block)
+        part = None if amount.part is None else part_of(amount.part, amount.total(1), sampler.layout.block)
         return cls(n_workers=sampler.n_workers, seed=sampler.seed, stats=sampler.stats, part=part, **others)

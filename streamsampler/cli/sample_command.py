@@ -30,6 +30,13 @@ Exit codes:
 """
 
 
+def _tasks(_ctx: click.Context, _param: click.Parameter, name: str | None) -> list[Any] | None:
+    found = arguments.json_list(name, '[0.5, {"goal": [1, 2]}]')
+    if found == []:
+        raise click.BadParameter(f"{name!r} holds no task")
+    return found
+
+
 def _out_file(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
     if value is None:
         return None
@@ -52,6 +59,12 @@ _HOW_MUCH = options_of(
         "How much (exactly one of these)", "--trajectories-per-worker", type=POSITIVE, metavar="N",
         help="Exactly N trajectories for each worker.",
     ),
+)  # fmt: skip
+
+_TASKS = grouped_option(
+    "How", "--tasks", callback=_tasks, metavar="FILE",
+    help="A JSON file with a list of tasks: what the environment's set_task gets before the reset. With "
+    "--num-trajectories N there are N trajectories of each, in order; with --num-samples tasks take turns.",
 )  # fmt: skip
 
 _ORDER = grouped_option(
@@ -91,7 +104,7 @@ _OUTPUT = options_of(
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Sample trajectories from an environment.")
 @ENV_ID
-@options_of(_HOW_MUCH, PART, AGENT, ENVIRONMENT, HOW, _ORDER, FAILURES, _OUTPUT, PRINTED)
+@options_of(_HOW_MUCH, PART, AGENT, ENVIRONMENT, HOW, _TASKS, _ORDER, FAILURES, _OUTPUT, PRINTED)
 @click.pass_context
 def sample(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -103,6 +116,7 @@ def sample(
     """
     kind, number = given_amount(ctx, options, _AMOUNTS, "How much?")
     _check_sharding(options)
+    _check_tasks(options, kind)
     _check_agent(options)
     check_part(options, kind, number, seed_is_known=options["resume"] or options["repair"])
     _check_output_of_part(options)
@@ -129,6 +143,16 @@ def _check_sharding(options: dict[str, Any]) -> None:
         raise click.UsageError(
             "--shard-size needs --order index: the trajectories that arrive first differ when it is resumed."
         )
+
+
+def _check_tasks(options: dict[str, Any], kind: str) -> None:
+    """Refuse tasks where it is not said which trajectories have which."""
+    if options["tasks"] is None:
+        return
+    if kind == "trajectories_per_worker":
+        raise click.UsageError("--tasks needs --num-trajectories, how many each task has, or --num-samples.")
+    if options["shard_size"] is not None:
+        raise click.UsageError("--tasks cannot be used with --shard-size: a folder of shards has no tasks.")
 
 
 def _check_output_of_part(options: dict[str, Any]) -> None:

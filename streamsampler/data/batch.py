@@ -351,12 +351,12 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         """Return the batch of episodes that are dicts, as `to_list` returns them.
 
         Each needs "observations", "actions", "rewards", "terminated" and "truncated", and "last_observation" or one
-        more observation than rewards. The others may be left out: then there are no infos, indices count from 0, and
-        seeds and agent versions are 0.
+        more observation than rewards. The others may be left out: then there are no infos, indices count from 0, seeds
+        and agent versions are 0, and nothing was filtered. An episode with "cut" need not have ended.
 
         Raises:
-            UsageError: There is no episode, or one lacks a key or has an unknown one.
-            DataError: Arrays do not fit each other or the spaces.
+            UsageError: There is no episode, one lacks a key or has an unknown one, or an integer is none.
+            DataError: Arrays do not fit each other or the spaces, or a value cannot be what its name says.
         """
         return batch_of_episodes(cls, episodes, observation_space, action_space)
 

@@ -9,8 +9,10 @@ import numpy as np
 
 from streamsampler.data import trees
 from streamsampler.data.infos import is_mask
-from streamsampler.data.spaces import AnySpace
-from streamsampler.errors import DataError, UsageError
+from streamsampler.data.raw import RawRows
+from streamsampler.data.spaces import AnySpace, check_actions
+from streamsampler.data.step_values import flag_of
+from streamsampler.errors import DataError, UsageError, positive
 
 if TYPE_CHECKING:
     from streamsampler.data.batch import TrajectoryBatch
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["BatchEpisodes", "TimeStep", "batch_of_episodes"]
 
 _NEEDED = ("observations", "actions", "rewards", "terminated", "truncated")
-_OPTIONAL = ("last_observation", "env_infos", "agent_infos", "episode_info", "index", "seed", "agent_version")
+_OF_FRAGMENTS = ("continued", "cut", "env_number")
+_RAW = ("raw_observations", "raw_last_observation", "raw_rewards")
+_OPTIONAL = (
+    *("last_observation", "env_infos", "agent_infos", "episode_info", "index", "seed", "agent_version"),
+    *(*_OF_FRAGMENTS, *_RAW),
+)
 
 
 class TimeStep(NamedTuple):
@@ -59,6 +66,26 @@ def _row(infos: Mapping[str, Any], position: int) -> dict[str, Any]:
     return row
 
 
+def _first(tree: Any) -> Any:
+    return trees.map_tree(lambda leaf: leaf[0], tree)
+
+
+def _said_of_fragments(one: TrajectoryBatch[Any, Any]) -> dict[str, Any]:
+    if not one.fragments:
+        return {}
+    return {
+        "continued": bool(one.continued[0]),
+        "cut": bool(one.cut[0]),
+        "env_number": int(one.env_numbers[0]),
+    }
+
+
+def _raw_data(one: TrajectoryBatch[Any, Any]) -> dict[str, Any]:
+    if (raw := one.raw) is None:
+        return {}
+    return dict(zip(_RAW, (raw.observations, _first(raw.last_observations), raw.rewards), strict=True))
+
+
 class BatchEpisodes:
     """The part of a `TrajectoryBatch` that hands out trajectories and timesteps one by one."""
 
@@ -76,12 +103,14 @@ class BatchEpisodes:
         - "last_observation" (*O): the true final observation;
         - "terminated" and "truncated", bools;
         - "env_infos" and "agent_infos", dicts of (t, ...), and "episode_info", a dict: the info of `env.reset`;
-        - "index", "seed" and "agent_version", integers.
+        - "index", "seed" and "agent_version", integers;
+        - of fragments "continued" and "cut", bools, and "env_number", an integer;
+        - of filtered batches "raw_observations", "raw_last_observation" and "raw_rewards".
         """
         return [
             {
                 "observations": one.observations,
-                "last_observation": trees.map_tree(lambda leaf: leaf[0], one.last_observations),
+                "last_observation": _first(one.last_observations),
                 "actions": one.actions,
                 "rewards": one.rewards,
                 "terminated": bool(one.terminated[0]),
@@ -92,12 +121,17 @@ class BatchEpisodes:
                 "index": int(one.indices[0]),
                 "seed": one.seeds[0],
                 "agent_version": int(one.agent_versions[0]),
+                **_said_of_fragments(one),
+                **_raw_data(one),
             }
             for one in self.split()
         ]
 
     def time_steps(self) -> Iterator[TimeStep]:
-        """Yield all timesteps, one trajectory after the other: slow, for code that is written for single steps."""
+        """Yield all timesteps, one trajectory after the other: slow, for code that is written for single steps.
+
+        A trajectory of fragments that was cut ends with a timestep that is neither terminated nor truncated.
+        """
         for trajectory, one in enumerate(self.split()):
             following, n = one.next_observations, one.n_timesteps
             for step in range(n):
@@ -120,25 +154,26 @@ def batch_of_episodes(
     action_space: AnySpace,
 ) -> TrajectoryBatch[Any, Any]:
     """Return the batch of episodes; see `TrajectoryBatch.from_list`."""
-    if not episodes:
+    if isinstance(episodes, Mapping) or not hasattr(episodes, "__iter__"):
+        raise UsageError(f"from_list takes a list of dicts, one for each episode, got {episodes!r:.60}")
+    batches = []
+    for position, each in enumerate(episodes):
+        fields = _fields(each, position)
+        try:
+            batches.append(cls(observation_space=observation_space, action_space=action_space, **fields))
+        except DataError as error:
+            raise DataError(f"episode {position}: {error}") from None
+        if (outside := check_actions(action_space, fields["actions"])) is not None:
+            raise DataError(f"episode {position}: {outside[1]}, at timestep {outside[0]}")
+    if not batches:
         raise UsageError("from_list needs at least one episode")
-    return cls.concatenate(
-        [
-            cls(observation_space=observation_space, action_space=action_space, **_fields(each, position))
-            for position, each in enumerate(episodes)
-        ]
-    )
+    return cls.concatenate(batches)
 
 
 def _fields(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
     """Return the fields of the batch of one episode."""
-    if missing := [name for name in _NEEDED if name not in episode]:
-        raise UsageError(f"episode {position} has no {', '.join(missing)}")
-    if unknown := sorted(episode.keys() - {*_NEEDED, *_OPTIONAL}):
-        raise UsageError(f"episode {position} has unknown keys: {', '.join(map(repr, unknown))}")
-    rewards = np.asarray(episode["rewards"], dtype=np.float64)
-    if rewards.ndim != 1 or not len(rewards):
-        raise DataError(f"the rewards of episode {position} should be (t,), and are {rewards.shape}")
+    _check_keys(episode, position)
+    rewards = _numbers(episode, "rewards", position)
     observations, last = episode["observations"], episode.get("last_observation")
     if last is None:
         lengths = {len(leaf) for _, leaf in trees.leaves(observations)}
@@ -151,24 +186,91 @@ def _fields(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
         observations = trees.map_tree(lambda leaf: leaf[:-1], observations)
     return {
         "observations": observations,
-        "last_observations": trees.map_tree(lambda leaf: np.asarray(leaf)[np.newaxis], last),
+        "last_observations": _one_row(last),
         "actions": episode["actions"],
         "rewards": rewards,
-        "terminated": np.array([bool(episode["terminated"])]),
-        "truncated": np.array([bool(episode["truncated"])]),
         "env_infos": dict(episode.get("env_infos", {})),
         "agent_infos": dict(episode.get("agent_infos", {})),
         "episode_infos": _as_rows(episode.get("episode_info", {})),
         "lengths": np.array([len(rewards)], dtype=np.int64),
-        "indices": np.array([episode.get("index", position)], dtype=np.int64),
-        "seeds": (int(episode.get("seed", 0)),),
-        "agent_versions": np.array([episode.get("agent_version", 0)], dtype=np.int64),
+        "indices": np.array([_integer(episode, "index", position, position)], dtype=np.int64),
+        "seeds": (_integer(episode, "seed", position),),
+        "agent_versions": np.array([_integer(episode, "agent_version", position)], dtype=np.int64),
         "seed": None,
+        "raw": _raw_rows(episode, position),
+        **_flags(episode, position),
     }
+
+
+def _check_keys(episode: Any, position: int) -> None:
+    if not isinstance(episode, Mapping):
+        raise UsageError(f"episode {position} should be a dict, and is {episode!r:.60}")
+    if missing := [name for name in _NEEDED if name not in episode]:
+        raise UsageError(f"episode {position} has no {', '.join(missing)}")
+    if unknown := sorted(map(repr, episode.keys() - {*_NEEDED, *_OPTIONAL})):
+        raise UsageError(f"episode {position} has unknown keys: {', '.join(unknown)}")
+
+
+def _flags(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
+    """Return how an episode ended, and what is said of it as a part of fragments."""
+    flags = {
+        name: flag_of(f"{name} of episode {position}", episode.get(name, False))
+        for name in ("terminated", "truncated", "continued", "cut")
+    }
+    if not (flags["terminated"] or flags["truncated"] or flags["cut"]):
+        raise DataError(
+            f"episode {position} is neither terminated nor truncated: let one be true, or cut=True for an episode that "
+            "goes on"
+        )
+    if not any(name in episode for name in _OF_FRAGMENTS):
+        fragments = {}
+    else:
+        number = _integer(episode, "env_number", position, -1, least=-1)
+        fragments = {
+            "continued": np.array([flags["continued"]]),
+            "cut": np.array([flags["cut"]]),
+            "env_numbers": np.array([number], dtype=np.int64),
+        }
+    ends = {name: np.array([flags[name]]) for name in ("terminated", "truncated")}
+    return {**ends, "fragments": fragments}
+
+
+def _raw_rows(episode: Mapping[str, Any], position: int) -> RawRows | None:
+    there = [name for name in _RAW if name in episode]
+    if not there:
+        return None
+    if len(there) < len(_RAW):
+        raise UsageError(f"episode {position} has {', '.join(there)} alone: raw data are {', '.join(_RAW)}")
+    observations, last = episode["raw_observations"], episode["raw_last_observation"]
+    return RawRows(observations, _one_row(last), _numbers(episode, "raw_rewards", position))
+
+
+def _numbers(episode: Mapping[str, Any], name: str, position: int) -> Any:
+    try:
+        numbers = np.asarray(episode[name], dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the {name} of episode {position} should be numbers: {error}") from None
+    if numbers.ndim != 1 or not len(numbers):
+        raise DataError(f"the {name} of episode {position} should be (t,), and are {numbers.shape}")
+    return numbers
+
+
+def _integer(episode: Mapping[str, Any], name: str, position: int, default: int = 0, *, least: int = 0) -> int:
+    return positive(f"{name} of episode {position}", episode.get(name, default), least=least)
+
+
+def _one_row(tree: Any) -> Any:
+    return trees.map_tree(lambda leaf: np.asarray(leaf)[np.newaxis], tree)
 
 
 def _as_rows(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _as_rows(value) if isinstance(value, Mapping) else np.asarray(value)[np.newaxis]
-        for key, value in info.items()
-    }
+    return {key: _as_rows(value) if isinstance(value, Mapping) else _as_row(value) for key, value in info.items()}
+
+
+def _as_row(value: Any) -> Any:
+    """Return an info as the only one of its column: lists and other objects stay what they are."""
+    if isinstance(value, np.ndarray | np.generic | bool | int | float | complex | str | bytes):
+        return np.asarray(value)[np.newaxis]
+    row = np.empty(1, dtype=object)
+    row[0] = value
+    return row

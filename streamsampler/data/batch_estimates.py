@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import estimates
 from streamsampler.data.estimates import Floats, VTrace
-from streamsampler.errors import DataError, UsageError
+from streamsampler.errors import DataError, UsageError, number, positive
 
 __all__ = ["BatchEstimates"]
 
@@ -19,7 +19,7 @@ class BatchEstimates:
     """The part of a `TrajectoryBatch` that learns nothing, but computes what is learned from.
 
     Values are arrays or tensors of PyTorch. All is computed in float64, without gradients. Of tensors it is returned as
-    a tensor of the same dtype, on the same device; of arrays as float64.
+    a tensor of the same dtype, or of float64 where that is none of floats, on the same device; of arrays as float64.
     """
 
     if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class BatchEstimates:
         if missing := int((~self.terminated & ~there).sum()):
             raise DataError(
                 f"{missing} trajectories did not terminate, and the agent gave no value for what would have followed: "
-                "give it a method get_value(observation), or pass last_values"
+                "give it a method get_value(observation), or pass last_values (of agents with a memory, only workers "
+                "of one environment each ask for it: DefaultWorker)"
             )
         return np.where(self.terminated, 0.0, found)
 
@@ -72,7 +73,7 @@ class BatchEstimates:
         Returns:
             (T,) float64; the first of each trajectory is the discounted return of all of it.
         """
-        return estimates.accumulate_backwards(self.rewards, self.lengths, float(gamma))
+        return estimates.accumulate_backwards(self.rewards, self.lengths, number("gamma", gamma))
 
     def returns_to_go(self, gamma: float, last_values: Any = None) -> Any:
         """Return the discounted return from each timestep on, what would come after the end of a trajectory included.
@@ -127,7 +128,7 @@ class BatchEstimates:
         Arguments, result and errors are those of `advantages`.
         """
         values, last_values = self._given(values, last_values)
-        plain = self.advantages(_array(values), last_values, gamma, lambda_)
+        plain = self.advantages(_array(values, "values"), last_values, gamma, lambda_)
         return _like(values, plain + self._values(values))
 
     def vtrace(
@@ -156,6 +157,7 @@ class BatchEstimates:
                 truncated.
             UsageError: A discount or a weight below 0 or above 1, or a clip that is not above 0.
         """
+        clip_rho, clip_c = number("clip_rho", clip_rho), number("clip_c", clip_c)
         if not (clip_rho > 0 and clip_c > 0):
             raise UsageError(f"clip_rho and clip_c must be above 0, not {clip_rho} and {clip_c}")
         with np.errstate(over="ignore"):  # of an infinite weight the clip is left
@@ -188,12 +190,11 @@ class BatchEstimates:
             (size,) int64: rows of the arrays of T timesteps, or positions of trajectories.
 
         Raises:
-            UsageError: A size or a number of epochs below 1, or another `by`.
+            UsageError: A size or a number of epochs below 1, a seed that is no integer of at least 0, or another `by`.
         """
         if by not in ("timestep", "trajectory"):
             raise UsageError(f"by must be 'timestep' or 'trajectory', not {by!r}")
-        if size < 1 or epochs < 1:
-            raise UsageError(f"size and epochs must be at least 1, not {size} and {epochs}")
+        size, epochs, seed = positive("size", size), positive("epochs", epochs), positive("seed", seed, least=0)
         return _shuffled(len(self.rewards if by == "timestep" else self.lengths), size, seed, epochs)
 
     def _given(self, values: Any, last_values: Any) -> tuple[Any, Any]:
@@ -203,7 +204,7 @@ class BatchEstimates:
         return self.values, self.last_values if last_values is None else last_values
 
     def _values(self, values: Any, name: str = "values") -> Floats:
-        found = _array(values)
+        found = _array(values, name)
         if found.shape != self.rewards.shape:
             raise DataError(
                 f"{name} have the shape {found.shape}, but the batch has {len(self.rewards)} timesteps: "
@@ -221,7 +222,7 @@ class BatchEstimates:
                     "last_values, the values of last_observations, for what would have followed"
                 )
             return np.zeros(n)
-        found = _array(last_values)
+        found = _array(last_values, "last_values")
         if found.shape != (n,):
             raise DataError(
                 f"last_values have the shape {found.shape}, but the batch has {n} trajectories: ({n},) is needed"
@@ -236,19 +237,29 @@ def _shuffled(n: int, size: int, seed: int, epochs: int) -> Iterator[NDArray[np.
         yield from (order[start : start + size] for start in range(0, n, size))
 
 
-def _array(values: Any) -> Floats:
+def _array(values: Any, name: str) -> Floats:
     """Return values as an array of float64; a tensor without its gradients."""
     if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    return np.asarray(values, dtype=np.float64)
+        values = values.detach().cpu()
+        values = (values if values.is_complex() else values.double()).numpy()
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind not in "cOSU" or (array.dtype.kind == "O" and all(one is not None for one in array.flat)):
+            return array.astype(np.float64, copy=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} should be numbers: {error}") from None
+    raise DataError(f"{name} should be real numbers, and have the dtype {array.dtype}")
 
 
 def _like(given: Any, found: Floats) -> Any:
-    """Return what was found as a tensor if a tensor was given."""
-    return given.new_tensor(found) if hasattr(given, "new_tensor") else found
+    """Return what was found as a tensor if a tensor was given; integers would cut it off."""
+    if not hasattr(given, "new_tensor"):
+        return found
+    return (given if given.is_floating_point() else given.double()).new_tensor(found)
 
 
 def _share(value: float, name: str) -> float:
-    if not 0.0 <= value <= 1.0:
+    share = number(name, value)
+    if not 0.0 <= share <= 1.0:
         raise UsageError(f"{name} must be between 0 and 1, not {value}")
-    return float(value)
+    return share

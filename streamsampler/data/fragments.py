@@ -17,15 +17,14 @@ class EpisodeState(NamedTuple):
 
     Attributes:
         length: Its timesteps so far.
-        agent: What the agent's `get_state` returned, pickled; None where it has none.
-        generators: The states of the global generators; None where nothing was drawn from them since they were seeded.
-        digests: Of its observations and rewards so far.
+        memory: What the agents' `get_state` returned, and the states of the global generators, for all environments of
+            a ticket, pickled together; and which of them this is. None where there is nothing to remember.
+        digests: Of its observations and rewards so far, that observation included which its last action led to.
         restorable: Whether another worker's agent can be put into this state.
     """
 
     length: int
-    agent: bytes | None
-    generators: Any
+    memory: tuple[bytes, int] | None
     digests: tuple[int, ...]
     restorable: bool
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from streamsampler.data.trees import Array
 from streamsampler.errors import UsageError
 
-__all__ = ["Aggregation", "aggregate", "check_aggregation", "metrics_of"]
+__all__ = ["Aggregation", "MetricsSoFar", "aggregate", "check_aggregation", "metrics_of"]
 
 Aggregation = Literal["mean", "sum", "last"]
 _HOW = ("mean", "sum", "last")
@@ -56,6 +56,49 @@ def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, 
         if isinstance(values := infos.get(name), np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf"
     }
     return aggregate(infos, numbers)
+
+
+class MetricsSoFar:
+    """Makes one number of each metric, while trajectories come one after the other.
+
+    Numbers do not depend on how trajectories come: each is added by itself, in order.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[float, int, float]] = {}  # the sum, how many they are, and the last one
+        self._others = set[str]()  # that were no number in some trajectory
+
+    def add(self, infos: Mapping[str, Array], names: Iterable[str]) -> None:
+        """Add trajectories.
+
+        Args:
+            infos: The episode infos of a batch, with their masks.
+            names: The metrics' names.
+        """
+        for name in names:
+            if (values := infos.get(name)) is None or name in self._others:
+                continue
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
+                self._others.add(name)
+                self._found.pop(name, None)
+                continue
+            mask = infos.get(f"_{name}")
+            for value in (values if mask is None else values[mask]).tolist():
+                total, n, _ = self._found.get(name, (0, 0, 0))
+                self._found[name] = total + value, n + 1, value
+
+    def update(self, metrics: dict[str, float], how: Mapping[str, str]) -> None:
+        """Write the numbers into those of earlier calls, and take out what is no number.
+
+        Args:
+            metrics: The numbers by name.
+            how: What is made of the values, by name; see `aggregate`.
+        """
+        for name in self._others:
+            metrics.pop(name, None)
+        for name, (total, n, last) in self._found.items():
+            word = how[name]
+            metrics[name] = float(last if word == "last" else total if word == "sum" else total / n)
 
 
 def _number(infos: Mapping[str, Array], name: str, how: Any) -> float | None:

@@ -18,6 +18,7 @@ from streamsampler.data.copying import Allocate, make_recorder
 from streamsampler.data.fragments import EnvFragment
 from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.last_values import with_last_values
 from streamsampler.data.spaces import AnySpace, check_actions
 from streamsampler.data.step_values import flag_of, reward_recorder
 from streamsampler.data.trees import Tree
@@ -48,6 +49,7 @@ class Rollouts:
         anomalies: The trajectories that may be wrong, if that was looked for.
         fragments: Of fragments, which trajectories belong to which environment, in the ticket's order; else empty.
         summaries: A summary of each trajectory for the sampler's filters, pickled; empty without filters.
+        has_last_values: Whether `episode_infos` have the agent's values of last observations.
     """
 
     observations: Tree
@@ -63,6 +65,7 @@ class Rollouts:
     anomalies: tuple[Anomaly, ...] = ()
     fragments: tuple[EnvFragment, ...] = ()
     summaries: bytes = b""
+    has_last_values: bool = False
 
     @property
     def n_trajectories(self) -> int:
@@ -111,6 +114,7 @@ class RolloutRecorder:
         self._lengths: list[int] = []
         self._terminated: list[bool] = []
         self._truncated: list[bool] = []
+        self._last_values: dict[int, float] = {}  # by position of the trajectory
         self._begun = False
         self.metrics: dict[str, str] = {}
         self.n_trajectories = 0
@@ -157,6 +161,10 @@ class RolloutRecorder:
             DataError: It is no dict, or has a key that is no string.
         """
         self._episode_infos.record(self.n_trajectories, metrics)
+
+    def record_last_value(self, value: float) -> None:
+        """Record the agent's value of the last observation of the trajectory in hand, which did not terminate."""
+        self._last_values[self.n_trajectories] = value
 
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
         """Return as booleans what the environment said in the timestep whose reward was recorded last.
@@ -226,6 +234,7 @@ class RolloutRecorder:
         """Forget everything, for the next ticket."""
         self.n_trajectories = self.n_timesteps = 0
         self.metrics.clear()
+        self._last_values.clear()
         self.abandon()
         for recorder in (self._observations, self._last_observations, self._actions):
             recorder.renew()
@@ -240,12 +249,16 @@ class RolloutRecorder:
         Raises:
             ActionError: An action outside its space.
             ObservationError: An observation that its space's dtype cannot hold.
-            DataError: A trajectory with infos with a key `_x` and a key `x`. All of these errors have a `position`.
+            DataError: A trajectory with infos with a key `_x` and a key `x`, or with the key of the agent's value. All
+                of these errors have a `position`.
         """
         n_timesteps, n_trajectories = self.n_timesteps, self.n_trajectories
         observations, actions, last_observations = self._views()
         refuse_actions_outside(self._action_space, actions, self._lengths)
         lengths = np.array(self._lengths, dtype=np.int64)
+        episode_infos = self._episode_infos.finish(n_trajectories, lambda positions: positions)
+        if last_values := {row: value for row, value in self._last_values.items() if row < n_trajectories}:
+            episode_infos = with_last_values(episode_infos, list(last_values), list(last_values.values()))
 
         def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
             return np.searchsorted(np.cumsum(lengths), steps, side="right")
@@ -260,7 +273,8 @@ class RolloutRecorder:
             lengths=lengths,
             env_infos=self._env_infos.finish(n_timesteps, owners),
             agent_infos=self._agent_infos.finish(n_timesteps, owners),
-            episode_infos=self._episode_infos.finish(n_trajectories, lambda positions: positions),
+            episode_infos=episode_infos,
+            has_last_values=bool(last_values),
         )
 
     def _views(self) -> tuple[Tree, Tree, Tree]:

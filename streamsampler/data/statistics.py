@@ -98,8 +98,9 @@ class Stats:
             each timestep by timer, the timesteps per second and the values of infos, by their names in `flat`. Of
             samplers only; streams are not in it.
         infos: What `take_infos` made of the infos of the last batch, by name.
-        metrics: What was made of the metrics that hooks gave the trajectories of the last batch, by name; of metrics
-            that are one number in each trajectory. In `flat` they are "metrics/…".
+        metrics: What was made of the metrics that hooks gave the trajectories of the last batch, or all those that a
+            stream has handed out so far, by name; of metrics that are one number in each trajectory. In `flat` they are
+            "metrics/…".
         metric_kinds: How each metric becomes one number: "mean", "sum" or "last".
     """
 

@@ -37,7 +37,7 @@ from streamsampler.scheduling.ticket_size import SHORTEST_TICKET_SECONDS
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import Progress, StatusBoard
 
-__all__ = ["FAIL_POINT_VARIABLE", "Answered", "Died", "Engine", "Event", "Logged", "unreadable"]
+__all__ = ["FAIL_POINT_VARIABLE", "Answered", "Died", "Engine", "Event", "Logged", "Restored", "unreadable"]
 
 FAIL_POINT_VARIABLE = "STREAMSAMPLER_FAIL_POINT"
 """The environment variable that switches fail points on; see `streamsampler.testing.fail_points`."""
@@ -95,7 +95,20 @@ class Logged:
     records: bytes
 
 
-Event = Answered | Died | Logged
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A process that a worker needs was lost and made again; the worker goes on.
+
+    Attributes:
+        worker: The worker number.
+        hung: Whether it made no progress, and was killed.
+    """
+
+    worker: int
+    hung: bool = False
+
+
+Event = Answered | Died | Logged | Restored
 
 
 class Engine(ABC):

@@ -18,10 +18,10 @@ from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.loop import WorkerLoop
 from streamsampler.workers.threads import ThreadLimit
 
-__all__ = ["LocalEngine"]
+__all__ = ["LocalChannel", "LocalEngine"]
 
 
-class _LocalChannel:
+class LocalChannel:
     """A worker's connection to a sampler in the same thread."""
 
     interruptible = True
@@ -33,16 +33,19 @@ class _LocalChannel:
         self.messages: deque[Message] = deque()
 
     def receive(self, *, wait: bool) -> Message | None:
+        """Return the next message, or None."""
         del wait  # the sampler is in this thread: no message can come meanwhile
         self._threads.hold()
         return self.messages.popleft() if self.messages else None
 
     def load(self, payload: Payload) -> Any:
+        """Return a new object."""
         loaded = loads(payload)
         self._threads.hold()  # torch may have been imported with it
         return loaded
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
+        """Leave an answer for the sampler."""
         if not isinstance(contents, BaseException):
             try:
                 contents = copy.deepcopy(contents)  # the recorder uses its memory again for the next ticket
@@ -79,9 +82,13 @@ class LocalEngine(Engine):
         self._seed = seed
         self.board = StatusBoard(memoryview(bytearray(board_bytes(n_workers))))
         self._events: deque[Event] = deque()
-        self._channels = [_LocalChannel(worker, self._events, self._threads) for worker in range(n_workers)]
+        self._channels = [self._channel(worker, self._events, self._threads) for worker in range(n_workers)]
         self._loops = [self._loop(worker) for worker in range(n_workers)]
+        self._told_to_end: set[int] = set()
         self._next = 0
+
+    def _channel(self, worker: int, events: deque[Event], threads: ThreadLimit) -> LocalChannel:
+        return LocalChannel(worker, events, threads)
 
     def _loop(self, worker: int) -> WorkerLoop:
         context = WorkerContext(self.board.row(worker), worker, self._seed)
@@ -110,6 +117,7 @@ class LocalEngine(Engine):
     def restart(self, worker: int) -> None:
         """Replace a worker; never needed, since these workers do not die."""
         self._channels[worker].messages.clear()
+        self._told_to_end.discard(worker)
         self._loops[worker] = self._loop(worker)
 
     def kill(self) -> None:
@@ -121,7 +129,10 @@ class LocalEngine(Engine):
         del read_answers
         self.board.abandon_all()
         with self._threads.held():
-            for channel, loop in zip(self._channels, self._loops, strict=True):
+            for worker, (channel, loop) in enumerate(zip(self._channels, self._loops, strict=True)):
+                if worker in self._told_to_end:
+                    continue  # an interrupt came after that
+                self._told_to_end.add(worker)
                 channel.messages.clear()
                 channel.messages.append(Exit())
                 loop.turn(wait=False)

@@ -13,7 +13,7 @@ from streamsampler.errors import SamplerError, UsageError
 if TYPE_CHECKING:  # the command's help is to come at once
     from streamsampler.engines.base import Engine
 
-__all__ = ["ENGINES", "RAY", "Capabilities", "EngineName", "check_engine", "refuse_lacking"]
+__all__ = ["ENGINES", "PARENT", "RAY", "Capabilities", "EngineName", "check_engine", "refuse_lacking"]
 
 EngineName = Literal["processes", "queues"]
 
@@ -35,14 +35,14 @@ class Capabilities:
     def load(self) -> Callable[..., Engine]:
         """Import the engine, which may need what not every system has."""
         module, name = self.made_by
-        make: Callable[..., Engine] = getattr(importlib.import_module(f"streamsampler.engines.{module}"), name)
+        make: Callable[..., Engine] = getattr(importlib.import_module(f"streamsampler.{module}"), name)
         return make
 
 
 ENGINES: dict[EngineName, Capabilities] = {
-    "processes": Capabilities(("processes.engine", "ProcessEngine")),
+    "processes": Capabilities(("engines.processes.engine", "ProcessEngine")),
     "queues": Capabilities(
-        ("queues", "QueueEngine"),
+        ("engines.queues", "QueueEngine"),
         start_methods=("spawn",),
         lacks={"max_worker_memory": "not every system tells how much memory a process has"},
     ),
@@ -56,7 +56,7 @@ on Windows; notice that an environment has forked the worker itself; run in a da
 """
 
 
-RAY = Capabilities(("ray", "RayEngine"), lacks={"start_method": "Ray starts the processes"})
+RAY = Capabilities(("engines.ray", "RayEngine"), lacks={"start_method": "Ray starts the processes"})
 """The engine of Ray, which another sampler has: it needs the extra, and other arguments.
 
 What no argument needs, and it cannot do: all that `queues` cannot do; show the Python stacks of a worker that is
@@ -64,6 +64,17 @@ stopped; end what an environment has started. Of a worker that died it knows wha
 its last timesteps were it knows only as far as it asked, for progress or for `step_timeout`, and up to the last answer.
 Environments do not run in the main thread, so they cannot set signal handlers, and what they print stays in Ray's logs.
 """
+
+
+PARENT = Capabilities(
+    ("stepping.inference.engine", "ParentEngine"),
+    lacks={
+        "max_worker_memory": "its processes have environments in which trajectories go on from ticket to ticket",
+        "hooks": "they would see no environment, which is in another process",
+        "staleness": "the agent chooses actions only while you call the sampler, so no batch is sampled between calls",
+    },
+)
+"""The engine of `inference="parent"`."""
 
 
 def refuse_lacking(name: str, able: Capabilities, options: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ class Uniform(Distribution):
         return float(generator.uniform(self.low, self.high))
 
     def __repr__(self) -> str:
-        return f"Uniform({self.low:g}, {self.high:g})"
+        return f"Uniform({_exact(self.low)}, {_exact(self.high)})"
 
 
 class LogUniform(Distribution):
@@ -69,7 +69,7 @@ class LogUniform(Distribution):
         return min(max(drawn, self.low), self.high)  # a logarithm is rounded
 
     def __repr__(self) -> str:
-        return f"LogUniform({self.low:g}, {self.high:g})"
+        return f"LogUniform({_exact(self.low)}, {_exact(self.high)})"
 
 
 class Normal(Distribution):
@@ -93,7 +93,7 @@ class Normal(Distribution):
         return float(generator.normal(self.mean, self.std))
 
     def __repr__(self) -> str:
-        return f"Normal({self.mean:g}, {self.std:g})"
+        return f"Normal({_exact(self.mean)}, {_exact(self.std)})"
 
 
 class Choice(Distribution):
@@ -134,6 +134,12 @@ class Choice(Distribution):
     def __repr__(self) -> str:
         chances = "" if self.probabilities is None else f", {list(self.probabilities)}"
         return f"Choice({list(self.values)}{chances})"
+
+
+def _exact(number: float) -> str:
+    """Return a number's shortest text: files compare it, so no other number has the same."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def _number(kind: str, name: str, value: Any) -> float:

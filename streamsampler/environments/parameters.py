@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
 
-from streamsampler.environments.distributions import Distribution
+from streamsampler.environments.distributions import Choice, Distribution
 from streamsampler.environments.methods import find_method
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_env_update, describe
 from streamsampler.errors import UsageError
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.serialization import Payload, dumps, loads
 
-__all__ = ["Parameters", "SetParameters", "drawn_parameters", "parameter_setter", "with_info"]
+__all__ = ["Parameters", "SetParameters", "drawn_parameters", "parameter_setter", "with_info", "with_parameters"]
 
 Parameters = dict[str, Any]
 _SHOWN = 20
@@ -44,7 +45,7 @@ class SetParameters(EnvUpdate):
         info_key: The key in `episode_infos`; for environments whose resets have an info "parameters" of their own.
 
     Raises:
-        UsageError: There are no parameters, or names are no strings.
+        UsageError: There are no parameters, names are no strings, or a distribution is within a value.
     """
 
     def __init__(self, parameters: Mapping[str, Any], env: Any = None, *, info_key: str = "parameters") -> None:
@@ -55,8 +56,7 @@ class SetParameters(EnvUpdate):
         if not isinstance(info_key, str) or not info_key:
             raise UsageError(f"info_key is the name of an info, got {info_key!r}")
         for name, value in parameters.items():
-            if isinstance(value, type) and issubclass(value, Distribution):
-                raise UsageError(f"the parameter {name!r} is the class {value.__name__} itself: pass an instance of it")
+            _check_value(name, value)
         self.parameters: Parameters = dict(parameters)
         self.info_key = info_key
         # Pickled, as it is sent: each environment is made from a copy of its own, and workers compare these bytes.
@@ -130,6 +130,29 @@ class SetParameters(EnvUpdate):
             raise
 
 
+def _check_value(name: str, value: Any) -> None:
+    if isinstance(value, type) and issubclass(value, Distribution):
+        raise UsageError(f"the parameter {name!r} is the class {value.__name__} itself: pass an instance of it")
+    if isinstance(value, Choice):
+        value = value.values
+    if not isinstance(value, Distribution):
+        _refuse_nested(name, value)
+
+
+def _refuse_nested(name: str, value: Any) -> None:
+    """Check that a value has no distribution within it: only whole values are drawn."""
+    if isinstance(value, Distribution):
+        raise UsageError(
+            f"the parameter {name!r} has {value!r:.60} within its value, and only whole values are drawn: make it a "
+            "parameter of its own, or write a Distribution whose draw returns the whole value"
+        )
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            _refuse_nested(name, each)
+
+
 class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Sets parameters before each reset, and adds them to its info."""
 
@@ -145,6 +168,11 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.parameters_in_force = update.parameters
         self._info_key = update.info_key
 
+    def set_besides(self, update: SetParameters) -> None:
+        """Take parameters from here on, besides those in force that have other names."""
+        both = {**self.parameters_in_force, **update.parameters}
+        self.set_with(SetParameters(both, info_key=update.info_key))
+
     def goes_with(self, source: Payload | None, parameters: Parameters) -> bool:
         """Whether it comes from such a source, and nothing that was set remains once these parameters are."""
         return self._source == source and parameters.keys() >= self.parameters_in_force.keys()
@@ -155,6 +183,18 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._set(drawn)
         result = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
         return with_info(result, self._info_key, drawn, "pass SetParameters(…, info_key=…) another name")
+
+
+def with_parameters(env: AnyEnv, update: SetParameters) -> AnyEnv:
+    """Return an environment whose resets set parameters, besides those of other names that they set already.
+
+    Raises:
+        UsageError: The environment has no such parameters.
+    """
+    if isinstance(env, _ParametrisedEnv):
+        env.set_besides(update)
+        return env
+    return _ParametrisedEnv(env, update, None)
 
 
 def drawn_parameters(parameters: Parameters, trajectory_seed: int | None) -> Parameters:
@@ -178,7 +218,8 @@ def parameter_setter(env: AnyEnv, parameters: Parameters) -> Callable[[Parameter
     """Return what sets parameters of these names; see `SetParameters` for the ways.
 
     Raises:
-        UsageError: The environment has neither method, and lacks an attribute; names those that there are.
+        UsageError: The environment has neither method, and lacks an attribute, or one is a method; names those that
+            there are.
     """
     bare = env.unwrapped
     method = getattr(bare, "set_parameters", None)
@@ -193,6 +234,11 @@ def parameter_setter(env: AnyEnv, parameters: Parameters) -> Callable[[Parameter
         raise UsageError(
             f"{type(bare).__qualname__} has no parameter {', '.join(missing)}: it has no method set_parameters or "
             f"set_task, and these attributes: {there}"
+        )
+    if methods := [name for name in parameters if inspect.isroutine(getattr(type(bare), name, None))]:
+        raise UsageError(
+            f"{type(bare).__qualname__} has a method of the name {', '.join(methods)}, which no parameter can replace: "
+            "name an attribute, or give the environment a method set_parameters(dict)"
         )
     return lambda drawn: _set_attributes(bare, drawn)
 

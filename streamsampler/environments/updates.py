@@ -23,7 +23,7 @@ from streamsampler.environments.ids import find_spec
 from streamsampler.environments.kinds import foreign_kind, foreign_kind_in
 from streamsampler.environments.methods import task_setter
 from streamsampler.environments.worker_numbers import lacks, with_worker_number
-from streamsampler.errors import SamplerError, UsageError
+from streamsampler.errors import SamplerError, UsageError, keywords
 
 __all__ = [
     "AnyEnv",
@@ -314,8 +314,7 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
         UsageError: If there are arguments, and nothing to be made with them, or they are no dict of names.
         TypeError: If it is none of these.
     """
-    if env_kwargs is not None and not (isinstance(env_kwargs, Mapping) and all(isinstance(k, str) for k in env_kwargs)):
-        raise UsageError(f"env_kwargs must be a dict with the arguments' names as keys, got {env_kwargs!r}")
+    env_kwargs = keywords("env_kwargs", env_kwargs)
     if isinstance(env, EnvUpdate | gymnasium.Env | VectorEnv):
         if env_kwargs:
             raise UsageError(f"env_kwargs are for making an environment, but {_shown(env)} is there already")

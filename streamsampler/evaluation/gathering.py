@@ -130,6 +130,7 @@ class Gathering:
         success: SuccessMeaning,
         updates: Mapping[str, Any],
     ) -> None:
+        sampler.refuse_lag("an evaluation")
         self.amount = amount
         self._sampler = sampler
         self._success = success

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -14,9 +14,10 @@ from streamsampler.environments.ids import find_spec
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import UnknownEnvironmentError, UsageError, positive
 from streamsampler.evaluation.agents import evaluated_agent
+from streamsampler.samplers.episodes import check_alone, episode_of, is_part
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.provenance import name_of_worker
-from streamsampler.samplers.replaying import recorded_one
+from streamsampler.samplers.replaying import recorded_one, task_numbers
 from streamsampler.samplers.replays import Origin, Replay, replayed
 from streamsampler.samplers.rerun import Rerun, place_of
 from streamsampler.samplers.updates import Updates
@@ -29,7 +30,8 @@ from streamsampler.storage.manifest import read_manifest, shard_name
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
-from streamsampler.workers.resets import Options, Resets, common_resets
+from streamsampler.workers.hooks import pickled_hooks
+from streamsampler.workers.resets import Options, Resets, common_resets, tasks_as_recorded
 from streamsampler.workers.threads import check_threads
 from streamsampler.workers.vec.worker import VecWorker
 
@@ -50,6 +52,9 @@ class ReplayOptions(TypedDict, total=False):
     worker_threads: int | None
     deterministic: bool | None
     vec_normalize: Any
+    tasks: Sequence[Any]
+    hooks: Any
+    drop_if: Callable[[dict[str, Any]], Any] | None
 
 
 def replay(
@@ -81,9 +86,11 @@ def replay(
         actions: Whether to replay the recorded actions, without the agent.
         video: A `.mp4` file for a video, which needs the extra `video`.
         options: `env_kwargs`, `max_episode_length`, `worker_class`, `worker_args` and `worker_threads`, as samplers
-            take them; `reset_options`, which files do not have; `n_trajectories`, how many were asked for, if it was a
-            number of trajectories (it decides about the last block of trajectories that run together); `deterministic`
-            and `vec_normalize`, see `streamsampler.evaluate`.
+            take them; `tasks`, all those of its call; `reset_options`, which files do not have; `n_trajectories`, how
+            many were asked for, if it was a number of trajectories (it decides about the last block of trajectories
+            that run together); `deterministic` and `vec_normalize`, see `streamsampler.evaluate`; `hooks`, whose
+            metrics the trajectory has then, and `drop_if`, which decides about the trajectories that run together with
+            this one: see `Sampler`.
 
     Returns:
         What came of it. It can be printed: its `difference` is None if the trajectory is the same.
@@ -101,6 +108,7 @@ def replay(
         )
     index = positive("index", index, least=0)
     record = _read(source, index, version)
+    record.one = episode_of(record.batch, record.one, actions=actions)
     if actions and agent is not None:
         raise UsageError("the recorded actions are replayed without an agent: leave it out")
     record.settle(options, alone=actions)
@@ -108,6 +116,10 @@ def replay(
     rerun, alternative = _rerun_of(record, updates, options)
     if actions:
         rerun, alternative = rerun.with_actions(record.one), None
+    elif is_part(record.one):
+        check_alone(rerun.setup.factory.layout.block)
+        rerun = rerun.cut_after(len(record.one.rewards)) if record.one.cut[0] else rerun
+    record.cut |= bool(record.one.cut[0])
     origin = Origin(record.fingerprints, record.versions, tuple(record.notes), record.cut, actions_only=actions)
     return replayed(rerun, record.one, origin, None if video is None else Path(video), alternative)
 
@@ -170,12 +182,16 @@ class _Record:
             n_workers=1, seed=self.batch.seed or 0, max_episode_length=limit, worker_class=worker_class,
             worker_args=worker_args,
         )  # fmt: skip
-        self.setup = WorkerSetup(factory, check_threads(threads), None)
+        hooks = None if alone else pickled_hooks(options.get("hooks"), options.get("drop_if"))
+        self.setup = WorkerSetup(factory, check_threads(threads), None, hooks=hooks)
         said = facts.get("worker")
         if not alone and isinstance(said, str) and said != f"{worker_class.__name__}: {worker_class.revision}":
             self.notes.append(f"the workers were of another revision ({said}), which may make other trajectories")
         options_of_reset = common_resets(options.get("reset_options"))
         self.resets = options_of_reset or (Resets() if self._has_given_seeds else None)
+        if (tasks := options.get("tasks", facts.get("tasks"))) is not None:
+            numbers = task_numbers(self.batch, int(self.one.agent_versions[0]))
+            self.resets = tasks_as_recorded(tasks, numbers, self.resets)
 
     @property
     def _has_given_seeds(self) -> bool:

@@ -15,12 +15,12 @@ import time
 from typing import Any
 
 import click
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
 from streamsampler import MultiprocessingSampler
+from streamsampler.examples import made
 from streamsampler.seeding import Stream, derived_seeds
 
 __all__ = ["PerturbedPolicy", "improve", "main", "noise_of"]
@@ -84,12 +84,12 @@ def improve(sampler: Any, weights: Floats, sigma: float, pairs: int, learning_ra
 
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="CartPole-v1")
-@click.option("--workers", default=2, help="Worker processes.")
-@click.option("--seed", default=0, help="The seed of everything random.")
-@click.option("--iterations", default=50, help="Iterations.")
-@click.option("--pairs", default=32, help="Pairs of trajectories in each iteration.")
-@click.option("--sigma", default=0.1, help="Standard deviation of the noise.")
-@click.option("--learning-rate", default=0.1, help="Step size.")
+@click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
+@click.option("--iterations", default=50, type=click.IntRange(0), help="Iterations.")
+@click.option("--pairs", default=32, type=click.IntRange(1), help="Pairs of trajectories in each iteration.")
+@click.option("--sigma", default=0.1, type=click.FloatRange(0, min_open=True), help="Standard deviation of the noise.")
+@click.option("--learning-rate", default=0.1, type=click.FloatRange(0, min_open=True), help="Step size.")
 @click.option("--target", type=float, help="Stop at this mean return of the population.")
 def main(
     environment: str, workers: int, seed: int, iterations: int, pairs: int, sigma: float, learning_rate: float,
@@ -97,7 +97,7 @@ def main(
 ) -> None:  # fmt: skip
     """Train in ENVIRONMENT, and evaluate the policy without noise on 100 trajectories."""
     begin = time.perf_counter()
-    with gymnasium.make(environment) as env:
+    with made(environment) as env:
         policy = PerturbedPolicy(env.observation_space, env.action_space)
     weights = policy.weights
     with MultiprocessingSampler(policy, environment, n_workers=workers, seed=seed) as sampler:

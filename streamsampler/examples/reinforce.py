@@ -2,9 +2,8 @@
 
     python -m streamsampler.examples.reinforce --workers 4 --seed 1
 
-An on-policy algorithm in the smallest form that works, to copy from: sample with the current parameters, take one
-step of gradient ascent, hand the new parameters to the sampler with the next call. The output is the same whatever
-the number of workers; the line with the time goes to stderr.
+An on-policy algorithm in the smallest form that works, to copy from: sample, ascend the gradient, hand new parameters
+to the next call. The output is the same whatever the number of workers; the line with the time goes to stderr.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from numpy.typing import NDArray
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 
-__all__ = ["Adam", "LinearBaseline", "LogisticPolicy", "improve", "main"]
+__all__ = ["Adam", "LogisticPolicy", "baseline_features", "improve", "main"]
 
-SOLVED = 475.0
 SCALE = np.array([2.4, 3.0, 0.21, 3.0])  # brings CartPole's observations to the size of 1
 
 
@@ -36,9 +34,8 @@ class LogisticPolicy:
         greedy: Whether to take the likelier action instead of drawing one.
     """
 
-    def __init__(self, greedy: bool = False) -> None:
-        self.weights = np.zeros(5)
-        self.greedy = greedy
+    def __init__(self, weights: NDArray[Any], greedy: bool = False) -> None:
+        self.weights, self.greedy = weights, greedy
         self.random = random.Random()  # noqa: S311 - nothing secret is drawn
 
     def reset(self, seed: int) -> None:
@@ -48,51 +45,19 @@ class LogisticPolicy:
     def get_action(self, observation: NDArray[Any]) -> tuple[int, dict[str, Any]]:
         """Choose an action."""
         logit = float((observation / SCALE).dot(self.weights[:4]) + self.weights[4])
-        if self.greedy:
-            return int(logit > 0), {}
-        return int(self.random.random() < 1.0 / (1.0 + math.exp(-logit))), {}
-
-    def get_param_values(self) -> NDArray[Any]:
-        """Return the parameters."""
-        return self.weights
+        threshold = 0.5 if self.greedy else self.random.random()
+        return int(threshold < 1.0 / (1.0 + math.exp(-logit))), {}
 
     def set_param_values(self, weights: NDArray[Any]) -> None:
         """Set the parameters. In the workers, `agent_update` arrives here."""
         self.weights = np.array(weights)
 
-    def log_probability_gradients(self, batch: TrajectoryBatch) -> NDArray[Any]:
-        """Return the gradient of each action's log-probability by the weights, (T, 5)."""
-        inputs = np.column_stack([batch.observations / SCALE, np.ones(batch.n_timesteps)])
-        right = 1.0 / (1.0 + np.exp(-inputs @ self.weights))
-        gradients: NDArray[Any] = (batch.actions - right)[:, None] * inputs
-        return gradients
 
-
-class LinearBaseline:
-    """Predict discounted returns from features of the observation and the time, by least squares."""
-
-    def __init__(self) -> None:
-        self.coefficients: NDArray[Any] | None = None
-
-    def predict(self, batch: TrajectoryBatch) -> NDArray[Any]:
-        """Return the expected return at each timestep, as fitted to earlier batches."""
-        if self.coefficients is None:
-            return np.zeros(batch.n_timesteps)
-        values: NDArray[Any] = self._features(batch) @ self.coefficients
-        return values
-
-    def fit(self, batch: TrajectoryBatch, returns: NDArray[Any]) -> None:
-        """Fit a batch, after its prediction: the baseline must not depend on the actions that it judges."""
-        features = self._features(batch)
-        normal = features.T @ features + 1e-3 * np.eye(features.shape[1])
-        self.coefficients = np.linalg.solve(normal, features.T @ returns)
-
-    @staticmethod
-    def _features(batch: TrajectoryBatch) -> NDArray[Any]:
-        observations = batch.observations / SCALE
-        times = (np.arange(batch.n_timesteps) - np.repeat(batch.starts, batch.lengths)) / 100.0
-        powers = np.stack([times**power for power in range(4)], axis=1)
-        return np.concatenate([observations, observations**2, powers], axis=1)
+def baseline_features(batch: TrajectoryBatch) -> NDArray[Any]:
+    """Return (T, 12): functions of the observation and the time, to predict discounted returns from."""
+    times = (np.arange(batch.n_timesteps) - np.repeat(batch.starts, batch.lengths)) / 100.0
+    scaled = batch.observations / SCALE
+    return np.column_stack([scaled, scaled**2, *(times**power for power in range(4))])
 
 
 class Adam:
@@ -111,45 +76,44 @@ class Adam:
         return self.learning_rate * mean / (np.sqrt(square) + 1e-8)
 
 
-def improve(policy: LogisticPolicy, baseline: LinearBaseline, adam: Adam, batch: TrajectoryBatch, gamma: float) -> None:
-    """Run one iteration of REINFORCE."""
-    returns = batch.discounted_returns(gamma)
-    advantages = returns - baseline.predict(batch)
-    baseline.fit(batch, returns)
+def improve(policy: LogisticPolicy, baseline: NDArray[Any], adam: Adam, batch: TrajectoryBatch, gamma: float) -> None:
+    """Run one iteration of REINFORCE; the baseline is fitted last, for it must not depend on what it judges."""
+    returns, features = batch.discounted_returns(gamma), baseline_features(batch)
+    advantages = returns - features @ baseline
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    gradient = (policy.log_probability_gradients(batch) * advantages[:, None]).mean(axis=0)
-    policy.set_param_values(policy.weights + adam.step(gradient))
+    inputs = np.column_stack([batch.observations / SCALE, np.ones(batch.n_timesteps)])
+    right = 1.0 / (1.0 + np.exp(-inputs @ policy.weights))
+    gradients = (batch.actions - right)[:, None] * inputs  # of the actions' log-probabilities
+    policy.weights = policy.weights + adam.step((gradients * advantages[:, None]).mean(axis=0))
+    baseline[:] = np.linalg.solve(features.T @ features + 1e-3 * np.eye(len(baseline)), features.T @ returns)
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--workers", default=2, help="Worker processes.")
-@click.option("--seed", default=0, help="The seed of everything random.")
-@click.option("--iterations", default=100, help="Iterations at most; training stops at a mean return of 475.")
-@click.option("--timesteps", default=4000, help="Timesteps in each batch, at least.")
-@click.option("--gamma", default=0.99, help="Discount.")
-@click.option("--learning-rate", default=0.15, help="Step size.")
-def main(workers: int, seed: int, iterations: int, timesteps: int, gamma: float, learning_rate: float) -> None:
+@click.argument("environment", default="CartPole-v1", type=click.Choice(["CartPole-v1"]))
+@click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
+@click.option("--iterations", default=100, type=click.IntRange(0), help="At most; it stops at a mean return of 475.")
+@click.option("--timesteps", default=4000, type=click.IntRange(1), help="Timesteps in each batch, at least.")
+@click.option("--gamma", default=0.99, type=click.FloatRange(0, 1), help="Discount.")
+@click.option("--learning-rate", default=0.15, type=click.FloatRange(0, min_open=True), help="Step size.")
+def main(environment: str, workers: int, seed: int, iterations: int, timesteps: int, **options: float) -> None:
     """Train, evaluate on 100 trajectories, and exit with 0 if CartPole-v1 is solved."""
     begin = time.perf_counter()
-    policy, baseline = LogisticPolicy(), LinearBaseline()
-    adam = Adam(policy.weights.size, learning_rate)
-    with MultiprocessingSampler(policy, "CartPole-v1", n_workers=workers, seed=seed) as sampler:
+    policy, baseline, adam = LogisticPolicy(np.zeros(5)), np.zeros(12), Adam(5, options["learning_rate"])
+    with MultiprocessingSampler(policy, environment, n_workers=workers, seed=seed) as sampler:
         for iteration in range(iterations):
-            batch = sampler.obtain_samples(timesteps, agent_update=policy.get_param_values())
+            batch = sampler.obtain_samples(timesteps, agent_update=policy.weights)
             click.echo(f"iteration {iteration}: {batch}")
-            if batch.returns.mean() >= SOLVED:
+            if batch.returns.mean() >= 475:
                 break
-            improve(policy, baseline, adam, batch, gamma)
-        judged = LogisticPolicy(greedy=True)
-        judged.set_param_values(policy.get_param_values())
-        evaluation = sampler.obtain_trajectories(100, agent_update=judged)
+            improve(policy, baseline, adam, batch, options["gamma"])
+        evaluation = sampler.obtain_trajectories(100, agent_update=LogisticPolicy(policy.weights, greedy=True))
         mean = float(evaluation.returns.mean())
-        solved = len(evaluation) == 100 and mean >= SOLVED
-        click.echo(f"evaluation: mean return {mean} of {len(evaluation)} trajectories, solved: {solved}")
-        click.echo(f"parameters: {hashlib.sha256(policy.get_param_values().tobytes()).hexdigest()}")
+        click.echo(f"evaluation: mean return {mean} of {len(evaluation)} trajectories, solved: {mean >= 475}")
+        click.echo(f"parameters: {hashlib.sha256(policy.weights.tobytes()).hexdigest()}")
         seconds = time.perf_counter() - begin
         click.echo(f"{sampler.total_env_steps} timesteps in {seconds:.1f} s on {workers} workers", err=True)
-    sys.exit(0 if solved else 1)
+    sys.exit(0 if mean >= 475 else 1)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ another `ActionWrapper`, it gets the transformed action. The batch has the agent
 
 from streamsampler.filters.agents import FilteredAgent
 from streamsampler.filters.base import Filter, Filters
-from streamsampler.filters.running import Moments, RunningNorm, RunningReturnNorm
+from streamsampler.filters.moments import Moments
+from streamsampler.filters.running import RunningNorm, RunningReturnNorm
 
 __all__ = ["Filter", "FilteredAgent", "Filters", "Moments", "RunningNorm", "RunningReturnNorm"]

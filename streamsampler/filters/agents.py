@@ -37,7 +37,7 @@ class FilteredAgent:
             leaves them as they are.
 
     Raises:
-        UsageError: No agent, or no filter.
+        UsageError: No agent, or no filter, or one with statistics of another space.
     """
 
     def __init__(self, agent: Any, filter: Filter, space: Any = None) -> None:  # noqa: A002 - what it is
@@ -46,12 +46,18 @@ class FilteredAgent:
         self._set(filter, space)
 
     def _set(self, given: Filter, space: Any) -> None:
+        check_space = getattr(given, "check_space", None)
+        if check_space is not None and space is not None:
+            check_space(space)
         self.filter = given
         self._space = space
         self._apply = given.apply
         self._get_action = self.agent.get_action
         box = isinstance(space, gym_spaces.Box)
         self._dtype = space.dtype if box else None
+        self._shape = space.shape if box else None
+        faster = getattr(given, "on_arrays_of", None)
+        self._faster = None if faster is None else faster(space)
         self._nested = space is not None and not box
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,22 +75,32 @@ class FilteredAgent:
         if name.startswith("_") or name in _HIDDEN or "agent" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         found = getattr(self.agent, name)
-        return self._filtering(found) if name in _ON_OBSERVATIONS else found
+        return self._filtering(found, _ON_OBSERVATIONS[name]) if name in _ON_OBSERVATIONS else found
 
-    def _filtering(self, method: Any) -> Any:
+    def _filtering(self, method: Any, by: str) -> Any:
         @functools.wraps(method)  # callers look at the signature
         def filtered(observations: Any, *args: Any, **kwargs: Any) -> Any:
-            return method(self._apply(observations), *args, **kwargs)
+            return method(getattr(self, by)(observations), *args, **kwargs)
 
         return filtered
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Choose an action on the filtered observation."""
+        if (
+            (faster := self._faster) is not None
+            and observation.__class__ is np.ndarray
+            and observation.dtype is self._dtype
+            and observation.shape == self._shape
+        ):
+            return self._get_action(faster(observation))
+        return self._get_action(self._seen(observation))
+
+    def _seen(self, observation: Any) -> Any:
         if self._dtype is not None:
             observation = np.asarray(observation, self._dtype)
         elif self._nested:
             observation = _as_of(self._space, observation)
-        return self._get_action(self._apply(observation))
+        return self._apply(observation)
 
     def set_param_values(self, values: Any) -> None:
         """Take a new filter, or hand the agent new parameters."""
@@ -94,7 +110,7 @@ class FilteredAgent:
             self.agent.set_param_values(values)  # type: ignore[attr-defined]
 
 
-_ON_OBSERVATIONS = ("get_actions", "get_value")
+_ON_OBSERVATIONS = {"get_actions": "_apply", "get_value": "_seen"}
 
 
 def _as_of(space: Any, observation: Any) -> Any:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import cloudpickle
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.raw import RawRows
 from streamsampler.data.recorder import Rollouts
-from streamsampler.errors import DataError, UsageError
+from streamsampler.errors import DataError, SamplerError, UsageError
 
 __all__ = ["Filter", "Filters", "check_filter"]
 
@@ -97,20 +98,30 @@ class Filters:
         return {name: _text(given) for name, given in each.items() if given is not None}
 
     def summaries(self, rollouts: Rollouts) -> bytes:
-        """Return a summary of each trajectory, pickled: the engine's memory is used again before they are merged."""
-        ends = np.cumsum(rollouts.lengths).tolist()
-        found = []
-        for start, stop in zip([0, *ends], ends, strict=False):
-            observations = trees.take(rollouts.observations, slice(start, stop))
-            found.append((
-                None if self.observation is None else self.observation.summarise(observations),
-                None if self.reward is None else self.reward.summarise(rollouts.rewards[start:stop]),
-            ))  # fmt: skip
+        """Return summaries of the trajectories, pickled: the engine's memory is used again before they are merged.
+
+        Returns:
+            Those of observations and those of rewards, in order; None for each trajectory where there is no filter.
+        """
+        found = self._summaries(rollouts.lengths, rollouts.observations, rollouts.rewards)
         try:
             return pickle.dumps(found, protocol=5)
         except (pickle.PicklingError, AttributeError, TypeError):
             pickled: bytes = cloudpickle.dumps(found)
             return pickled
+
+    def summaries_of(self, batches: Iterable[TrajectoryBatch[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Return a summary of each trajectory of batches, from their raw data: those that workers returned."""
+        return [
+            summary
+            for batch in batches
+            for summary in zip(*self._summaries(batch.lengths, batch.raw_observations, batch.raw_rewards), strict=True)
+        ]
+
+    def _summaries(self, lengths: Any, observations: Any, rewards: Any) -> tuple[Collection[Any], Collection[Any]]:
+        """Return a summary of each trajectory's observations, and one of its rewards; None where there is no filter."""
+        lengths = np.asarray(lengths, np.int64)
+        return _of_each(self.observation, observations, lengths), _of_each(self.reward, rewards, lengths)
 
     def merged(self, summaries: Iterable[tuple[Any, Any]]) -> Filters:
         """Return filters whose statistics have these summaries as well.
@@ -120,16 +131,14 @@ class Filters:
 
         Raises:
             UsageError: A `merge` returns no filter.
+            SamplerError: A `merge` raises.
         """
         each = list(summaries)
         observation, reward = self.observation, self.reward
         if observation is not None:
-            observation = observation.merge([one for one, _ in each])
+            observation = _merged("observation_filter", observation, [one for one, _ in each])
         if reward is not None:
-            reward = reward.merge([one for _, one in each])
-        for before, after in ((self.observation, observation), (self.reward, reward)):
-            if before is not None and after is None:
-                raise UsageError(f"merge of {type(before).__qualname__} must return a new filter, not None")
+            reward = _merged("reward_filter", reward, [one for _, one in each])
         return replace(self, observation=observation, reward=reward)
 
     def applied(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
@@ -146,6 +155,31 @@ class Filters:
         if self.reward is not None:
             rewards = np.asarray(_rows("reward_filter", self.reward, rewards), dtype=np.float64)
         return replace(batch, observations=observations, last_observations=last, rewards=rewards, raw=raw)
+
+
+def _of_each(given: Filter | None, data: Any, lengths: NDArray[np.int64]) -> Collection[Any]:
+    if given is None:
+        return [None] * len(lengths)
+    faster = getattr(given, "summarise_each", None)
+    if faster is not None and (found := faster(data, lengths)) is not None:
+        return found  # type: ignore[no-any-return]
+    ends = np.cumsum(lengths).tolist()
+    return [
+        given.summarise(trees.take(data, slice(start, stop))) for start, stop in zip([0, *ends], ends, strict=False)
+    ]
+
+
+def _merged(name: str, given: Filter, summaries: list[Any]) -> Filter:
+    try:
+        merged = given.merge(summaries)
+    except SamplerError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__qualname__}: {error}"
+        raise SamplerError(f"merge of {name}, a {type(given).__qualname__}, raised {what}") from error
+    if merged is None:
+        raise UsageError(f"merge of {type(given).__qualname__} must return a new filter, not None")
+    return merged
 
 
 def _text(given: Filter) -> str:

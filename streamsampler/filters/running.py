@@ -1,59 +1,23 @@
-"""Normalise with the mean and the variance of all that was sampled before.
-
-Means and squared deviations are computed for each trajectory, and combined one after the other, as Chan, Golub and
-LeVeque (1979) do it: in float64, so that they equal those of all the data together up to rounding.
-"""
+"""Normalise with the mean and the variance of all that was sampled before."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from streamsampler.data.trees import same
-from streamsampler.errors import UsageError
+from streamsampler.errors import UsageError, number
+from streamsampler.filters.moments import EachMoments, Moments
+from streamsampler.filters.shapes import check_moments
 
-__all__ = ["Moments", "RunningMoments", "RunningNorm", "RunningReturnNorm"]
+__all__ = ["RunningMoments", "RunningNorm", "RunningReturnNorm"]
 
 _EPSILON = 1e-8
-
-
-class Moments(NamedTuple):
-    """How many rows there were, and what they were like.
-
-    Attributes:
-        n: The number of rows; no integer where it was read from a file that gives rows another weight.
-        mean: (*O) float64.
-        squares: (*O) float64: the sum of the squared deviations from the mean.
-    """
-
-    n: float
-    mean: NDArray[np.float64]
-    squares: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, rows: NDArray[Any]) -> Moments:
-        """Return the moments of (n, *O) numbers."""
-        numbers = np.ascontiguousarray(rows, dtype=np.float64)
-        mean = np.add.reduce(numbers, axis=0) / len(numbers)
-        deviations = numbers - mean
-        deviations *= deviations
-        return cls(float(len(numbers)), np.asarray(mean), np.asarray(np.add.reduce(deviations, axis=0)))
-
-    def plus(self, other: Moments) -> Moments:
-        """Return the moments of these rows and others together."""
-        n, difference = self.n + other.n, other.mean - self.mean
-        mean = self.mean + difference * (other.n / n)
-        squares = self.squares + other.squares + difference * difference * (self.n * other.n / n)
-        return Moments(n, np.asarray(mean), np.asarray(squares))
-
-    @property
-    def variance(self) -> NDArray[np.float64]:
-        """(*O) float64: of the population, as `numpy.var` gives it."""
-        return np.asarray(self.squares / self.n)
 
 
 class _Leaf:
@@ -70,6 +34,9 @@ class _Leaf:
         self._of: dict[str, tuple[Any, ...]] = {}  # mean, deviation, and the least and the largest value, by dtype
 
     def apply(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        wanted = self._mean.shape
+        if wanted != numbers.shape[numbers.ndim - len(wanted) :]:  # NumPy would make them fit
+            raise UsageError(f"the filter has statistics of the shape {wanted}, and this has the shape {numbers.shape}")
         if not numbers.ndim:  # in-place operations are for arrays
             return np.asarray(self.apply(numbers[None])[0])
         mean, deviation, low, high = self._of.get(numbers.dtype.char) or self._in(numbers.dtype)
@@ -79,6 +46,21 @@ class _Leaf:
             np.minimum(result, high, out=result)
             np.maximum(result, low, out=result)
         return result
+
+    def on_arrays_of(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """Return what does the same as `apply`, only faster, with arrays of floats, of one dimension or more."""
+        mean, deviation, low, high = self._in(dtype)
+        minimum, maximum = np.minimum, np.maximum
+
+        def apply(numbers: NDArray[Any]) -> NDArray[Any]:
+            result: NDArray[Any] = numbers - mean
+            result /= deviation
+            if low is not None:
+                minimum(result, high, out=result)
+                maximum(result, low, out=result)
+            return result
+
+        return apply
 
     def scale(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return numbers divided and clipped, without taking the mean away."""
@@ -97,12 +79,13 @@ class RunningMoments:
     """What both filters share: settings, and moments of each array."""
 
     def __init__(self, clip: float | None, epsilon: float) -> None:
+        clip, epsilon = None if clip is None else number("clip", clip), number("epsilon", epsilon)
         if clip is not None and not clip > 0:
             raise UsageError(f"clip must be above 0, or None for no limit, not {clip}")
         if not epsilon > 0:
             raise UsageError(f"epsilon must be above 0, not {epsilon}")
-        self.clip = None if clip is None else float(clip)
-        self.epsilon = float(epsilon)
+        self.clip = clip
+        self.epsilon = epsilon
         self._set(None)
 
     def _set(self, moments: Any) -> None:
@@ -118,6 +101,9 @@ class RunningMoments:
 
     def _merged(self, summaries: Sequence[Any]) -> Any:
         moments = self._moments
+        if summaries and all(summary.__class__ is Moments for summary in summaries):
+            first, *others = summaries if moments is None else [moments, *summaries]
+            return self.with_moments(first.plus_each(others))
         for summary in summaries:
             moments = _plus(moments, summary)
         return self.with_moments(moments)
@@ -186,6 +172,17 @@ class RunningNorm(RunningMoments):
         """The variance of each number; None before there are statistics."""
         return _mapped(self._moments, lambda one: one.variance)
 
+    def check_space(self, space: Any) -> None:
+        """Check that the statistics are of observations of a space; see `shapes.check_moments`."""
+        check_moments(self._moments, space, f"the observation filter {type(self).__name__}")
+
+    def on_arrays_of(self, space: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+        """Return what does the same as `apply` with arrays of a space's dtype and shape; None if nothing is faster."""
+        if type(self).apply is not RunningNorm.apply or self._plan.__class__ is not _Leaf:
+            return None
+        is_fit = isinstance(space, Box) and space.shape and space.dtype.kind == "f"
+        return self._plan.on_arrays_of(space.dtype) if is_fit else None
+
     def apply(self, data: Any) -> Any:
         """Return normalised observations; see `Filter`."""
         plan = self._plan
@@ -201,10 +198,17 @@ class RunningNorm(RunningMoments):
         Raises:
             UsageError: There is no array of a float dtype among them.
         """
+        if data.__class__ is np.ndarray and data.dtype.kind == "f":
+            return Moments.of(data)
         found = _moments_of(data)
         if next(_found(found), None) is None:
             raise UsageError("RunningNorm needs observations of a float dtype: these have none to normalise")
         return found
+
+    def summarise_each(self, data: Any, lengths: NDArray[np.int64]) -> EachMoments | None:
+        """Return what `summarise` returns for each of several trajectories; None if nothing is faster."""
+        is_own = type(self).summarise is RunningNorm.summarise
+        return Moments.of_each(data, lengths) if is_own and data.__class__ is np.ndarray else None
 
     def merge(self, summaries: Sequence[Any]) -> RunningNorm:
         """Return a filter with the statistics of further trajectories."""
@@ -231,9 +235,9 @@ class RunningReturnNorm(RunningMoments):
     """
 
     def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = _EPSILON) -> None:
-        if not 0.0 <= gamma <= 1.0:
+        self.gamma = number("gamma", gamma)
+        if not 0.0 <= self.gamma <= 1.0:
             raise UsageError(f"gamma must be between 0 and 1, not {gamma}")
-        self.gamma = float(gamma)
         super().__init__(clip, epsilon)
 
     @property
@@ -248,11 +252,24 @@ class RunningReturnNorm(RunningMoments):
 
     def summarise(self, data: Any) -> Moments:
         """Return the moments of a trajectory's discounted returns."""
+        return Moments.of(np.array(self._returns(data.tolist())))
+
+    def summarise_each(self, data: Any, lengths: NDArray[np.int64]) -> EachMoments | None:
+        """Return what `summarise` returns for each of several trajectories; None if nothing is faster."""
+        if type(self).summarise is not RunningReturnNorm.summarise:
+            return None
+        rewards, start, returns = data.tolist(), 0, []
+        for stop in np.cumsum(lengths).tolist():
+            returns += self._returns(rewards[start:stop])
+            start = stop
+        return Moments.of_each(np.array(returns), lengths)
+
+    def _returns(self, rewards: list[float]) -> list[float]:
         gamma, total, returns = self.gamma, 0.0, []
-        for reward in data.tolist():
+        for reward in rewards:
             total = gamma * total + reward
             returns.append(total)
-        return Moments.of(np.array(returns))
+        return returns
 
     def merge(self, summaries: Sequence[Any]) -> RunningReturnNorm:
         """Return a filter with the statistics of further trajectories."""

@@ -87,7 +87,8 @@ class Ticket(NamedTuple):
     """Trajectories of one agent version that one worker is to run, in order.
 
     Attributes:
-        version: The agent version.
+        version: A number that is larger for each call: the agent version. With `staleness`, tickets of an older agent
+            version may come later; then what the call says of its trajectories has the agent version.
         indices: The trajectory indices; never empty.
         block: How many of them may influence each other; the last block may have fewer.
     """

@@ -30,6 +30,33 @@ and where the variable `CI` is set, it writes a line every 30 seconds and one at
 
 `streamsampler.LocalSampler` runs its workers in the calling process: the same batches, for debugging and small jobs.
 
+One version behind
+------------------
+
+With `staleness=1` the batch of call c is made with the parameters that came with call c - 1: a fixed lag of one agent
+version, which is in `batch.agent_versions`. So workers sample the next batch while you learn from the last one: an
+iteration takes as long as the longer of the two, not as both together. Which trajectories a batch has follows from the
+calls alone, and not from how long you learn:
+
+| call | parameters that come with it | its batch |
+|---|---|---|
+| 1 | those of version 1 | of version 1, from trajectory 0 on |
+| 2 | those of version 2 | of version 1, from the first trajectory on that is not in batch 1 |
+| 3 | those of version 3 | of version 2, from trajectory 0 on |
+| c | those of version c | of version c - 1, from trajectory 0 on |
+
+A call with an `env_update` begins anew, as call 1 does: its batch is of the new environment, with the parameters that
+came with it, and nothing of the old environment is returned any more. So does a call after one that raised.
+`reset_options`, `seeds` and `tasks` are of the call that they are given to, whose batch has older parameters. An update
+that an agent refuses is an error of the call after its own; that call's update is not kept, either. Streams, fragments,
+parts, filters, `order="arrival"` and `inference="parent"` do not go together with `staleness=1`.
+
+Between two calls each worker runs two tickets at most, which together have as much as the last call needed: no thread
+runs in your process, and nothing is read before the next call, which also reports what has failed or died since. If
+that call asks for more, the rest is sampled then; for less, what is left over is surplus. If it is given other
+`reset_options`, or an `env_update`, what was begun is abandoned. After a call with `seeds` or `tasks` nothing is begun,
+since the next call's are not known, nor by a `LocalSampler`, whose batches are the same.
+
 Seeds and evaluation
 --------------------
 

@@ -13,6 +13,7 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import CheckMode, UsageError, check_mode
 from streamsampler.filters.base import Filter, Filters
 from streamsampler.samplers.fragmenting import FragmentingSampler
+from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
@@ -51,7 +52,8 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
             worker, else for as many as this process may use cores (`LocalSampler`: 1).
         seed: A non-negative integer that everything random is derived from; None draws fresh entropy.
         max_episode_length: Timesteps after which a trajectory is truncated; None or `math.inf` leaves that to the
-            environment.
+            environment. A trajectory that still runs with more than ten times the timesteps that `obtain_samples` needs
+            is reported once in the log, for it may never end; but not by `LocalSampler`, which cannot look meanwhile.
         worker_class: The kind of worker: a subclass of `Worker`.
         worker_args: Further keyword arguments for it.
         order: "index" returns trajectories 0, 1, 2, …, as one process would have sampled them. "arrival" returns
@@ -95,10 +97,13 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
             `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, which workers call; see
             `streamsampler.workers.hooks`. What they put into their context's `metrics` comes back in
             `batch.episode_infos`, and as one number for each name in `batch.stats.metrics`. Without hooks
-            they cost nothing. Not for `VecWorker`, nor for fragments.
+            they cost nothing. Not for fragments, nor for vector environments.
         drop_if: A function of an info. It is called with the info of each trajectory's reset and of each timestep's
             step; where it returns something true, the trajectory is abnormal: it ends there, and is left out and
             counted as with `on_failure="drop"`. Where that depends on the state, what is left is biased.
+        staleness: 0 samples each batch with the parameters that came with its call. 1 samples it with those of the call
+            before, so that workers sample the next batch while you learn from the last one: see "One version behind" in
+            `streamsampler.samplers`.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
@@ -142,6 +147,7 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         reward_filter: Filter | None = None,
         hooks: Any = None,
         drop_if: Callable[[dict[str, Any]], Any] | None = None,
+        staleness: int = 0,
     ) -> None:
         filters = Filters(observation_filter, reward_filter)
         policy = self._policy = Policy(
@@ -179,11 +185,12 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')
         self._order: Order = order
         updates: Updates[Payload] = Updates(self._setup.n_workers)
-        put_agents(updates, agents, self._setup.n_workers)
+        put_agents(updates, agents, self._setup.n_workers, held=self._holds_agent)
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
         put(updates, "env", pickled_environments(envs, self._setup.n_workers, "envs", "the environment", as_env))
         dumps(filters, "the filters")
-        self._begin_life(updates, 0, filters)
+        lag = Lag() if check_staleness(staleness, order, filters) else None
+        self._begin_life(updates, 0, filters, lag)
 
     @classmethod
     def from_worker_factory(
@@ -222,7 +229,7 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
 
     @property
     def total_env_steps(self) -> int:
-        """Timesteps that were returned, in all calls so far."""
+        """Timesteps that were returned, in all calls so far; and those of `warm_up`, whose statistics are used."""
         return self.stats.kept_timesteps
 
     def __repr__(self) -> str:

@@ -12,21 +12,22 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.fragments import lengths_of
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import bytes_of
-from streamsampler.engines.base import Answered, Died, Event, Logged
+from streamsampler.engines.base import Answered, Died, Event, Logged, Restored
 from streamsampler.errors import ClosedError, UsageError
-from streamsampler.protocol.messages import Failure, Report, Start
+from streamsampler.protocol.messages import Failure, Report
 from streamsampler.samplers.batches import BatchMaker
 from streamsampler.samplers.call_accounts import CallAccounts
 from streamsampler.samplers.decisions import Decisions
 from streamsampler.samplers.filtering import Summaries
+from streamsampler.samplers.gatherings import gathering_for
 from streamsampler.samplers.records import WorkerRecord
+from streamsampler.samplers.run_ahead import TakenOver
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import UPDATE_PHASES, Setback
 from streamsampler.samplers.supervisor import logger
 from streamsampler.samplers.updates import Snapshot
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Fragments, GatherPlan
-from streamsampler.workers.logs import handle_records
+from streamsampler.scheduling.plans import GatherPlan
 
 __all__ = ["Call"]
 
@@ -42,40 +43,30 @@ class Call:
         plan: What is to be obtained.
         snapshot: The updates that were in force before the call's own.
         stats: Where the call is accounted for.
+        version: The agent version of its trajectories; None for the one that begins with the call.
+        taken_over: What workers run already; None for nothing.
 
     Attributes:
-        version: The call's agent version.
+        version: The agent version of the call's trajectories.
         gathering: What is assigned to workers, and what arrived.
         accounts: What became of the trajectories.
         batches: Makes batches of what arrived.
         returned: The summaries of what was returned, for filters.
     """
 
-    def __init__(self, session: Session, plan: GatherPlan, snapshot: Snapshot, stats: Stats) -> None:
+    def __init__(
+        self, session: Session, plan: GatherPlan, snapshot: Snapshot, stats: Stats, version: int | None = None,
+        taken_over: TakenOver | None = None,
+    ) -> None:  # fmt: skip
         self._session = session
         self._engine = session.engine
         self._supervisor = session.supervisor
-        is_whole = not isinstance(plan, Fragments)
-        self._layout = plan.layout if isinstance(plan, Fragments) else session.layout
-        self.gathering = Gathering(
-            plan,
-            n_workers=self._engine.n_workers,
-            order=session.order,
-            throughput=session.throughput if is_whole else None,
-            own_queues=session.updates.differ or not is_whole,
-            layout=self._layout,
-            dropping=session.supervisor.policy.on_failure == "drop",
-            concurrent=self._engine.concurrent,
-            shortest_ticket=self._engine.shortest_ticket_seconds,
-            # Not methods of the call: in a cycle, a batch's memory would wait for the garbage collector.
-            steps_of=session.shown_timesteps,
-            is_awaited=session.is_checking,
-        )
-        for worker in session.lanes() if is_whole else ():
-            self.gathering.run_lanes(worker)
+        self._layout = session.layout_of(plan)
+        self.gathering = taken_over.gathering if taken_over else gathering_for(session, plan, Gathering)
         self.stats = stats
-        self.version = session.begin_version()
-        self._supervisor.begin_call(self.version, plan.timesteps, self._layout.rows)
+        self.version = session.begin_version(version, goes_on=taken_over is not None and taken_over.goes_on)
+        self._ticket_version = session.ticket_version
+        self._supervisor.begin_call(self._ticket_version, plan.timesteps, self._layout.rows)
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, stats, self.version, self.accounts.add_anomalies)
         self._decisions = Decisions(self.gathering, session, snapshot, stats, self.version)
@@ -90,6 +81,11 @@ class Call:
         if session.verdicts.exclusive:
             # Only worker 0 has work before the verdict: it is not left out for having been slow.
             session.throughput.forget(0)
+        if taken_over is not None:
+            for event in taken_over.events:
+                self.take_in(event)
+            self._take_in_all(0.0)
+            self._n_popped = -1  # the first `pump` decides on what was taken in: nothing may come after it
         self._assign_tickets()
 
     # ------------------------------------------------------------------ the loop
@@ -109,7 +105,7 @@ class Call:
             self._decisions.decide()
             self._assign_tickets()
         limit = self._supervisor.wait_limit(self._until_next_look(timeout))
-        elapsed, n_events = self._take_in(limit)
+        elapsed, n_events = self._take_in_all(limit)
         self._decisions.decide()
         self._supervisor.kill_overdue(limit, elapsed)
         self._assign_tickets(n_events)
@@ -126,7 +122,7 @@ class Call:
             return timeout
         return seconds if timeout is None else min(timeout, seconds)
 
-    def _take_in(self, limit: float | None) -> tuple[float, int]:
+    def _take_in_all(self, limit: float | None) -> tuple[float, int]:
         """Wait for events, and handle all of them before any worker gets a ticket.
 
         Returns:
@@ -142,7 +138,7 @@ class Call:
         elapsed = clock() - began
         self._check_open()
         for event in events:
-            self._handle(event)
+            self.take_in(event)
         return elapsed, len(events)
 
     def _check_open(self) -> None:
@@ -207,20 +203,16 @@ class Call:
             return False
         if self._supervisor.start_if_absent(record):
             self.stats.restarts += 1
-        if not is_next:
-            record.stillness.reset()
-        message = side.assign(*assignment)
-        if isinstance(message, Start):
-            message = Start(message.version, message.tickets, **self._session.start_contents(record))
-        self._engine.send(side.worker, message)
+        self._session.hand_out(record, *assignment)
         self._note_room(record)
         return True
 
     # ------------------------------------------------------------------ events
 
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, Logged):
-            handle_records(event.worker, event.records)
+    def take_in(self, event: Event) -> None:
+        """Handle what came from a worker; after the call's end, an answer to one of its tickets."""
+        if isinstance(event, Logged | Restored):
+            self.accounts.take_notice(event)
             return
         record = self._session.records[event.worker]
         if isinstance(event, Died):
@@ -306,30 +298,42 @@ class Call:
             self.stats.stale_trajectories += 1
             return
         assert failure.ticket is not None
-        worker, indices, now = event.worker, failure.ticket.indices, self._session.clock()
-        if failure.trajectory not in indices and failure.phase not in UPDATE_PHASES:
+        version, index = self._place_of(failure.trajectory)
+        ticket = failure.ticket._replace(version=version)  # as errors name it
+        failure, worker, indices = replace(failure, ticket=ticket), event.worker, ticket.indices
+        now = self._session.clock()
+        if index not in indices and failure.phase not in UPDATE_PHASES:
             # It is not known which, unless it is the only one.
-            failure = replace(failure, trajectory=indices[0] if len(indices) == 1 else None)
+            index = indices[0] if len(indices) == 1 else None
+            failure = replace(failure, trajectory=index if self._session.fragments is None else None)
         setback = self._supervisor.setback_of(record, failure, event.contents)
-        if setback.is_of_an_update:
+        if setback.is_of_an_update or setback.is_of_the_engine:
             self.gathering.put_back(worker, indices, now)
             self._decisions.add(setback)
             return
         self._take_in_lanes(worker, failure)
-        self.gathering.add_failure(worker, indices, failure.trajectory, setback, final=setback.final, now=now)
+        self.gathering.add_failure(worker, indices, index, setback, final=setback.final, now=now)
+
+    def _place_of(self, trajectory: int | None) -> tuple[int, int | None]:
+        """Return the agent version that a trajectory is named by, and its index in the plan, if there is one."""
+        fragments = self._session.fragments
+        if fragments is None or trajectory is None:
+            return self.version, trajectory
+        return fragments.base_version, fragments.group_of(trajectory)
 
     def _handle_death(self, record: WorkerRecord, event: Died) -> None:
         worker, seen = event.worker, self._engine.progress(event.worker)
-        has_begun = seen.version == self.version
-        incident = self._supervisor.loss_of(event, record, seen, self.version if has_begun else None)
+        has_begun = seen.version == self._ticket_version
+        version, index = self._place_of(seen.trajectory)
+        incident = self._supervisor.loss_of(event, record, seen, version if has_begun else None)
         setback = None if incident is None else Setback(worker, incident=incident)
         self.stats.hangs += incident is not None and incident.hung
         tickets = record.side.current_tickets()
         self.stats.lost_timesteps += self._session.replace_record(record)
         now = self._session.clock()
         for indices in tickets:
-            if setback is not None and has_begun and seen.trajectory in indices:
-                self.gathering.add_failure(worker, indices, seen.trajectory, setback, final=False, now=now)
+            if setback is not None and has_begun and index in indices:
+                self.gathering.add_failure(worker, indices, index, setback, final=False, now=now)
                 setback = None
             else:
                 self.gathering.put_back(worker, indices, now)
@@ -349,7 +353,7 @@ class Call:
             return gathering.result.n_timesteps, gathering.result.n_trajectories
         for record in self._session.records:
             seen = self._engine.progress(record.worker)
-            if seen.version == self.version and record.side.unanswered:
+            if seen.version == self._ticket_version and record.side.unanswered:
                 under_way += seen.timesteps
         n_timesteps = gathering.arrived_timesteps + under_way
         return min(n_timesteps, gathering.plan.timesteps or n_timesteps), gathering.arrived_trajectories
@@ -386,7 +390,7 @@ class Call:
         self._session.unpublish_old()
 
     def _stop_workers(self) -> None:
-        self._engine.abandon_older(self.version + 1)
+        self._engine.abandon_older(self._ticket_version + 1)
         for record in self._session.records:
             if (stop := record.side.stop()) is not None:
                 self._engine.send(record.worker, stop)

@@ -8,10 +8,13 @@ from typing import Any
 
 from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.info_stats import MetricsSoFar
 from streamsampler.data.statistics import REMEMBERED, DroppedTrajectory, FoundAnomaly, Stats
+from streamsampler.engines.base import Logged, Restored
 from streamsampler.samplers.session import Session
 from streamsampler.scheduling.gathering import Gathering
 from streamsampler.scheduling.result import LeftOut, Segment
+from streamsampler.workers.logs import handle_records
 
 __all__ = ["CallAccounts"]
 
@@ -35,6 +38,7 @@ class CallAccounts:
         self._version = version
         self._anomalies: dict[int, Anomaly] = {}  # by trajectory index
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
+        self._metrics = MetricsSoFar()  # of what that consumer has seen
         self._is_closed = False
         self._begun: float | None = perf_counter()
 
@@ -43,6 +47,14 @@ class CallAccounts:
         if self._begun is not None:
             self.stats.seconds += perf_counter() - self._begun
             self._begun = None
+
+    def take_notice(self, event: Logged | Restored) -> None:
+        """Take in what a worker tells besides its answers."""
+        if isinstance(event, Logged):
+            handle_records(event.worker, event.records)
+        else:
+            self.stats.restarts += 1
+            self.stats.hangs += event.hung
 
     def add_anomalies(self, segments: Sequence[Segment]) -> None:
         """Remember the anomalies of trajectories in the result."""
@@ -74,6 +86,9 @@ class CallAccounts:
         self.stats.kept_timesteps += batch.n_timesteps
         self._yielded[0] += batch.n_trajectories
         self._yielded[1] += batch.n_timesteps
+        if kinds := self.stats.metric_kinds:
+            self._metrics.add(batch.episode_infos, kinds)
+            self._metrics.update(self.stats.metrics, kinds)
         if self._anomalies:
             self._count_anomalies(sorted(self._anomalies.keys() & set(batch.indices.tolist())))
 

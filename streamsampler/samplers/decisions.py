@@ -67,7 +67,7 @@ class Decisions:
         ticket, session = answer.ticket, self._session
         if isinstance(answer, Failure):
             self._stats.take_checked(checked)
-        current = ticket is not None and ticket.version == session.version
+        current = ticket is not None and ticket.version == session.ticket_version
         warnings, refused = session.verdicts.take(record, session.records, checked, current=current)
         for warning in warnings:
             logger.warning("%s", warning)

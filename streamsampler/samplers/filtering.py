@@ -16,7 +16,7 @@ class Summaries(NamedTuple):
     """Summaries of consecutive trajectories of one report.
 
     Attributes:
-        pickled: A list of those of all its trajectories, pickled.
+        pickled: Those of all its trajectories, pickled: see `Filters.summaries`.
         start: Position of the first one among them.
         stop: One more than the position of the last one.
     """
@@ -67,8 +67,8 @@ class Filtering:
 
 
 def _unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:
-    pickled, read = b"", []
+    pickled, read = b"", list[tuple[Any, Any]]()
     for one in each:
         if one.pickled is not pickled:  # those of one report follow each other
-            pickled, read = one.pickled, pickle.loads(one.pickled)
+            pickled, read = one.pickled, list(zip(*pickle.loads(one.pickled), strict=True))
         yield from read[one.start : one.stop]

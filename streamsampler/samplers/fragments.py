@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from streamsampler.data import trees
 from streamsampler.data.assembly import Delivery
-from streamsampler.data.trees import Array, Tree
+from streamsampler.data.trees import Array
 from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.plans import Fragments
 from streamsampler.scheduling.result import Result, Segment
 from streamsampler.workers.resets import FragmentOrder, Standing
+from streamsampler.workers.standings import Standings
 
-__all__ = ["RESTORE_LIMIT", "Episodes", "FragmentLedger"]
+__all__ = ["Episodes", "FragmentLedger", "order_of"]
 
-RESTORE_LIMIT = 100_000
-"""Of longer episodes the actions are not kept: they cannot be restored after a loss."""
+
+def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
+    """Return what a worker is told of a plan.
+
+    Args:
+        plan: The plan.
+        base_version: The agent version in which the environments began.
+        standings: Where those stand that the worker is to take over.
+    """
+    return FragmentOrder(plan.n_timesteps, plan.n_envs, base_version, standings or {}, plan.restore_limit)
 
 
 class FragmentLedger:
@@ -24,44 +35,44 @@ class FragmentLedger:
     Args:
         plan: The first call's.
         base_version: The agent version in which the environments begin.
-        restore_limit: See `RESTORE_LIMIT`.
     """
 
-    def __init__(self, plan: Fragments, base_version: int, restore_limit: int = RESTORE_LIMIT) -> None:
+    def __init__(self, plan: Fragments, base_version: int) -> None:
         self._n_envs = plan.n_envs
         self.base_version = base_version
-        self._restore_limit = restore_limit
         self._plan = plan
-        self._standings: dict[int, Standing] = {}
-        self._actions: dict[int, list[Tree]] = {}  # of the episodes that go on
+        self._options: dict[str, Any] | None = None
+        self._standings = Standings()
         self._arrived: set[int] = set()  # environments, in this call
+        self._agent_is_replaced = False  # by this call
 
     def goes_on_in(self, plan: Fragments) -> bool:
         """Whether the episodes go on in another call: the last one is complete, and has the same environments."""
         return len(self._arrived) == self._n_envs == plan.n_envs
 
-    def begin_call(self, plan: Fragments) -> None:
-        """Begin another call."""
-        self._plan = plan
-        self._arrived = set()
-
-    def order(self, worker: int | None = None) -> FragmentOrder:
-        """Return what workers are told.
+    def begin_call(self, plan: Fragments, options: dict[str, Any] | None, *, agent_is_replaced: bool) -> None:
+        """Begin another call.
 
         Args:
-            worker: A worker that has no environments, and is to go on with its share; None for all others.
+            plan: What the call is to obtain.
+            options: The options of the resets in this call; None for none.
+            agent_is_replaced: Whether the call replaces the agent.
         """
-        plan = self._plan
-        numbers = () if worker is None else plan.envs_of(worker)
-        standings = {number: self._standing(number) for number in numbers if number in self._standings}
-        return FragmentOrder(plan.n_timesteps, self._n_envs, self.base_version, standings)
+        self._plan, self._options = plan, options
+        self._arrived = set()
+        self._agent_is_replaced = agent_is_replaced
 
-    def _standing(self, number: int) -> Standing:
-        standing = self._standings[number]
-        if number not in self._actions:
-            return standing
-        self._actions[number] = [trees.concatenate(self._actions[number])]
-        return standing._replace(actions=self._actions[number][0])
+    def group_of(self, trajectory: int) -> int:
+        """Return the index in the plan of the group whose episode has a trajectory index."""
+        return trajectory % self._n_envs // self._plan.n_rows
+
+    def order(self, worker: int) -> FragmentOrder:
+        """Return what a worker is told that has no environments, and is to go on with its share."""
+        standings = self._standings.of(self._plan.envs_of(worker))
+        if self._agent_is_replaced:
+            for number in standings.keys() - self._arrived:
+                standings[number] = standings[number]._replace(agent_is_replaced=True)
+        return order_of(self._plan, self.base_version, standings)
 
     def take(self, delivery: Delivery) -> int:
         """Take in where environments stand after their timesteps of this call.
@@ -69,35 +80,18 @@ class FragmentLedger:
         Returns:
             How many episodes went on before, and could not be restored after a loss.
         """
-        rollouts, stop = delivery.rollouts, 0
-        ends = np.cumsum(rollouts.lengths).tolist()
-        for fragment in rollouts.fragments:
-            number, stop = fragment.number, stop + fragment.n_episodes
-            self._arrived.add(number)
-            state = fragment.state
-            if fragment.n_episodes > 1 or not fragment.continued:
-                self._actions.pop(number, None)
-            if fragment.lost:
-                logger.warning(
-                    "the episode that went on in environment %d was lost with its worker, and cannot be restored: %s; "
-                    "a new episode was begun",
-                    number,
-                    fragment.lost,
-                )
-            last = fragment.first + fragment.n_episodes
-            if state is None:
-                self._actions.pop(number, None)
-                self._standings[number] = Standing(last, None, None, fragment.agent)
-                continue
-            self._standings[number] = Standing(last - 1, state, None, fragment.agent)
-            if state.length > self._restore_limit or not state.restorable:
-                self._actions.pop(number, None)
-                continue
-            length = int(rollouts.lengths[stop - 1])
-            if length == state.length or number in self._actions:
-                rows = trees.take(rollouts.actions, slice(ends[stop - 1] - length, ends[stop - 1]))
-                self._actions.setdefault(number, []).append(trees.owned(trees.map_tree(np.copy, rows)))
-        return sum(bool(fragment.lost) for fragment in rollouts.fragments)
+        rollouts = delivery.rollouts
+        self._standings.take(rollouts, self._options, self._plan.restore_limit)
+        self._arrived.update(fragment.number for fragment in rollouts.fragments)
+        lost = [fragment for fragment in rollouts.fragments if fragment.lost]
+        for fragment in lost:
+            logger.warning(
+                "the episode that went on in environment %d was lost with its worker, and cannot be restored: %s; "
+                "a new episode was begun",
+                fragment.number,
+                fragment.lost,
+            )
+        return len(lost)
 
 
 class Episodes:

@@ -13,14 +13,16 @@ from typing import Any, Self
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
-from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.errors import ClosedError, ConcurrentCallError, RolloutError, SamplerError, UsageError, positive
+from streamsampler.engines.base import Answered, Engine, Event, Logged
+from streamsampler.errors import ClosedError, ConcurrentCallError, SamplerError, UsageError, WorkerError, positive
 from streamsampler.filters.base import Filters
 from streamsampler.protocol.messages import Failure, Phase, Report
+from streamsampler.samplers.beginning import begun
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.filtering import Filtering
 from streamsampler.samplers.fingerprints import Fingerprints
-from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates, put
+from streamsampler.samplers.lagging import Lag
+from streamsampler.samplers.payloads import makes_environment, on_environments, pickled_updates
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.setbacks import failure_error, kernels_error
 from streamsampler.samplers.updates import Kind, Updates
@@ -29,7 +31,7 @@ from streamsampler.scheduling.plans import GatherPlan
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.seeding import TrajectorySeeds
-from streamsampler.serialization import Payload, dumps
+from streamsampler.serialization import Payload
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
 from streamsampler.workers.resets import Resets
@@ -54,8 +56,11 @@ class SamplerLife(ABC):
     _setup: WorkerSetup
     _order: Order
     _policy: Policy
+    _holds_agent = False
+    """Whether the agent stays in this process, as it is, and no worker gets a copy."""
 
-    def _begin_life(self, updates: Updates[Payload], version: int, filters: Filters) -> None:
+    def _begin_life(self, updates: Updates[Payload], version: int, filters: Filters, lag: Lag | None) -> None:
+        self._lag = lag
         self._filtering = Filtering(filters)
         self.seed = self._setup.seed
         self.n_workers = self._setup.n_workers
@@ -81,7 +86,7 @@ class SamplerLife(ABC):
                 order=self._order,
                 version=version,
                 layout=self._setup.factory.layout,
-                policy=self._policy,
+                policy=self._policy_of_workers(),
                 verdicts=self._verdicts,
                 fingerprints=self._fingerprints,
                 clock=engine.clock,
@@ -92,6 +97,10 @@ class SamplerLife(ABC):
         self._owner = os.getpid()
         # At garbage collection and at exit; not through `__del__`, which may find half of the interpreter gone.
         self._finalizer = weakref.finalize(self, _end_quietly, self._session, self._lock, self._owner)
+
+    def _policy_of_workers(self) -> Policy:
+        """Return what is done about losses of workers."""
+        return self._policy
 
     @abstractmethod
     def make_engine(self, setup: WorkerSetup) -> Engine:
@@ -137,16 +146,27 @@ class SamplerLife(ABC):
         try:
             with self._guarded():
                 yield call
+                if self._lag is not None:
+                    self._lag.complete(call, self._session)
         except KeyboardInterrupt:
             if call.gathering.result.n_trajectories:
                 self._salvaged = call.finished()
             raise
         finally:
             call.accounts.close_unseen()
-            if not self._session.suspect:
-                call.end()
-            self._filtering.add(call.returned)
-            self.stats.merge(call.stats)
+            try:
+                if not self._session.suspect:
+                    call.end()
+                    self._run_ahead(call)
+            finally:
+                self._filtering.add(call.returned)
+                self.stats.merge(call.stats)
+
+    def _run_ahead(self, call: Call) -> None:
+        """Let workers begin with the next batch, if this call's is complete, and there is a lag."""
+        if self._lag is not None and self._lag.first is not None:
+            with self._guarded():
+                self._lag.run_ahead(call, self._session)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -168,29 +188,9 @@ class SamplerLife(ABC):
             self._replace_engine()
         if refused := self._fingerprints.refusal():
             raise kernels_error(0, refused)
-        session = self._session
-        resets = session.begin_fragments(plan, resets, fresh="env" in updates)
-        payload = None if resets is None else dumps(resets, "reset_options" if resets.tasks is None else "the tasks")
-        session.publish_levels()
-        session.renew_after_tasks(resets)
-        snapshot = session.updates.snapshot()
-        try:
-            self._put(updates)
-            session.publish_filters(self._filtering.latest)
-            session.set_call(plan, resets, payload)
-            return Call(session, plan, snapshot, stats)
-        except BaseException:
-            session.restore_updates(snapshot)
-            raise
-
-    def _put(self, updates: dict[Kind, Any]) -> None:
-        session = self._session
-        for kind, payloads in updates.items():
-            put(session.updates, kind, payloads, session.publish)
-        if "env" in updates and any(traits.takes_spaces for traits in session.updates.about("agent")):
-            # What an agent has made of its spaces must not depend on the spaces before.
-            session.updates.repeat("agent")
-            session.updates.repeat("parameters")
+        if self._lag is not None:
+            return self._lag.begun(self._session, plan, updates, stats, resets)
+        return begun(self._session, plan, updates, stats, resets, self._filtering.latest)
 
     def _replace_engine(self) -> None:
         """Replace the engine; after an interrupt in here it can be repeated."""
@@ -224,6 +224,13 @@ class SamplerLife(ABC):
         """
         self._filtering = Filtering(filters)
 
+    def count_as_called(self) -> None:
+        """Use up an agent version, as a stream does: its trajectories are there already."""
+        with self._exclusive():
+            self._end_stream()
+            self._session.fragments = None
+            self._session.begin_version(goes_on=True)
+
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:
         """Return the seeds that this sampler's trajectories begin from, unless a call is given others.
 
@@ -250,7 +257,8 @@ class SamplerLife(ABC):
             raise UsageError(f"{worker_class.__name__} takes no {what}")
         session = self._session
         env_update = on_environments(env_update, session)
-        updates = pickled_updates(agent_update, env_update, session.updates.about("agent"))
+        about = session.updates.about("agent")
+        updates = pickled_updates(agent_update, env_update, about, held=self._holds_agent)
         if makes_environment(env_update):
             self._verdicts.renew()
         return updates
@@ -298,7 +306,8 @@ class SamplerLife(ABC):
                 self._end_stream()
             finally:
                 self._lock.release()
-        failures = self._count_last_answers(_end(self._session, self._lock))
+        unread = [] if self._lag is None else self._lag.pop_events()
+        failures = self._count_last_answers([*unread, *_end(self._session, self._lock)])
         self._count_the_rest()
         self._finalizer.detach()
         if failures:
@@ -309,7 +318,7 @@ class SamplerLife(ABC):
         self._ran_before += self._session.take_ran_timesteps()
         self.stats.abandoned_timesteps += max(0, self._ran_before - self.stats.ran_timesteps)
 
-    def _count_last_answers(self, last_answers: list[Answered | Logged]) -> list[RolloutError]:
+    def _count_last_answers(self, last_answers: Sequence[Event]) -> list[WorkerError]:
         """Count the last answers of workers that were ended; return the failures to close their environments."""
         failures = []
         for said in last_answers:
@@ -349,13 +358,14 @@ class SamplerLife(ABC):
             "version": self.agent_version,
             "updates": self._session.updates.mapped(engine.published),
             "filters": self.filters,
+            "lag": None if self._lag is None else self._lag.copy(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._setup = state["setup"]
         self._order = state["order"]
         self._policy = state["policy"]
-        self._begin_life(state["updates"], state["version"], state["filters"])
+        self._begin_life(state["updates"], state["version"], state["filters"], state["lag"])
 
 
 def _end(session: Session, lock: Lock) -> list[Answered | Logged]:

@@ -17,7 +17,8 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
     For debugging (exceptions keep their frames), for tests and for small jobs. The generators of `random`,
     `numpy.random` and torch are restored after each call. `n_workers` defaults to 1.
 
-    See `Sampler` for the arguments. Time and memory have no limits, because no process can be killed and replaced.
+    See `Sampler` for the arguments. Time and memory have no limits, because no process can be killed and replaced; nor
+    is a trajectory reported that seems never to end, because nothing else runs while it does.
     """
 
     _default_workers = 1

@@ -9,7 +9,7 @@ from typing import Any, Generic
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.errors import UsageError, positive, refuse_two_numbers
-from streamsampler.samplers.parts import check_first, exactly
+from streamsampler.samplers.parts import by_task, check_first, exactly, streamed
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.provenance import provenance_of
@@ -17,14 +17,26 @@ from streamsampler.samplers.replaying import ReplayingSampler
 from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.parts import PartArgument
-from streamsampler.scheduling.plans import AtLeast, ExactlyPerWorker, GatherPlan, Streamed
-from streamsampler.workers.resets import Options, ResetOptions, Resets, common_resets, given_resets, streamed_resets
+from streamsampler.scheduling.plans import AtLeast, ExactlyPerWorker, GatherPlan
+from streamsampler.workers.resets import (
+    Options,
+    ResetOptions,
+    Resets,
+    common_resets,
+    given_resets,
+    streamed_resets,
+    tasks_in_turn,
+)
 
 __all__ = ["ObtainingSampler"]
 
 
 class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
     """The calls of all samplers that return trajectories."""
+
+    @property
+    def _is_dropping(self) -> bool:
+        return self._policy.on_failure == "drop"
 
     @property
     def layout(self) -> Layout:
@@ -39,6 +51,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         progress: ProgressArgument = False,
         *,
         reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
 
@@ -54,6 +67,8 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 variable `CI` is set, it writes a line to stderr every 30 seconds and one at the end. A callable is
                 called with a `progress.Snapshot` several times a second.
             reset_options: A dict that `env.reset(options=…)` gets in each trajectory of this call; None for none.
+            tasks: Tasks that take turns: the call's first trajectory has the first one, and after the last one comes
+                the first one again. See `obtain_trajectories` for what they are.
 
         Raises:
             UsageError: `num_samples` is no positive integer, the agent does not take such an `agent_update`, there
@@ -68,7 +83,8 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         """
         refuse_two_numbers("obtain_samples", "num_samples", num_samples, agent_update)
         plan = AtLeast(positive("num_samples", num_samples))
-        return self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
+        resets = tasks_in_turn(tasks, common_resets(reset_options))
+        return self._obtain(plan, agent_update, env_update, progress, resets)
 
     def obtain_trajectories(
         self,
@@ -100,7 +116,9 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
             tasks: `n_trajectories` of each of these tasks: the k-th trajectory of task j has the index
                 `j * n_trajectories + k`, on any number of workers, and `batch.episode_infos["task_index"]` is j. A task
                 is what the environment's `set_task` gets before the reset, or all of them are `SetParameters` of the
-                same names, without an environment. They are for this call alone.
+                same names, without an environment. They are for this call alone. Where one is left out (see
+                `drop_if` and `on_failure`), the next of the same task follows: the tasks go round again, so that its
+                index is the number of all trajectories higher. The batch has the trajectories of each task together.
             part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of these trajectories, for n runs of one
                 seed. `batch.save` writes it, and `streamsampler.merge` joins the files: until then the values of an
                 info that are of several kinds stay objects.
@@ -110,8 +128,12 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 other errors see `obtain_samples`.
         """
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
+        if part is not None and self._lag is not None:
+            self._lag.refuse("a part")
         n, resets = given_resets(n_trajectories, seeds, reset_options, tasks)
-        return self._obtain(exactly(self, n, resets, part), agent_update, env_update, progress, resets)
+        plan = exactly(self, n, resets, part, dropping=self._is_dropping)
+        batch = self._obtain(plan, agent_update, env_update, progress, resets)
+        return batch if plan.n_of_task is None else by_task(batch)
 
     def obtain_exact_trajectories(
         self,
@@ -182,6 +204,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         n_trajectories: int | None = None,
         seeds: Iterable[int] | None = None,
         reset_options: ResetOptions | None = None,
+        tasks: Sequence[Any] | None = None,
         keeps_kinds: bool = False,
     ) -> Stream[ObservationsT, ActionsT]:
         """Return an iterator over trajectories 0, 1, 2, …, each a batch of one; it has no end unless one is given.
@@ -197,6 +220,8 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 their own, otherwise without end.
             seeds: See `obtain_trajectories`; those of trajectories 0, 1, 2, …, also where another one is the first.
             reset_options: See `obtain_trajectories`; a list begins with trajectory 0, too.
+            tasks: See `obtain_trajectories`: the same trajectories come, so `n_trajectories` is how many each task has.
+                Those that take the places of others come last.
             keeps_kinds: Whether the values of an info that are of several kinds stay objects, as in a part.
 
         Raises:
@@ -204,12 +229,14 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
                 run together; there are no such trajectories; or numbers do not agree. For the others see
                 `obtain_samples`.
         """
+        if self._lag is not None:
+            self._lag.refuse("a stream")
         first = positive("first_trajectory", first_trajectory, least=0)
         check_first(first, self.layout.block, differ=self._session.updates.differ)
-        n, resets = streamed_resets(first, n_trajectories, seeds, reset_options)
+        n, resets = streamed_resets(first, n_trajectories, seeds, reset_options, tasks)
+        plan = streamed(first, n, resets, dropping=self._is_dropping, kinds=keeps_kinds)
         updates = self._updates_of(agent_update, env_update, resets)
-        fixed = resets is not None and resets.is_fixed
-        begin = partial(self._begin_stream, Streamed(first, n, fixed, keeps_kinds), updates, resets)
+        begin = partial(self._begin_stream, plan, updates, resets)
         return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
@@ -226,7 +253,10 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         of the workers (see `TrajectoryBatch`). Agents and code are not described. For `batch.save(…, provenance=…)`.
         """
         self._check_usable()
-        updates, version = self._session.updates, self.agent_version + 1
+        updates, version, of_lag = self._session.updates, self.agent_version + 1, {}
+        if self._lag is not None:
+            (version, first), of_lag = self._lag.next_of(self.agent_version), {"staleness": 1}
+            of_lag |= {"first_trajectory": first} if first else {}
         bits, need = self._fingerprints.bits, self._session.need
         facts = provenance_of(self._setup, self._policy, self._order, updates, version, bits, need)
-        return facts | self.filters.facts()
+        return facts | of_lag | self.filters.facts()

@@ -9,6 +9,7 @@ from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.registry import EngineName
 from streamsampler.errors import CheckMode
 from streamsampler.filters.base import Filter
+from streamsampler.samplers.inference import Inference
 from streamsampler.scheduling.restarts import OnFailure, Quota
 from streamsampler.scheduling.result import Order
 
@@ -32,6 +33,7 @@ class SamplerOptions(TypedDict, total=False):
     reward_filter: Filter | None
     hooks: Any
     drop_if: Callable[[dict[str, Any]], Any] | None
+    staleness: int
 
 
 class ProcessSamplerOptions(SamplerOptions, total=False):
@@ -42,6 +44,7 @@ class ProcessSamplerOptions(SamplerOptions, total=False):
     max_worker_memory: int | None
     close_timeout: float
     engine: EngineName | None
+    inference: Inference
     start_method: StartMethod | None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,20 +15,21 @@ from streamsampler.errors import UsageError
 from streamsampler.samplers.per_worker import PerWorker, check_length, items_by_worker
 from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.samplers.updates import Kind, Updates
-from streamsampler.serialization import Payload, dumps
+from streamsampler.serialization import HeldPayload, Payload, dumps
 
 __all__ = ["makes_environment", "on_environments", "pickled_environments", "pickled_updates", "put", "put_agents"]
 
 _KINDS: tuple[UpdateKind, UpdateKind] = ("agent", "parameters")
 
 
-def put_agents(updates: Updates[Payload], agents: Any, n_workers: int) -> None:
+def put_agents(updates: Updates[Payload], agents: Any, n_workers: int, *, held: bool = False) -> None:
     """Put a sampler's first agents in force.
 
     Args:
         updates: Where they are put.
         agents: See `Sampler`.
         n_workers: How many workers there are.
+        held: Whether the agent stays in this process, as it is.
 
     Raises:
         UsageError: An item is no agent, or there are more or fewer items than workers.
@@ -36,7 +37,7 @@ def put_agents(updates: Updates[Payload], agents: Any, n_workers: int) -> None:
     """
     each = items_by_worker(agents)
     if each is None:
-        put(updates, "agent", _pickled_agent(agents, "the agent"))
+        put(updates, "agent", _held_agent(agents, "") if held else _pickled_agent(agents, "the agent"))
         return
     check_length("agents", each, n_workers)
     put(updates, "agent", [_pickled_agent(agent, f"the agent of worker {worker}") for worker, agent in enumerate(each)])
@@ -54,13 +55,16 @@ def put(updates: Updates[Any], kind: Kind, payloads: Any, publish: Callable[[Pay
     updates.put(kind, [published for published, _ in pairs], [about for _, about in pairs])
 
 
-def pickled_updates(agent_update: Any, env_update: Any, traits: Sequence[AgentTraits]) -> dict[Kind, Any]:
+def pickled_updates(
+    agent_update: Any, env_update: Any, traits: Sequence[AgentTraits], *, held: bool = False
+) -> dict[Kind, Any]:
     """Pickle the updates of a call, all of them before any is put in force.
 
     Args:
         agent_update: See `Sampler.obtain_samples`.
         env_update: See `Sampler.obtain_samples`.
         traits: The traits of the agents in force, by worker.
+        held: Whether a new agent stays in this process, as it is.
 
     Returns:
         By kind, one payload or a list with one for each worker (None: nothing changes for it). Agents' payloads are
@@ -73,7 +77,7 @@ def pickled_updates(agent_update: Any, env_update: Any, traits: Sequence[AgentTr
     """
     updates: dict[Kind, Any] = {}
     if agent_update is not None:
-        updates |= _agent_updates(agent_update, traits)
+        updates |= _agent_updates(agent_update, traits, _HOLDS if held else _PICKLES)
     if env_update is not None:
         what = "the environment update"
         updates["env"] = pickled_environments(
@@ -82,7 +86,9 @@ def pickled_updates(agent_update: Any, env_update: Any, traits: Sequence[AgentTr
     return updates
 
 
-def _agent_updates(agent_update: Any, traits: Sequence[AgentTraits]) -> dict[Kind, Any]:
+def _agent_updates(
+    agent_update: Any, traits: Sequence[AgentTraits], pickles: Mapping[UpdateKind, Callable[[Any, str], Payload]]
+) -> dict[Kind, Any]:
     """Pickle an agent update: a new agent, parameters, or for each worker one of them or neither."""
     if isinstance(agent_update, list):
         _check_agents(agent_update)
@@ -96,13 +102,13 @@ def _agent_updates(agent_update: Any, traits: Sequence[AgentTraits]) -> dict[Kin
         resolved = [_resolved(update, traits[worker], worker) for worker, update in enumerate(given)]
     kind, update = resolved[0]
     if each is None and all(other == kind and same is update for other, same in resolved):
-        return {kind: _PICKLES[kind](update, "the agent update")}
+        return {kind: pickles[kind](update, "the agent update")}
     updates: dict[Kind, Any] = {}
     for kind in _KINDS:
         items = [update if its_kind == kind else None for its_kind, update in resolved]
         if any(item is not None for item in items):
             updates[kind] = [
-                None if item is None else _PICKLES[kind](item, f"the agent update of worker {worker}")
+                None if item is None else pickles[kind](item, f"the agent update of worker {worker}")
                 for worker, item in enumerate(items)
             ]
     return updates
@@ -210,4 +216,10 @@ def _pickled_agent(given: Any, what: str) -> Payload:
     return replace(dumps(agent, what), about=traits_of(agent))
 
 
+def _held_agent(given: Any, _: str) -> Payload:
+    agent = as_agent(given)
+    return HeldPayload.of(agent, traits_of(agent))
+
+
 _PICKLES: dict[UpdateKind, Callable[[Any, str], Payload]] = {"agent": _pickled_agent, "parameters": dumps}
+_HOLDS: dict[UpdateKind, Callable[[Any, str], Payload]] = {"agent": _held_agent, "parameters": dumps}

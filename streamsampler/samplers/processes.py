@@ -7,22 +7,33 @@ The signature is written out, for readers, editors and type checkers. An argumen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Self, Unpack
 
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
-from streamsampler.engines.registry import ENGINES, EngineName, check_engine
-from streamsampler.errors import CheckMode
+from streamsampler.engines.registry import ENGINES, PARENT, EngineName, check_engine
+from streamsampler.errors import CheckMode, keywords
 from streamsampler.filters.base import Filter
 from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.inference import (
+    Inference,
+    check_inference,
+    check_with_agent_here,
+    processes_for,
+    refuse_items,
+)
 from streamsampler.samplers.options import ProcessSamplerOptions
+from streamsampler.samplers.updates import Kind
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
 from streamsampler.serialization import dumps
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
+from streamsampler.workers.resets import Resets
+from streamsampler.workers.vec.worker import VecWorker
 
 __all__ = ["MultiprocessingSampler"]
 
@@ -46,6 +57,10 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         engine: How workers are connected to this process. "processes" (the default on Linux and macOS): pipes and
             shared memory. "queues" (the default elsewhere): queues of Python's own `multiprocessing`, and nothing else;
             it takes no `max_worker_memory`. Batches are the same.
+        inference: "worker" lets each worker have an agent of its own. With "parent" there is one agent, in this
+            process, and the workers have environments alone: for agents that are large, sit on an accelerator or are a
+            service. They are `n_envs` in all, as `VecWorker` has them (`worker_args={"n_envs": 32}`, 8 otherwise), and
+            batches are those of one `VecWorker`, for any number of workers; see `streamsampler.stepping.inference`.
         start_method: "forkserver" (the default; on macOS and Windows "spawn"), "spawn" or "fork". None of them runs the
             main script again, so no main guard is needed. "fork" is unsafe next to threads.
 
@@ -80,11 +95,13 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         reward_filter: Filter | None = None,
         hooks: Any = None,
         drop_if: Callable[[dict[str, Any]], Any] | None = None,
+        staleness: int = 0,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
         close_timeout: float = Policy.close_timeout,
         engine: EngineName | None = None,
+        inference: Inference = "worker",
         start_method: StartMethod | None = None,
     ) -> None:
         self._start_method = check_start_method(start_method)
@@ -95,6 +112,14 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             "close_timeout": close_timeout,
         }
         self._engine = check_engine(engine, self._start_method, self._limits)
+        self._inference = check_inference(inference)
+        self._holds_agent = inference == "parent"
+        if inference == "parent":
+            given = {**self._limits, "hooks": hooks, "staleness": staleness or None}
+            check_with_agent_here(engine, worker_class, given, has_factory=self._given_factory is not None)
+            refuse_items(agents, envs)
+            worker_class = VecWorker
+            n_workers = processes_for(n_workers, VecWorker.layout(keywords("worker_args", worker_args)).rows)
         super().__init__(
             agents,
             envs,
@@ -117,6 +142,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             reward_filter=reward_filter,
             hooks=hooks,
             drop_if=drop_if,
+            staleness=staleness,
         )
 
     @classmethod
@@ -128,6 +154,8 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
 
     def make_engine(self, setup: WorkerSetup) -> Engine:
         """Start the worker processes."""
+        if self._inference == "parent":
+            return PARENT.load()(setup, policy=self._policy, start_method=self._start_method)
         options = {"report_memory": True} if self._policy.max_worker_memory is not None else {}
         return ENGINES[self._engine].load()(
             setup.n_workers,
@@ -139,14 +167,36 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             **options,
         )
 
+    def _policy_of_workers(self) -> Policy:
+        if self._inference == "worker":
+            return self._policy
+        # The worker is in this process: time limits are those of the environments' processes, which the engine keeps.
+        return replace(self._policy, step_timeout=None, construction_timeout=None, max_worker_memory=None)
+
+    def _updates_of(self, agent_update: Any, env_update: Any, resets: Resets | None) -> dict[Kind, Any]:
+        if self._inference == "parent":
+            refuse_items(agent_update, env_update)
+        return super()._updates_of(agent_update, env_update, resets)
+
+    @property
+    def _most_envs(self) -> int | None:
+        return self.layout.rows if self._inference == "parent" else None
+
     def worker_pids(self) -> list[int]:
-        """Return the workers' process ids, by worker number."""
+        """Return the workers' process ids, by worker number; of a worker that died, until it is replaced, its last."""
         self._check_usable()
         return self._session.engine.pids()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "engine": self._engine, "start_method": self._start_method}
+        return {
+            **super().__getstate__(),
+            "engine": self._engine,
+            "inference": self._inference,
+            "start_method": self._start_method,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._engine, self._start_method = state["engine"], state["start_method"]
+        self._inference = state["inference"]
+        self._holds_agent = self._inference == "parent"
         super().__setstate__(state)

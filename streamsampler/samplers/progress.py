@@ -16,7 +16,7 @@ from streamsampler.data.words import count, duration
 __all__ = ["INTERVAL", "Bar", "Display", "ProgressArgument", "Snapshot", "describe", "drawn_bar"]
 
 _CLEAR_LINE, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[K", "\x1b[?25l", "\x1b[?25h"
-_SINGULAR = {"timesteps": "timestep", "trajectories": "trajectory"}
+_SINGULAR = {"timesteps": "timestep", "trajectories": "trajectory", "seconds": "second"}
 INTERVAL = 0.1
 """Seconds between two snapshots: what looks alive."""
 

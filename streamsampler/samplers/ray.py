@@ -114,6 +114,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         reward_filter: Filter | None = None,
         hooks: Any = None,
         drop_if: Callable[[dict[str, Any]], Any] | None = None,
+        staleness: int = 0,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
@@ -161,6 +162,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
             reward_filter=reward_filter,
             hooks=hooks,
             drop_if=drop_if,
+            staleness=staleness,
         )
 
     @classmethod

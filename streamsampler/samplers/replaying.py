@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.environments.filming import check_renders
 from streamsampler.errors import UsageError, positive
+from streamsampler.samplers.episodes import OF_FRAGMENTS, check_alone, episode_of, is_part
 from streamsampler.samplers.lifecycle import SamplerLife
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put
 from streamsampler.samplers.replays import Origin, Replay, replayed
@@ -17,9 +20,9 @@ from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.plans import Fragments, GatherPlan, Streamed
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, loads
-from streamsampler.workers.resets import Options, Resets, common_resets
+from streamsampler.workers.resets import Options, Resets, common_resets, tasks_as_recorded
 
-__all__ = ["ReplayingSampler", "recorded_one"]
+__all__ = ["ReplayingSampler", "recorded_one", "task_numbers"]
 
 
 class ReplayingSampler(SamplerLife):
@@ -33,6 +36,7 @@ class ReplayingSampler(SamplerLife):
         agent: Any = None,
         env: Any = None,
         reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None,
         recorded: TrajectoryBatch[Any, Any] | None = None,
         actions: bool = False,
         video: str | PathLike[str] | None = None,
@@ -42,6 +46,10 @@ class ReplayingSampler(SamplerLife):
         It runs from the same seed and, with `VecWorker`, in the same row of a batch of the same shape; where
         trajectories of a block may influence each other, with all of its block. The workers are not disturbed.
 
+        Of fragments, a part that began in its call is run again with the agent (not with `VecWorker`), and one that
+        goes on is compared up to where it was cut. With `actions=True`, and a batch `recorded` in which all parts of an
+        episode are, `TrajectoryBatch.concatenate(batches)`, it is run again from its reset to the end of that call.
+
         Args:
             version: The agent version: `batch.agent_versions[i]`.
             index: The trajectory index: `batch.indices[i]`.
@@ -49,7 +57,10 @@ class ReplayingSampler(SamplerLife):
                 the sampler has, which are right for the current version only. Of an earlier version, where the sampler
                 has an `observation_filter`: `FilteredAgent(agent, filter)` of `streamsampler.filters`.
             env: As `env_update` takes it. None for the environment that the sampler has.
-            reset_options: What `env.reset(options=…)` gets. None for what the call said, if it was the last one.
+            reset_options: What `env.reset(options=…)` gets. None for what the call said, if it was the last one; an
+                episode of fragments may have begun in another.
+            tasks: All tasks of the trajectory's call, in order; which of them it had is taken from `recorded`. None for
+                what the call said, if it was the last one.
             recorded: A batch with the trajectory, to compare it with; its seed is taken from there.
             actions: Whether to replay the recorded actions, without the agent.
             video: A `.mp4` file for a video, which needs the extra `video`.
@@ -66,23 +77,22 @@ class ReplayingSampler(SamplerLife):
         version, index = positive("version", version), positive("index", index, least=0)
         if actions and recorded is None:
             raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
-        given = common_resets(reset_options)
-        one = None if recorded is None else recorded_one(recorded, index, version)
+        given = _given(reset_options, tasks, recorded, version)
+        last = None if recorded is None else recorded_one(recorded, index, version)
+        one = None if recorded is None or last is None else episode_of(recorded, last, actions=actions)
         with self._exclusive():
             session = self._session
-            is_current = version == session.version
+            is_current = version == session.sampled_version
             if not (is_current or actions) and agent is None:
-                raise UsageError(_other_version(version, session.version))
-            pickled = pickled_updates(agent, on_environments(env, session), session.updates.about("agent"))
-            plan: GatherPlan = session.plan if is_current and session.plan is not None else Streamed()
-            if self._policy.on_failure == "drop" and not plan.fixed:
-                plan = Streamed(plan.first)  # others took the places of those that raised
-            if isinstance(plan, Fragments):
-                raise UsageError(_OF_FRAGMENTS)
-            resets = session.resets if is_current and given is None else given
-            differ = session.updates.differ
+                raise UsageError(_other_version(version, session.sampled_version))
+            pickled = pickled_updates(agent, on_environments(env, session), session.sampled.about("agent"))
+            plan, said = self._said(last) if is_current else (Streamed(), None)
+            resets = said if given is None else given
+            if last is not None and is_part(last) and not actions:
+                check_alone(self._setup.factory.layout.block)
+            differ = session.sampled.differ
             queue, block = place_of(plan, index, self._setup.factory.layout.block, self.n_workers if differ else 1)
-            updates = session.updates.mapped(lambda handle: _kept(session.engine.published(handle)))
+            updates = session.sampled.mapped(lambda handle: _kept(session.engine.published(handle)))
         if not is_current:
             updates.forget("filters")
         for kind, payloads in pickled.items():
@@ -93,14 +103,33 @@ class ReplayingSampler(SamplerLife):
             setup=self._setup, updates=_of_worker(updates, queue), version=version, index=index, block=block,
             seeds=seeds | _seeds_of(recorded, version), worker=queue, resets=resets,
         )  # fmt: skip
-        if actions:
-            assert one is not None
-            rerun = rerun.with_actions(one)
-        origin = Origin(() if recorded is None else recorded.fingerprints, actions_only=actions)
+        rerun, cut = _for(one, rerun, actions=actions)
+        origin = Origin(() if recorded is None else recorded.fingerprints, cut=cut, actions_only=actions)
         # Which trajectories an earlier call was to obtain is not known: its last block may have been cut.
         unknown = recorded is not None and not (is_current or actions)
         alternative = rerun.cut_before(int(recorded.indices.max()) + 1) if unknown and recorded is not None else None
         return replayed(rerun, one, origin, None if video is None else Path(video), alternative)
+
+    def _said(self, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
+        """Return what the last call was to obtain, and what it said of resets, for one of its trajectories.
+
+        Args:
+            last: What was recorded of it; None for nothing.
+
+        Raises:
+            UsageError: It is of fragments, and nothing was recorded.
+        """
+        session = self._session
+        plan: GatherPlan = session.plan or Streamed()
+        if isinstance(plan, Fragments):
+            if last is None:
+                raise UsageError(OF_FRAGMENTS)
+            if session.resets is None or last.continued[0]:  # an earlier call said it
+                return Streamed(), None
+            return Streamed(), replace(session.resets, fragments=None)
+        if self._policy.on_failure == "drop" and not plan.fixed:
+            plan = Streamed(plan.first)  # others took the places of those that raised
+        return plan, session.resets
 
     def check_renders(self) -> None:
         """Check that the sampler's environment can be filmed: make one, reset it, and take a picture.
@@ -137,6 +166,27 @@ def recorded_one(batch: Any, index: int, version: int | None = None) -> Trajecto
     raise UsageError(_missing(batch, index, version))
 
 
+def task_numbers(batch: TrajectoryBatch[Any, Any] | None, version: int) -> dict[int, int]:
+    """Return which task each trajectory of a version had, by index.
+
+    Raises:
+        UsageError: That was not recorded.
+    """
+    numbers = None if batch is None else batch.episode_infos.get("task_index")
+    if batch is None or numbers is None:
+        what = "pass recorded=, a batch with it" if batch is None else "its call had no tasks"
+        raise UsageError(f"which of the tasks the trajectory had is not known: {what}")
+    rows = zip(batch.indices.tolist(), batch.agent_versions.tolist(), numbers.tolist(), strict=True)
+    return {index: int(number) for index, of_version, number in rows if of_version == version}
+
+
+def _given(
+    reset_options: Options | None, tasks: Sequence[Any] | None, recorded: TrajectoryBatch[Any, Any] | None, version: int
+) -> Resets | None:
+    given = common_resets(reset_options)
+    return given if tasks is None else tasks_as_recorded(tasks, task_numbers(recorded, version), given)
+
+
 def _missing(batch: Any, index: int, version: int | None) -> str:
     of_version = batch.indices if version is None else batch.indices[batch.agent_versions == version]
     which = "" if version is None else f" of agent version {version}"
@@ -152,10 +202,14 @@ def _missing(batch: Any, index: int, version: int | None) -> str:
     return f"there is no trajectory {index}{which}: there are trajectories {first} to {last}"
 
 
-_OF_FRAGMENTS = (
-    "an episode of fragments was made with the parameters of several calls, so it cannot be replayed by its index: "
-    "reset an environment with its seed, batch.seeds[i], and apply the batch's actions"
-)
+def _for(one: TrajectoryBatch[Any, Any] | None, rerun: Rerun, *, actions: bool) -> tuple[Rerun, bool]:
+    """Return what runs a trajectory again as far as it was recorded, and whether it may go on after that."""
+    if one is None:
+        return rerun, False
+    cut = bool(one.cut[0])
+    if actions:
+        return rerun.with_actions(one), cut
+    return rerun.cut_after(len(one.rewards)) if cut else rerun, cut
 
 
 def _other_version(version: int, current: int) -> str:

@@ -105,6 +105,12 @@ class Rerun:
         kept = self.block[: len(range(self.block.start, stop, self.block.step))]
         return replace(self, block=kept) if len(kept) < len(self.block) else None
 
+    def cut_after(self, length: int) -> Rerun:
+        """Return the same, for a trajectory that goes on after `length` timesteps: one more is run."""
+        factory = copy.copy(self.setup.factory)
+        factory.max_episode_length = min(factory.max_episode_length or length + 1, length + 1)
+        return replace(self, setup=replace(self.setup, factory=factory))
+
     def run(
         self,
         again: Callable[[TrajectoryBatch[Any, Any]], bool] = lambda _: False,
@@ -125,7 +131,7 @@ class Rerun:
             RolloutError: The agent or the environment raised.
             UsageError: The environment cannot be filmed.
         """
-        hooks = None if self.setup.hooks is None else self.setup.hooks.without_drop_if()
+        hooks = None if self.setup.hooks is None else self.setup.hooks.sparing(self.index)
         setup = replace(self.setup, check=None, drop_unless=None, hooks=hooks)
         threads = ThreadLimit(setup.threads, os.environ)
         board = StatusBoard(memoryview(bytearray(board_bytes(1))))
@@ -177,13 +183,15 @@ class Rerun:
         ticket = Ticket(self.version, indices, len(indices))
         outcome = worker.rollout(ticket, [self.seeds[index] for index in indices])
         assert isinstance(outcome.rollouts, Rollouts)
-        position = indices.index(self.index)
+        left_out = [dropped.position for dropped in outcome.dropped]
+        number = indices.index(self.index)
+        position = number - sum(each < number for each in left_out)
         # What the recorder holds is used again by the next run, and infos may be the environment's own.
         delivery = Delivery(
             self.worker, copy.deepcopy(outcome.rollouts), _nothing, spaces=worker.spaces, fingerprint=fingerprint().bits
         )
         return assemble(
-            [Segment(delivery, position, position + 1, indices[position : position + 1])],
+            [Segment(delivery, position, position + 1, indices[number : number + 1])],
             observation_space=copy.deepcopy(worker.spaces[0]),
             action_space=copy.deepcopy(worker.spaces[1]),
             seeds_of=lambda wanted: [self.seeds[index] for index in wanted.tolist()],

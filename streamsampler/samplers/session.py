@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -10,13 +11,13 @@ from streamsampler.data.memory import Pool
 from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.filters.base import Filters
-from streamsampler.protocol.messages import NEVER_AGAIN
+from streamsampler.protocol.messages import NEVER_AGAIN, Start
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide, SamplerState
 from streamsampler.samplers.fingerprints import Fingerprints
-from streamsampler.samplers.fragments import FragmentLedger
+from streamsampler.samplers.fragments import FragmentLedger, order_of
 from streamsampler.samplers.records import WorkerRecord
 from streamsampler.samplers.supervisor import Supervisor, logger
-from streamsampler.samplers.updates import Snapshot, Updates
+from streamsampler.samplers.updates import Kind, Snapshot, Updates
 from streamsampler.samplers.verdicts import Verdicts
 from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.plans import Fragments, GatherPlan
@@ -24,7 +25,7 @@ from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Throughput
 from streamsampler.seeding import Indices, TrajectorySeeds
-from streamsampler.serialization import Payload, dumps, refers_to
+from streamsampler.serialization import Payload, dumps, loads, refers_to
 from streamsampler.workers.logs import Levels, levels_here
 from streamsampler.workers.resets import Resets
 
@@ -48,6 +49,12 @@ class Session:
         clock: Seconds, from any beginning.
 
     Attributes:
+        updates: The latest agent, parameters and environment.
+        used: Those that workers are given, which are older with `staleness`.
+        sampled: Those that the last call's trajectories were made with.
+        sampled_version: Their agent version.
+        ticket_version: The version that tickets carry; see `Ticket`.
+        capacity: How many unanswered tickets a worker may have.
         records: What is known of each worker, by worker number.
         cancelled: Whether the engine is closed, or another thread is about to close it.
         suspect: Whether an interrupt may have come between two steps of the bookkeeping.
@@ -72,15 +79,15 @@ class Session:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.engine = engine
-        self.updates = updates
+        self.updates = self.used = self.sampled = updates
         self.seed = seed
         self.order: Order = order
-        self.version = version
+        self.version = self.ticket_version = self.sampled_version = version
         self.layout = layout
         self.throughput = Throughput()
         self.clock = clock
         self.pool = Pool()
-        self._capacity = capacity
+        self.capacity = capacity
         self.records = [self._new_record(worker) for worker in range(engine.n_workers)]
         for record in self.records:
             record.side.apply(Happened.LAUNCHED)
@@ -101,7 +108,7 @@ class Session:
         self._has_warned_of_anomaly = False
 
     def _new_record(self, worker: int) -> WorkerRecord:
-        return WorkerRecord(SamplerSide(worker, self.version, self._capacity))
+        return WorkerRecord(SamplerSide(worker, self.ticket_version, self.capacity))
 
     # ------------------------------------------------------------------ calls
 
@@ -121,21 +128,45 @@ class Session:
             self.updates.put("levels", self.publish(dumps(levels, "the levels of loggers")))
             self._levels = levels
 
-    def begin_fragments(self, plan: GatherPlan, resets: Resets | None, *, fresh: bool) -> Resets | None:
-        """Go on with the episodes of fragments, or begin others; return what a call says of its trajectories.
+    def resets_of(self, plan: GatherPlan, resets: Resets | None, updates: Collection[Kind]) -> Resets | None:
+        """Return what a call says of its trajectories; where it is of fragments, whether episodes go on, too.
 
         Args:
-            plan: What the call is to obtain; whole trajectories end the episodes.
-            resets: What is said of whole trajectories.
-            fresh: Whether the environments are new.
+            plan: What the call is to obtain.
+            resets: What is said of trajectories: of fragments the options of resets.
+            updates: What the call updates.
+
+        Raises:
+            SerializationError: The options cannot be pickled.
         """
         if not isinstance(plan, Fragments):
-            self.fragments = None
             return resets
-        if fresh or self.fragments is None or not self.fragments.goes_on_in(plan):
-            self.fragments = FragmentLedger(plan, self.version + 1)
-        self.fragments.begin_call(plan)
-        return Resets(fragments=self.fragments.order())
+        goes_on = "env" not in updates and self.fragments is not None and self.fragments.goes_on_in(plan)
+        base_version = self.fragments.base_version if goes_on and self.fragments is not None else self.version + 1
+        # A copy, because episodes are restored with them later.
+        options = None if resets is None else loads(dumps(resets.options, "reset_options"))
+        return Resets(options=options, fragments=order_of(plan, base_version))
+
+    def begin_fragments(self, plan: GatherPlan, resets: Resets | None, *, agent_is_replaced: bool) -> None:
+        """Go on with the episodes of fragments, or begin others; with whole trajectories they end.
+
+        Args:
+            plan: What the call is to obtain.
+            resets: What `resets_of` returned.
+            agent_is_replaced: Whether the call replaces the agent.
+        """
+        order = None if resets is None else resets.fragments
+        if order is None or resets is None or not isinstance(plan, Fragments):
+            self.fragments = None
+            return
+        if self.fragments is None or self.fragments.base_version != order.base_version:
+            self.fragments = FragmentLedger(plan, order.base_version)
+        assert not isinstance(resets.options, tuple)
+        self.fragments.begin_call(plan, resets.options, agent_is_replaced=agent_is_replaced)
+
+    def layout_of(self, plan: GatherPlan) -> Layout:
+        """Return how workers run what a plan asks for."""
+        return plan.layout if isinstance(plan, Fragments) else self.layout
 
     def set_call(self, plan: GatherPlan, resets: Resets | None, payload: Payload | None) -> None:
         """Set what the next call is to obtain, and what it says of its trajectories.
@@ -147,6 +178,10 @@ class Session:
         """
         self.plan = plan
         self.resets = resets
+        self.give(payload)
+
+    def give(self, payload: Payload | None) -> None:
+        """Give workers what is said of the trajectories that they run from now on, pickled."""
         self._resets_handle = None if payload is None else self.publish(payload)
 
     def renew_after_tasks(self, resets: Resets | None) -> None:
@@ -161,28 +196,47 @@ class Session:
         if left is not None and (resets is None or resets.kind_of_tasks != left):
             self.updates.repeat("env")
 
-    def begin_version(self) -> int:
-        """Begin the next agent version, let workers abandon older rollouts, and return the version."""
+    def use(self, snapshot: Snapshot) -> None:
+        """Give workers the updates of a snapshot from now on, whatever is put in force later."""
+        self.used = Updates.of(snapshot, self.engine.n_workers)
+
+    def begin_version(self, of_trajectories: int | None = None, *, goes_on: bool = False) -> int:
+        """Begin the next agent version, and let workers abandon older rollouts.
+
+        Args:
+            of_trajectories: The agent version of the trajectories that workers run now; None for the one that begins.
+            goes_on: Whether workers run some of them already.
+
+        Returns:
+            The agent version of these trajectories.
+        """
         self.version += 1
+        self.sampled, self.sampled_version = self.used, of_trajectories or self.version
+        if not goes_on:
+            self.begin_tickets()
+        return self.sampled_version
+
+    def begin_tickets(self) -> None:
+        """Let workers abandon all that runs; what they are given from now on does not mix with it."""
+        self.ticket_version = max(self.ticket_version + 1, self.version)
         # The word first: older rollouts are surplus from now on.
-        self.engine.abandon_older(self.version)
+        self.engine.abandon_older(self.ticket_version)
         for record in self.records:
-            record.side.begin_version(self.version)
-        return self.version
+            record.side.begin_version(self.ticket_version)
 
     def record_lanes(self, worker: int) -> None:
         """Record that a worker runs lanes with the agent and the environment in force."""
-        self._lanes[worker if self.updates.differ else 0] = self.updates.structure(worker)
+        self._lanes[worker if self.used.differ else 0] = self.used.structure(worker)
 
     def lanes(self) -> list[int]:
         """Return a worker of each queue of which it is known that its workers run lanes."""
-        known = self._lanes.items() if self.updates.differ else [(0, self._lanes.get(0))]
-        return [worker for worker, structure in known if structure == self.updates.structure(worker)]
+        known = self._lanes.items() if self.used.differ else [(0, self._lanes.get(0))]
+        return [worker for worker, structure in known if structure == self.used.structure(worker)]
 
     def shown_timesteps(self, worker: int) -> int:
         """Return the timesteps that a worker has shown of its unanswered tickets of this version."""
         shown = self.engine.progress(worker)
-        return shown.timesteps if shown.version == self.version else 0
+        return shown.timesteps if shown.version == self.ticket_version else 0
 
     def is_checking(self, worker: int) -> bool:
         """Whether a worker owes the verdict of a check: a call that copies complete without it would not warn."""
@@ -192,9 +246,18 @@ class Session:
         """Return the seeds of trajectories of the current call."""
         return (self.resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 
+    def hand_out(self, record: WorkerRecord, indices: range, block: int) -> None:
+        """Send a worker, which is there, a ticket."""
+        if not record.side.unanswered:
+            record.stillness.reset()
+        message = record.side.assign(indices, block)
+        if isinstance(message, Start):
+            message = Start(message.version, message.tickets, **self.start_contents(record))
+        self.engine.send(record.worker, message)
+
     def start_contents(self, record: WorkerRecord) -> dict[str, Any]:
         """Return what a worker's `Start` carries besides tickets, and record it as sent; see `messages.Start`."""
-        contents: dict[str, Any] = dict(self.updates.missing(record.worker, record.sent).items())
+        contents: dict[str, Any] = dict(self.used.missing(record.worker, record.sent).items())
         if self._resets_handle is not None:
             contents["resets"] = self._resets_handle
         if (
@@ -203,7 +266,9 @@ class Session:
             and (order := self.fragments.order(record.worker)).standings
         ):
             # The worker has none of its environments: it is new, or an exception left them in any state.
-            contents["resets"] = self.publish(dumps(Resets(fragments=order), "what goes on in environments"))
+            contents["resets"] = self.publish(
+                dumps(replace(self.resets or Resets(), fragments=order), "what goes on in environments")
+            )
         record.payloads_in_use = tuple(contents.values())
         return {**contents, "check": self.verdicts.order_for(record)}
 
@@ -232,12 +297,17 @@ class Session:
     def unpublish_old(self) -> None:
         """Free the payloads that are neither in force nor in an unanswered message."""
         in_use = {id(handle) for record in self.records for handle in record.payloads_in_use}
-        for key in self._published.keys() - self.updates.payloads().keys() - in_use:
+        for updates in {id(it): it for it in (self.updates, self.used, self.sampled)}.values():
+            in_use |= updates.payloads().keys()
+        for key in self._published.keys() - in_use:
             self.engine.unpublish(self._published.pop(key))
 
     def restore_updates(self, snapshot: Snapshot) -> None:
         """Put the updates of a snapshot back in force, because a worker refused the updates since."""
         self.updates.restore(snapshot)
+        if self.used is not self.updates:
+            self.use(snapshot)
+            self.sampled = self.used
         for record in self.records:
             if not self.updates.are_in_force(record.worker, record.sent):
                 record.sent.clear()

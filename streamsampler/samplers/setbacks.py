@@ -54,6 +54,11 @@ class Setback:
         # Without a version the worker had not begun the call's work.
         return self.incident is not None and self.incident.version is not None and self.incident.phase in UPDATE_PHASES
 
+    @property
+    def is_of_the_engine(self) -> bool:
+        """Whether it is about what a worker needs, and no trajectory: the error names its own worker."""
+        return isinstance(self.exception, WorkerError)
+
     def __str__(self) -> str:
         if self.incident is not None:
             return str(self.incident)
@@ -78,8 +83,8 @@ class Setback:
 def failure_error(
     worker: int, failure: Failure, exception: Any = None, *, quota: SpentQuota | None = None,
     history: tuple[Incident, ...] = (),
-) -> RolloutError:  # fmt: skip
-    """Return the error for a worker's failure, with its cause attached.
+) -> WorkerError:  # fmt: skip
+    """Return the error for a worker's failure, with its cause attached; what names a worker already is that error.
 
     Args:
         worker: The worker number.
@@ -88,6 +93,8 @@ def failure_error(
         quota: The quota that is spent, where the trajectory would have been run again otherwise.
         history: All losses since the last error, this one included if it is one.
     """
+    if isinstance(exception, WorkerError):
+        return exception
     where = "" if failure.trajectory is None else f" in trajectory {failure.trajectory}"
     if failure.ticket is not None:
         where += f" of agent version {failure.ticket.version}"

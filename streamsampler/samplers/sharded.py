@@ -54,6 +54,8 @@ def sample_to_folder(
     an uninterrupted call. The sampler must have the same seed, arguments, agent and environment, and must have made as
     many calls before, interrupted ones included: make a new one, with an explicit `seed`. Another seed, other arguments
     and an environment of another name are refused. Agents and changed code are not compared; name them in `provenance`.
+    After the call the sampler goes on as it would after an uninterrupted one; for the statistics of its filters the
+    raw data of a folder that was begun before are read once more.
     On a machine that computes with other kernels (see `fingerprint` of `Sampler`) the files may be others: that is
     logged, or an error, before anything is written.
 
@@ -113,11 +115,18 @@ def sample_to_folder(
         for reason in writer.damaged.values():
             _log.warning("sampled again: %s", reason)
         sampling = _Sampling(sampler, writer, path, target, size, is_part=part is not None)
+        before, was_begun, version = sampler.filters, writer.n_shards > 0, sampler.agent_version
         if not sampling.complete:
             with display(progress, target.number, target.unit, earlier=writer.intact) as shown:
                 sampling.run(shown)
         writer.finish()
-    return TrajectoryFolder(path)
+        if sampler.agent_version == version:
+            sampler.count_as_called()
+    done = TrajectoryFolder[ObservationsT, ActionsT](path)
+    if was_begun and before:
+        # The sampler goes on as if it had sampled the shards that were there.
+        sampler.put_back_filters(before.merged(before.summaries_of(done.shards)))
+    return done
 
 
 def _amount(num_samples: int | None, n_trajectories: int | None, part: Any) -> Target:
@@ -139,6 +148,8 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None) -> 
     own.pop("fingerprints", None)  # of the calls before
     if own["order"] != "index":
         raise UsageError('sample_to_folder needs a sampler with order="index": what arrives first cannot be repeated')
+    if "staleness" in own:
+        raise UsageError("sample_to_folder needs a sampler with staleness=0")
     if sampler.layout.block > 1:
         raise UsageError("sample_to_folder needs workers that run each trajectory by itself, not blocks of them")
     try:

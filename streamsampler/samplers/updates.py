@@ -132,6 +132,13 @@ class Updates(Generic[Payload]):
         updates = [(self._in_force.get(kind), serial) for kind, serial in sent.items()]
         return all(update is not None and update.serials[worker] == serial for update, serial in updates)
 
+    @classmethod
+    def of(cls, snapshot: Snapshot, n_workers: int) -> Updates[Any]:
+        """Return updates of which those of a snapshot are in force."""
+        updates: Updates[Any] = cls(n_workers)
+        updates.restore(snapshot)
+        return updates
+
     def snapshot(self) -> Snapshot:
         """Return what is in force, for `restore`."""
         return dict(self._in_force)

@@ -63,6 +63,27 @@ class IndexQueue:
         self._cursor += len(taken)
         return taken
 
+    def has_at(self, position: int, indices: range, *, may_extend: bool) -> bool:
+        """Return whether a ticket could be cut at a position of the queue.
+
+        Args:
+            position: How many indices come before it.
+            indices: The ticket.
+            may_extend: Whether the queue may become longer for it.
+        """
+        extended = may_extend and self.block == 1
+        own = self._extended(indices) if extended else self.own
+        stop = position + len(indices)
+        return own[position:stop] == indices and (len(indices) % self.block == 0 or stop == len(own))
+
+    def skip(self, indices: range) -> None:
+        """Note that the next indices were handed out, which `has_at` has; the queue becomes longer if it must."""
+        self.own = self._extended(indices)
+        self._cursor += len(indices)
+
+    def _extended(self, indices: range) -> range:
+        return range(self.own.start, max(self.own.stop, indices[-1] + 1), self.own.step)
+
     def first_returned(self) -> range | None:
         """Return the first ticket that was put back; None if there is none."""
         return self._returned[-1] if self._returned else None

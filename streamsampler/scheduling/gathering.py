@@ -113,7 +113,7 @@ class Gathering:
     ) -> None:  # fmt: skip
         self.plan = plan
         self.throughput = throughput if throughput is not None else Throughput()
-        order, dropping = ("index", False) if plan.fixed else (order, dropping)
+        order, dropping = ("index", False) if plan.fixed or plan.n_of_task else (order, dropping)
         self._never_idle = order == "arrival" and concurrent
         self._is_stream = isinstance(plan, Streamed)
         self._n_workers = n_workers
@@ -156,7 +156,7 @@ class Gathering:
         self.refuses_all = self.result.complete or (ahead and not self._has_plenty)
         if self.refuses_all:
             return None
-        queue = self._queues[worker % len(self._queues)]
+        queue = self._queue_for(worker)
         in_lanes = queue.block < self._unit
         needed = self._n_needed(LANES_MARGIN if in_lanes else SAFETY_MARGIN)
         remaining = max(0, needed - self._handed_out)
@@ -191,7 +191,7 @@ class Gathering:
 
     def run_lanes(self, worker: int) -> None:
         """Cut tickets for a worker as is best: none of its trajectories influences another one."""
-        queue = self._queues[worker % len(self._queues)]
+        queue = self._queue_for(worker)
         queue.block, self._has_lanes = 1, self._unit > 1
 
     def _last_share(self, worker: int, needed: int, remaining: int, now: float) -> int:
@@ -217,11 +217,14 @@ class Gathering:
         self._handed_out -= len(indices)
         self._queue_of(indices).put_back(indices)
 
+    def _queue_for(self, worker: int) -> IndexQueue:
+        return self._queues[worker % len(self._queues)]
+
     def _queue_of(self, indices: range) -> IndexQueue:
         queues, index = self._queues, indices[0]
         # Workers' own queues are every n-th index of n queues, or as many in a row as the others have.
         own = queues[0].own
-        return queues[index % len(queues) if own.step > 1 else index // len(own) % len(queues)]
+        return queues[index % len(queues) if own.step > 1 else (index - self._first) // len(own) % len(queues)]
 
     @property
     def _under_way(self) -> int:
@@ -342,7 +345,15 @@ class Gathering:
         self.arrived_trajectories += len(lengths)
         self.arrived_timesteps += sum(lengths)
         self.result.add(worker, indices, lengths, delivery, dropped)
+        for more in self.result.pop_made_up():
+            self._put_in(more)
         return True
+
+    def _put_in(self, indices: range) -> None:
+        """Let workers run indices that are in no queue."""
+        for first in indices[: len(self._queues)]:
+            own = range(first, indices.stop, len(self._queues))
+            self._queue_of(own).put_back(own)
 
     def add_failure(
         self, worker: int, indices: range, trajectory: int | None, reason: Any, *, final: bool, now: float = 0.0,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from streamsampler.errors import UsageError
 from streamsampler.scheduling.blocks import Layout
@@ -35,6 +36,8 @@ class GatherPlan:
         limit: How many trajectories the batch has; None if lengths decide.
         timesteps: How many timesteps suffice; None if only trajectories count.
         fixed: Whether no other trajectory may take the place of one that is left out.
+        n_of_task: How many consecutive trajectories have one task, if only further ones of that task may take the
+            places of those left out (see `make_ups`); None if any may.
         part: Which part of a larger result this is; None where it is none.
         keeps_kinds: Whether the values of an info that are of several kinds stay as they are: what they become is
             decided over all trajectories, and these are only some of them.
@@ -44,8 +47,13 @@ class GatherPlan:
     limit: int | None = None
     timesteps: int | None = None
     fixed: bool = False
+    n_of_task: int | None = None
     part: Part | None = None
     keeps_kinds: bool = False
+
+    def starting_at(self, first: int) -> Self:
+        """Return a plan for as much, from another first trajectory on."""
+        return replace(self, first=first)  # type: ignore[type-var]
 
     @property
     def goal(self) -> tuple[int, str]:
@@ -63,31 +71,30 @@ class GatherPlan:
 
 @dataclass(frozen=True)
 class AtLeast(GatherPlan):
-    """The shortest prefix of trajectories 0, 1, 2, … with at least `timesteps` timesteps."""
+    """The shortest prefix of trajectories `first`, `first + 1`, … with at least `timesteps` timesteps."""
 
     timesteps: int = field()
+    first: int = 0
 
 
 @dataclass(frozen=True)
 class Exactly(GatherPlan):
-    """Trajectories 0 to `limit - 1`, or those of a part.
+    """Trajectories `first` to `first + limit - 1`, which may be those of a part.
 
     With `fixed` each has its place, because it has a seed or options of its own: no other one replaces it.
+    See `GatherPlan` for `n_of_task`.
     """
 
     limit: int = field()
     fixed: bool = False
     part: Part | None = None
+    first: int = 0
+    n_of_task: int | None = None
 
     @classmethod
     def of_part(cls, part: Part, *, fixed: bool) -> Exactly:
         """Return the plan for the trajectories of a part."""
-        return cls(part.trajectories, fixed, part)
-
-    @property
-    def first(self) -> int:  # type: ignore[override]
-        """The index of the first trajectory."""
-        return 0 if self.part is None else self.part.first_trajectory
+        return cls(part.trajectories, fixed, part, part.first_trajectory)
 
     @property
     def keeps_kinds(self) -> bool:  # type: ignore[override]
@@ -99,11 +106,12 @@ class Exactly(GatherPlan):
 class ExactlyPerWorker(GatherPlan):
     """`n_traj_per_worker` trajectories of each worker, in worker order.
 
-    Worker w's k-th has index `w * n_traj_per_worker + k`. Any worker may run it, unless workers differ.
+    Worker w's k-th has index `first + w * n_traj_per_worker + k`. Any worker may run it, unless workers differ.
     """
 
     n_traj_per_worker: int
     n_workers: int
+    first: int = 0
 
     @property
     def limit(self) -> int:  # type: ignore[override]
@@ -113,21 +121,23 @@ class ExactlyPerWorker(GatherPlan):
     def queue(self, number: int, n_queues: int) -> range:
         """One block of indices for each worker; all of them for the only queue."""
         if n_queues == 1:
-            return range(self.limit)
-        return range(number * self.n_traj_per_worker, (number + 1) * self.n_traj_per_worker)
+            return range(self.first, self.first + self.limit)
+        start = self.first + number * self.n_traj_per_worker
+        return range(start, start + self.n_traj_per_worker)
 
 
 @dataclass(frozen=True)
 class Streamed(GatherPlan):
     """Trajectories `first`, `first + 1`, … as a consumer takes them: `limit` of them, or without end.
 
-    See `Exactly` for `fixed`, and `GatherPlan` for `keeps_kinds`.
+    See `Exactly` for `fixed`, and `GatherPlan` for `keeps_kinds` and `n_of_task`.
     """
 
     first: int = 0
     limit: int | None = None
     fixed: bool = False
     keeps_kinds: bool = False
+    n_of_task: int | None = None
 
 
 @dataclass(frozen=True)
@@ -135,15 +145,19 @@ class Fragments(GatherPlan):
     """`n_timesteps` timesteps of each of `n_envs` environments, of episodes that go on from call to call.
 
     Indices are the numbers of groups of `n_rows` environments that a worker runs side by side: group g belongs to
-    worker g modulo the number of workers, because its episodes run there. A worker runs all of its environments in
-    one ticket where each is a group, and one group in a ticket otherwise.
+    worker g modulo the number of workers, because its episodes run there. A ticket has one group where workers run
+    environments `side_by_side`, and all environments of a worker otherwise.
+
+    Of episodes that have more than `restore_limit` timesteps nothing is kept to restore them from after a loss.
     """
 
     n_timesteps: int
     n_envs: int
     n_workers: int
     n_rows: int = 1
+    side_by_side: bool = False
     fixed: bool = True
+    restore_limit: int = 100_000
 
     @property
     def limit(self) -> int:  # type: ignore[override]
@@ -163,7 +177,7 @@ class Fragments(GatherPlan):
     @property
     def layout(self) -> Layout:
         """How many groups a ticket has."""
-        share = math.ceil(self.limit / self.n_workers) if self.n_rows == 1 else 1
+        share = 1 if self.side_by_side else math.ceil(self.limit / self.n_workers)
         return Layout(share, share)
 
 

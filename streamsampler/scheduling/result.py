@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from streamsampler.protocol.messages import Dropped
+from streamsampler.scheduling.make_ups import MakeUps
 from streamsampler.scheduling.plans import GatherPlan
 
 __all__ = ["HeldFailure", "LeftOut", "Order", "Result", "Segment", "too_many_dropped"]
@@ -124,6 +125,9 @@ class Result:
         self._segments: list[Segment | None] = []  # None for those that were forgotten
         self._left_out: list[LeftOut] = []
         self._passed = 0  # indices that are in the result, or left out of it
+        self._skipped = 0  # indices that nothing is run for
+        n, limit = plan.n_of_task, plan.limit
+        self._make_ups = None if n is None or limit is None else MakeUps(first, limit, n)
         self.n_trajectories = 0
         self.n_timesteps = 0
         self.complete = False
@@ -187,14 +191,12 @@ class Result:
             self.complete = self.n_timesteps >= plan.timesteps
         else:
             self.complete = (self._passed if plan.fixed else self.n_trajectories) == plan.limit
+        if self._make_ups is not None and self._open:
+            self._skipped += self._make_ups.turn_after(self.next) - self.next
 
     def _take_in(self, entry: _Arrived | LeftOut) -> None:
         if isinstance(entry, LeftOut):
-            self._passed += 1
-            self._left_out.append(entry._replace(n_before=self.n_trajectories))
-            all_dropped = self._plan.fixed and self.n_dropped == self._plan.limit
-            if all_dropped or too_many_dropped(self.n_dropped, self.n_trajectories):
-                self.one_too_many = self._left_out[-1]
+            self._leave_out(entry)
             return
         contiguous = entry.indices.step == 1 or not self._in_order
         lengths = entry.lengths if contiguous else entry.lengths[:1]
@@ -206,6 +208,19 @@ class Result:
         if n < len(entry.indices):
             rest = _Arrived(entry.delivery, entry.start + n, entry.indices[n:], entry.lengths[n:])
             self._pending[rest.indices[0]] = rest
+
+    def _leave_out(self, entry: LeftOut) -> None:
+        self._passed += 1
+        self._left_out.append(entry._replace(n_before=self.n_trajectories))
+        too_many = too_many_dropped(self.n_dropped, self.n_trajectories)
+        if self._make_ups is not None:
+            too_many = too_many_dropped(*self._make_ups.leave_out(entry.trajectory))
+        if too_many or (self._plan.fixed and self.n_dropped == self._plan.limit):
+            self.one_too_many = self._left_out[-1]
+
+    def pop_made_up(self) -> list[range]:
+        """Return, once, further indices that take the places of those left out; none where the plan says nothing."""
+        return [] if self._make_ups is None else self._make_ups.pop_new()
 
     def _needed_of(self, lengths: Sequence[int]) -> tuple[int, int]:
         """Return how many of the next trajectories the result needs, and their timesteps."""
@@ -223,7 +238,7 @@ class Result:
     @property
     def next(self) -> int:
         """The index whose turn it is, in index order."""
-        return self._first + self._passed
+        return self._first + self._passed + self._skipped
 
     @property
     def _open(self) -> bool:

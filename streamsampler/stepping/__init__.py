@@ -22,8 +22,12 @@ row of `Steps` has the action and the observation that led to it.
 *Episodes.* Episode k of environment e has the seed of trajectory e + k * n_envs, unless `reset` is given a seed.
 Environments are to draw from their own generator (`self.np_random`) alone: several share a process.
 
-*Failures.* With `on_failure="raise"` an environment that raises, or whose worker dies or hangs, is an error that
-names the environments, and the others go on. With `on_failure="reset"` the episodes end there, truncated and marked
-in `Steps.failed`, and the environments begin new ones, in a new process if need be. A worker that dies takes the
-episodes of all its environments along; those that awaited an action end with their next one.
+*Failures.* With `on_failure="restore"`, the default, an environment that raises, or whose worker dies or hangs, is made
+anew, reset with the seed of its episode, and the actions so far are applied again. If the rewards and the last
+observation are what they were, to the bit, the open step is tried again, and the episode goes on: its data are what
+they would have been. If not, because the environment draws from more than its seed, or if the same step fails again,
+the episode ends there, truncated and marked in `Steps.failed`, with a warning that says why. All environments of a
+worker that is lost are restored; those of other workers go on meanwhile. What `call` and `set_attr` did is repeated, at
+the timesteps at which it was done. With `on_failure="reset"` such episodes end without that; with "raise" it is an
+error that names the environments, and the others go on.
 """

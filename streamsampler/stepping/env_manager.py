@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.errors import UsageError, positive
 from streamsampler.scheduling.restarts import Policy, Quota
 from streamsampler.stepping.manager import BaseEnvManager
-from streamsampler.stepping.options import ManagerOptions, OnEnvFailure, is_abnormal, updates_of
+from streamsampler.stepping.options import RESTORE_LIMIT, ManagerOptions, OnEnvFailure, Verify, is_abnormal, updates_of
 from streamsampler.stepping.processes import ProcessTransport
-from streamsampler.stepping.stepper import Autoreset
+from streamsampler.stepping.stepper import Autoreset, Stepper
+from streamsampler.stepping.time_limits import TimeLimits
 from streamsampler.stepping.transport import Transport
 from streamsampler.workers.factory import usable_cores
+from streamsampler.workers.threads import check_threads
 
 __all__ = ["EnvManager"]
 
@@ -34,15 +37,20 @@ class EnvManager(BaseEnvManager):
     Args:
         envs: See `SerialEnvManager`, as all other arguments that are not named here.
         n_workers: How many processes there are; None for the cores that this process may use.
-        step_timeout: Seconds that a worker may take without the result of any step or reset; then it is killed, with
-            its Python stacks in the error. None for no limit.
+        step_timeout: Seconds that a worker may take without the result of any step; then it is killed, with its Python
+            stacks in the error. None for no limit.
+        reset_timeout: The same for resets; None for `step_timeout`.
         construction_timeout: Seconds that a worker may take from its start until its environments are made; None for
-            no limit.
-        on_failure: What becomes of environments that raise, or whose worker dies or hangs. "raise": the error is
-            raised, and the environments are to be reset. "reset": their episodes end, marked in `Steps.failed`, and new
-            ones begin, if need be in a new process.
-        max_restarts: How many workers may die or hang within `restart_window` seconds before that is an error with
-            "reset", too; see `MultiprocessingSampler`.
+            60, or for the longer of the others, where there is one.
+        on_failure: What becomes of environments that raise, or whose worker dies or hangs. "restore": they are made
+            anew, in a new process if need be, reset with the seeds of their episodes, and the actions so far are
+            applied again. If the rewards and the last observation are what they were, to the bit, the open step is
+            tried once more (after a death, nine times), and only `failures` tells; otherwise it is as with "reset",
+            with a warning. "reset": their episodes end, marked in `Steps.failed`, and new ones begin. "raise": the
+            error is raised, and the environments are to be reset.
+        max_restarts: How many workers may die or hang, and with "restore" how many environments raise, within
+            `restart_window` seconds before that is an error with "restore" and "reset", too; see
+            `MultiprocessingSampler`.
         restart_window: Seconds; None for the manager's whole life.
         close_timeout: Seconds that all workers together may take to close their environments.
         start_method: See `MultiprocessingSampler`.
@@ -64,35 +72,45 @@ class EnvManager(BaseEnvManager):
         min_envs: int = 1,
         recv_timeout: float | None = None,
         step_timeout: float | None = None,
+        reset_timeout: float | None = None,
         construction_timeout: float | None = None,
-        on_failure: OnEnvFailure = "raise",
+        on_failure: OnEnvFailure = "restore",
         max_restarts: Quota = Policy.max_restarts,
         restart_window: float | None = Policy.restart_window,
+        restore_limit: int = RESTORE_LIMIT,
+        verify: Verify = "last",
         close_timeout: float = Policy.close_timeout,
         start_method: StartMethod | None = None,
         worker_threads: int | None = 1,
         abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
+        copy: bool = True,
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        options = ManagerOptions(n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal)
+        options = ManagerOptions(
+            n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy
+        )
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:
             raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
         self._start_method = check_start_method(start_method)
-        self._threads = worker_threads
-        self._policy = Policy(
-            max_restarts=max_restarts, max_lifetime_restarts=None, restart_window=restart_window,
-            step_timeout=step_timeout, construction_timeout=construction_timeout, close_timeout=close_timeout,
-        )  # fmt: skip
-        super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed)
+        self._threads = check_threads(worker_threads)
+        self._policy = options.policy(
+            max_restarts=max_restarts, restart_window=restart_window, close_timeout=close_timeout
+        )
+        self._limits = TimeLimits.of(step_timeout, reset_timeout, construction_timeout)
+        super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
 
     def _new_transport(self) -> Transport:
+        new_stepper = partial(Stepper, autoreset=self._options.autoreset)
         return ProcessTransport(
-            self._updates, self.n_workers, self._options.autoreset, self._policy, self._start_method, self._threads
+            self._updates, self.n_workers, new_stepper, self._policy, self._limits, self._start_method, self._threads
         )
 
     def worker_pids(self) -> list[int | None]:
-        """Return the workers' process ids, by worker number; None for one that is not started again yet."""
-        transport = self._launched()
+        """Return the workers' process ids, by worker number; None for one that is not started again yet.
+
+        Another thread may ask for them, whatever the manager is at.
+        """
+        transport = self._there()
         assert isinstance(transport, ProcessTransport)
         return transport.pids()

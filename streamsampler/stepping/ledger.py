@@ -106,6 +106,12 @@ class Ledger:
             self.waiting.discard(env_id)
             self.arrived.pop(env_id, None)
 
+    def mend(self) -> None:
+        """Let the accounts agree where a call was interrupted: what is open, and has not arrived, is waited for."""
+        opened = set(self.of(*_OPEN))
+        self.arrived = {env_id: None for env_id in self.arrived if env_id in opened}
+        self.waiting = opened - self.arrived.keys()
+
     def close(self) -> None:
         """Close all environments, and forget what was open."""
         self.states = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamsampler.engines.launch.child import END_SECONDS
@@ -15,7 +16,7 @@ from streamsampler.engines.launch.start import launch
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
 from streamsampler.engines.processes.stacks import stacks_of
-from streamsampler.stepping.wire import FrameReader, write_all
+from streamsampler.stepping.wire import FrameReader
 from streamsampler.stepping.worker_main import main
 
 __all__ = ["WorkerLink"]
@@ -36,8 +37,14 @@ class WorkerLink:
         child: The process.
         waiting: Environments whose requests have no answer yet.
         infos: Infos of results that are announced next, by environment.
+        unreadable: The same of infos that cannot be unpickled: what their environment did, and the exception.
         at_end: Whether the worker has ended, or closed its end of the pipe.
         since: When the worker was last seen to make progress, or was given work.
+        is_making: Whether the worker still makes its environments.
+        restoring: Environments that it is to restore, and has not.
+        replayed: How many timesteps of restored environments it was last seen to have run.
+        unsent: What the pipe to the worker had no room for; see `flush`.
+        commands_fd: The pipe to the worker.
     """
 
     def __init__(
@@ -46,7 +53,12 @@ class WorkerLink:
         self.number = number
         self.waiting: set[int] = set()
         self.infos: dict[int, dict[str, Any]] = {}
-        self.since = 0.0
+        self.unreadable: dict[int, tuple[str, Exception]] = {}
+        self.since = time.monotonic()
+        self.is_making = True
+        self.restoring: set[int] = set()
+        self.replayed = 0
+        self.unsent = bytearray()
         self._stacks_fd = stacks_fd
         self._unread: list[tuple[int, bytes]] = []
         self.at_end = False
@@ -60,10 +72,10 @@ class WorkerLink:
 
     def _open(self, method: StartMethod, fds: Sequence[int], threads: int | None) -> None:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            commands_read, self._commands_fd = pipe_between(theirs, ours, ours_is=1)
+            commands_read, self.commands_fd = pipe_between(theirs, ours, ours_is=1)
             self.answers_fd, answers_write = pipe_between(theirs, ours, ours_is=0)
             alive_read, _ = pipe_between(theirs, ours, ours_is=1)  # the worker ends when this closes
-            for fd in (self._commands_fd, self.answers_fd):
+            for fd in (self.commands_fd, self.answers_fd):
                 os.set_blocking(fd, False)
             self.child: WorkerChild = launch(
                 method, main, self.number, [commands_read, answers_write, alive_read, *fds], threads
@@ -71,21 +83,56 @@ class WorkerLink:
             ours.callback(self.child.discard, END_SECONDS)
             self.child.await_start()
             self._reader = FrameReader(self.answers_fd)
+            self._n_read = 0
             self._ours = ours.pop_all()
 
     def filenos(self) -> set[int]:
         """Return the descriptors that become readable when the worker answers or ends."""
         return {self.answers_fd, *self.child.filenos()}
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker has something to do."""
+        return self.is_making or bool(self.waiting) or bool(self.restoring)
+
     def write(self, data: bytes) -> None:
-        """Send a message."""
-        write_all(self._commands_fd, data, self.answers_fd, self._read)
+        """Send a message. Nothing is waited for: what the pipe has no room for is sent by `flush`."""
+        if self.unsent:
+            self.unsent += data
+            return
+        sent = self._write(data)
+        if sent < len(data):
+            self.unsent += memoryview(data)[sent:]
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what the pipe had no room for, as far as there is room now."""
+        while self.unsent and (sent := self._write(self.unsent)):
+            del self.unsent[:sent]
+            self.since = time.monotonic()  # the worker reads: it does not hang, however long this takes
+
+    def drain(self, deadline: float) -> None:
+        """Send what the pipe had no room for, until a time of the monotonic clock at most."""
+        while self.unsent and (left := deadline - time.monotonic()) > 0:
+            self.take()  # or a worker that waits to send an answer would never read
+            self.wait(left)
+
+    def _write(self, data: bytes | bytearray) -> int:
+        try:
+            return os.write(self.commands_fd, data)
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:
+            return len(data)  # the worker's end is noticed where its answers are read
 
     def _read(self) -> bool:
         messages = self._reader.read()
         if messages is None:
             self.at_end = True
             return False
+        if self._reader.n_read > self._n_read:
+            self._n_read = self._reader.n_read
+            self.since = time.monotonic()  # the worker wrote, be it a part of a message, and can go on
         self._unread += messages
         return True
 
@@ -105,8 +152,27 @@ class WorkerLink:
 
     def wait(self, timeout: float | None) -> None:
         """Wait until the worker answers or ends, or time is up."""
-        if not self._unread:
-            self._poller.poll(None if timeout is None else max(0.0, 1000 * timeout))
+        if self._unread:
+            return
+        if self.unsent:
+            self._poller.register(self.commands_fd, select.POLLOUT)
+        ready = self._poller.poll(None if timeout is None else max(0.0, 1000 * timeout))
+        if self.unsent:
+            self._poller.unregister(self.commands_fd)
+            if any(fd == self.commands_fd for fd, _ in ready):
+                self.flush()
+
+    def keep_infos(self, infos: Mapping[int, tuple[str, bytes]]) -> None:
+        """Unpickle infos of results that are announced next.
+
+        Args:
+            infos: By environment, what it did, and its info, pickled.
+        """
+        for env_id, (phase, info) in infos.items():
+            try:
+                self.infos[env_id] = pickle.loads(info)
+            except Exception as error:  # anything: it is user code
+                self.unreadable[env_id] = phase, error
 
     def stacks(self) -> str:
         """Return the worker's Python stacks."""

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
 from streamsampler.errors import UsageError, positive, positive_seconds
 from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.scheduling.restarts import Policy
 from streamsampler.serialization import dumps, loads
+from streamsampler.stepping.histories import Histories
+from streamsampler.stepping.parameter_sets import ParameterSets
+from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.stepper import Autoreset
 
-__all__ = ["ManagerOptions", "OnEnvFailure", "Updates", "is_abnormal", "updates_of"]
+__all__ = ["RESTORE_LIMIT", "ManagerOptions", "OnEnvFailure", "Updates", "Verify", "is_abnormal", "updates_of"]
 
-OnEnvFailure = Literal["raise", "reset"]
+OnEnvFailure = Literal["raise", "reset", "restore"]
+Verify = Literal["last", "steps"]
 Updates = Mapping[int, EnvUpdate]
+
+RESTORE_LIMIT: Final = 100_000
+"""How many timesteps of an episode are kept at most, unless a manager is told another number."""
 
 
 def is_abnormal(info: Mapping[str, Any]) -> bool:
@@ -38,6 +46,9 @@ class ManagerOptions:
     recv_timeout: float | None
     on_failure: OnEnvFailure
     abnormal: Callable[[Mapping[str, Any]], bool]
+    verify: Verify = "last"
+    restore_limit: int = RESTORE_LIMIT
+    copy: bool = True
 
     def __post_init__(self) -> None:
         positive("n_envs", self.n_envs)
@@ -49,10 +60,29 @@ class ManagerOptions:
             raise UsageError(f"min_envs is {self.min_envs}, but there are {self.n_envs} environments")
         if self.recv_timeout is not None:
             positive_seconds("recv_timeout", self.recv_timeout)
-        if self.on_failure not in ("raise", "reset"):
-            raise UsageError(f'on_failure must be "raise" or "reset", got {self.on_failure!r}')
+        self._check_failures()
+        if not isinstance(self.copy, bool):
+            raise UsageError(f"copy must be True or False, got {self.copy!r}")
         if not callable(self.abnormal):
             raise UsageError(f"abnormal must be a function of an info, got {self.abnormal!r}")
+
+    def _check_failures(self) -> None:
+        if self.on_failure not in ("raise", "reset", "restore"):
+            raise UsageError(f'on_failure must be "raise", "reset" or "restore", got {self.on_failure!r}')
+        if self.verify not in ("last", "steps"):
+            raise UsageError(f'verify must be "last" or "steps", got {self.verify!r}')
+        positive("restore_limit", self.restore_limit, least=0)
+
+    def policy(self, **fields: Any) -> Policy:
+        """Return the quotas: where environments are restored, exceptions count as deaths and hangs do."""
+        counted = (Exception,) if self.on_failure == "restore" else ()
+        return Policy(max_lifetime_restarts=None, restart_on=counted, **fields)
+
+    def histories(self, rows: Rows, parameters: ParameterSets) -> Histories | None:
+        """Return what keeps the episodes, so that environments can be restored; None where they are not."""
+        if self.on_failure != "restore":
+            return None
+        return Histories(rows, self.n_envs, self.restore_limit, self.verify == "steps", parameters)
 
 
 def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> Updates:

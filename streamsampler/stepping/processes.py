@@ -14,141 +14,33 @@ environments. Nothing is locked, and nothing is pickled in a step but infos that
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
 import pickle
 import select
 import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from streamsampler.engines.launch.descriptor_limits import make_room
-from streamsampler.engines.launch.descriptors import close_fd, own_fd
-from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.linked import GRACE_SECONDS
-from streamsampler.engines.processes.shared_memory import anonymous_file
-from streamsampler.engines.worker_setup import ProcessSetup
-from streamsampler.errors import RemoteTraceback, WorkerDiedError, WorkerError, WorkerHungError
+from streamsampler.errors import ProtocolError, SerializationError, WorkerDiedError, WorkerError, WorkerHungError
 from streamsampler.protocol.messages import Phase
-from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
-from streamsampler.serialization import Payload, dumps
+from streamsampler.serialization import dumps, loads
+from streamsampler.stepping.env_times import WorkerReport
+from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.links import WorkerLink
-from streamsampler.stepping.options import Updates
-from streamsampler.stepping.rows import Rows, buffer_rows, bytes_needed
-from streamsampler.stepping.serial import raised_error
-from streamsampler.stepping.stepper import Autoreset
-from streamsampler.stepping.transport import Broken, Done, Transport, common_spaces
-from streamsampler.stepping.wire import IDS, ids_frame, ids_in, pickle_frame
+from streamsampler.stepping.running import running_env
+from streamsampler.stepping.transport import Broken, Done, Event, Restored, UnansweredError
+from streamsampler.stepping.wire import IDS, ids_frame, ids_in, pickle_frame, request_frame
+from streamsampler.stepping.worker_pool import WorkerPool, original_of
+from streamsampler.workers.explain import summary_of
 
 __all__ = ["ProcessTransport"]
 
 
-class ProcessTransport(Transport):
-    """Carries requests to worker processes.
+_REPORT_SECONDS = 1.0
+"""How long workers may take that have nothing to do, to say where their time went."""
 
-    Args:
-        updates: What makes each environment.
-        n_workers: How many processes there are; environment e lives in process e * n_workers // n_envs.
-        autoreset: What becomes of an environment whose episode has ended.
-        policy: Time limits and quotas.
-        start_method: How processes are started.
-        threads: How many threads libraries compute on in a worker.
-    """
 
-    def __init__(
-        self, updates: Updates, n_workers: int, autoreset: Autoreset, policy: Policy, start_method: StartMethod,
-        threads: int | None,
-    ) -> None:  # fmt: skip
-        n_envs = len(updates)
-        self._updates = updates
-        self._autoreset = autoreset
-        self._policy = policy
-        self._start_method = start_method
-        self._threads = threads
-        self._worker_of = [env_id * n_workers // n_envs for env_id in range(n_envs)]
-        self._envs_of = [[e for e in range(n_envs) if self._worker_of[e] == w] for w in range(n_workers)]
-        self._links: list[WorkerLink | None] = [None] * n_workers
-        self._losses = Losses(policy, n_workers)
-        self._began = time.monotonic()
-        self._options: dict[int, dict[str, Any] | None] = {}
-        self._pending: list[Done | Broken] = []
-        self._opened = contextlib.ExitStack()
-        self._poller = select.poll()
-        self._link_of: dict[int, WorkerLink] = {}
-        self._close = weakref.finalize(self, _end_all, self._links, self._opened, policy.close_timeout)
-
-    # ------------------------------------------------------------------ starting
-
-    def start(self) -> None:
-        """Start the workers, all at once, and let each make its environments."""
-        make_room(len(self._links))
-        by_worker = {w: {e: self._updates[e] for e in ids} for w, ids in enumerate(self._envs_of)}
-        payload = dumps((by_worker, self._autoreset), "the environment")
-        payload = Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers))
-        setup = ProcessSetup.of_this_process(payload, 0, self._threads)
-        self._setup_fd = self._own(anonymous_file("streamsampler-setup", pickle.dumps(setup, protocol=5)))
-        self._rows_fd = self._own(anonymous_file("streamsampler-rows"))
-        self._stacks_fd, self._stacks_write_fd = map(self._own, os.pipe())
-        os.set_blocking(self._stacks_fd, False)
-        for number in range(len(self._links)):
-            self._links[number] = self._new_link(number)
-        spaces = [pair for link in self._links if link is not None for pair in self._spaces_of(link)]
-        observation_space, action_space = common_spaces(spaces)
-        n_envs = len(self._worker_of)
-        size = bytes_needed(observation_space, action_space, n_envs)
-        os.ftruncate(self._rows_fd, size)
-        if hasattr(os, "posix_fallocate"):  # a full machine is an OSError here, and not a SIGBUS in a step
-            os.posix_fallocate(self._rows_fd, 0, size)
-        self.rows = Rows(observation_space, action_space, n_envs, buffer_rows(mmap.mmap(self._rows_fd, size)))
-        for link in self._links:
-            if link is not None:
-                self._begin(link)
-
-    def _own(self, fd: int) -> int:
-        self._opened.callback(close_fd, own_fd(fd))
-        return fd
-
-    def _new_link(self, number: int) -> WorkerLink:
-        fds = [self._setup_fd, self._rows_fd, self._stacks_write_fd]
-        return WorkerLink(self._start_method, number, fds, self._stacks_fd, self._threads)
-
-    def _spaces_of(self, link: WorkerLink) -> list[tuple[Any, Any]]:
-        """Wait until a worker has made its environments; return their spaces."""
-        message = link.next_message(self._policy.construction_timeout)
-        if message is None:
-            phase = Phase.ENV_CONSTRUCTION
-            ended = link.child.ended(GRACE_SECONDS if link.at_end else 0)
-            raise self._died(link, phase) if ended else self._hung(link, phase)
-        kind, *about = pickle.loads(message[1])
-        if kind == "spaces":
-            spaces: list[tuple[Any, Any]] = about[0]
-            return spaces
-        raise self._raised(link, self._envs_of[link.number][0], "its construction", *about[2:])
-
-    def _begin(self, link: WorkerLink) -> None:
-        """Let a worker that has made its environments open its rows, and listen to it."""
-        rows = self.rows
-        options = {e: self._options[e] for e in self._envs_of[link.number] if e in self._options}
-        link.write(pickle_frame(("rows", rows.observation_space, rows.action_space, len(self._worker_of), options)))
-        for fd in link.filenos():
-            self._poller.register(fd, select.POLLIN)
-            self._link_of[fd] = link
-
-    def _link(self, number: int) -> WorkerLink:
-        """Return the link to a worker; start the worker again if it has ended."""
-        link = self._links[number]
-        if link is None:
-            link = self._links[number] = self._new_link(number)
-            try:
-                self._spaces_of(link)
-            except BaseException:
-                self._links[number] = None
-                link.end()
-                raise
-            self._begin(link)
-        return link
+class ProcessTransport(WorkerPool):
+    """Carries requests to worker processes; see `WorkerPool`."""
 
     # ------------------------------------------------------------------ requests
 
@@ -161,7 +53,33 @@ class ProcessTransport(Transport):
         """Request resets."""
         self._options.update(options)
         for number, ids in self._by_worker(env_ids):
-            self._post(number, ids, pickle_frame(("reset", ids, {e: options[e] for e in ids if e in options})))
+            of_these = dumps({e: options[e] for e in ids if e in options}, "the options of a reset").owned()
+            self._post(number, ids, pickle_frame(("reset", ids, of_these)))
+
+    def restore(self, orders: Sequence[RestoreOrder]) -> None:
+        """Request that environments become what they were, from workers that are started for it if need be."""
+        of_env = {order.env_id: order for order in orders}
+        for number, ids in self._by_worker(list(of_env)):
+            link = self._link(number)
+            orders_of_one = dumps([of_env[env_id] for env_id in ids], "what restores environments").owned()
+            self._write(link, pickle_frame(("restore", orders_of_one)))
+            link.restoring.update(ids)
+
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        """Let environments take steps again that could not be restored."""
+        for number, ids in self._by_worker(env_ids):
+            link = self._link(number)
+            self._write(link, pickle_frame(("give_up", ids)))
+            link.waiting.difference_update(ids)  # it has ignored what they were sent
+
+    def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
+        """Let later resets of environments have no options; return those that they had."""
+        had = {env_id: self._options.pop(env_id, None) for env_id in env_ids}
+        for number, ids in self._by_worker(env_ids):
+            link = self._links[number]
+            if link is not None:
+                self._write(link, pickle_frame(("options", dumps(dict.fromkeys(ids), "no options").owned())))
+        return had
 
     def _by_worker(self, env_ids: Sequence[int]) -> list[tuple[int, list[int]]]:
         grouped: dict[int, list[int]] = {}
@@ -171,39 +89,79 @@ class ProcessTransport(Transport):
         return list(grouped.items())
 
     def _post(self, number: int, env_ids: list[int], frame: bytes) -> None:
-        try:
-            link = self._link(number)
-        except WorkerError as error:
-            self._pending.append(Broken(env_ids, error, number, is_new=True, is_final=True))
-            return
-        if not link.waiting:
-            link.since = time.monotonic()
+        link = self._link(number)
+        self._write(link, frame)
         link.waiting.update(env_ids)
-        link.write(frame)
 
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """Carry out what is no step, one worker after the other."""
-        values: dict[int, Any] = {}
+        """Carry out what is no step, in all workers at once."""
+        of_one = dict(zip(env_ids, arguments, strict=True))
+        if kind == "parameters":
+            self._parameters.update(of_one)  # for workers that are started later
+        asked = []
         for number, ids in self._by_worker(env_ids):
-            link = self._link(number)
-            of_one = dict(zip(env_ids, arguments, strict=True))
-            link.write(pickle_frame(("request", ids, kind, name, [of_one[e] for e in ids])))
-            while True:
-                message = link.next_message(self._policy.step_timeout)
-                if message is None:
-                    raise self._lost(link, Phase.WAITING).error
-                if message[0] == IDS or (answer := pickle.loads(message[1]))[0] not in ("values", "raised"):
-                    self._pending += self._event(link, *message)
-                    continue
-                break
-            if answer[0] == "raised":
-                raise _original(answer[4]) or self._raised(link, ids[0], name, *answer[2:])
-            values.update(zip(ids, answer[1], strict=True))
-        return [values[env_id] for env_id in env_ids]
+            frame = request_frame(ids, kind, name, [of_one[env_id] for env_id in ids])
+            asked.append((self._link(number), ids, frame))
+        for link, _, frame in asked:
+            self._write(link, frame)
+        values, lost = self._gathered([(link, ids) for link, ids, _ in asked], name)
+        if lost is not None and kind != "parameters":  # a new worker has the parameters from its start
+            raise UnansweredError(lost, values)
+        return [values.get(env_id) for env_id in env_ids]
+
+    def _gathered(
+        self, asked: Sequence[tuple[WorkerLink, list[int]]], name: str
+    ) -> tuple[dict[int, Any], WorkerError | None]:
+        """Return what workers answer to a request, and the error of the first one that is lost."""
+        values: dict[int, Any] = {}
+        tried: dict[int, bool] = {}
+        self.tried = tried
+        raised: BaseException | None = None
+        lost: WorkerError | None = None
+        for link, ids in asked:
+            try:
+                values.update(zip(ids, self._values(link, ids, name, tried), strict=True))
+            except (WorkerDiedError, WorkerHungError) as error:
+                lost = lost or error
+            except Exception as error:  # the others answer, too
+                raised = raised or error
+        if raised is not None:
+            raise raised
+        return values, lost
+
+    def _values(self, link: WorkerLink, env_ids: list[int], name: str, tried: dict[int, bool]) -> list[Any]:
+        """Return what a worker answers to a request, and note which of its environments were reached."""
+        kind, *about = self._answer(link)
+        tried.update(about[0] if kind == "raised" else dict.fromkeys(env_ids, False))
+        if kind == "raised":
+            raise original_of(about[3]) or self._raised(link, env_ids[0], name, *about[1:])
+        try:
+            values: list[Any] = loads(about[0])
+        except Exception as error:
+            ids = ", ".join(map(str, env_ids))
+            what = f"what {name} of environments {ids} returned cannot be unpickled here: {summary_of(error)}"
+            raise SerializationError(what) from error
+        return values
+
+    def _answer(self, link: WorkerLink) -> Any:
+        """Return a worker's answer to a request; what it says before is kept."""
+        while True:
+            is_hung, left = self._look(link, time.monotonic())
+            message = link.next_message(0.0 if is_hung else left)
+            if message is None and not (is_hung or link.at_end):
+                continue  # it may have made progress that it does not tell
+            if message is None:
+                broken = self._lost(link)
+                self._pending.append(broken)
+                raise broken.error
+            kind, data = message
+            if kind != IDS and (answer := pickle.loads(data))[0] in ("values", "raised"):
+                return answer
+            self._pending += self._event(link, kind, data)
 
     # ------------------------------------------------------------------ results
 
-    def collect(self, timeout: float | None) -> Sequence[Done | Broken]:
+    def collect(self, timeout: float | None) -> Sequence[Event]:
         """Return what has happened; sleep until something does, a time limit of a worker passes, or time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -213,43 +171,102 @@ class ProcessTransport(Transport):
                 return events
 
     def _patience(self, left: float | None) -> float | None:
-        limit = self._policy.step_timeout
-        if limit is None:
-            return left
         now = time.monotonic()
-        until = [link.since + limit - now for link in self._links if link is not None and link.waiting]
-        return max(0.0, min([*until, *([] if left is None else [left])])) if until else left
+        waits = [self._look(link, now)[1] for link in self._links if link is not None and link.is_busy]
+        return min([wait for wait in [*waits, left] if wait is not None], default=None)
 
-    def _events(self, timeout: float | None) -> list[Done | Broken]:
-        events, self._pending = self._pending, []
+    def _look(self, link: WorkerLink, now: float) -> tuple[bool, float | None]:
+        """Return whether a worker that is busy hangs, and in how many seconds to look again; None for never."""
+        if link.is_making:
+            return self._limits.look(Phase.ENV_CONSTRUCTION, now - link.since)
+        if (replayed := int(self.rows.replayed[link.number])) != link.replayed:
+            link.replayed, link.since = replayed, now
+        return self._limits.look(running_env(int(self.rows.running[link.number]))[1], now - link.since)
+
+    def _events(self, timeout: float | None) -> list[Event]:
+        self.in_hand = False
         ready = self._poller.poll(None if timeout is None else 1000 * timeout)
+        self.in_hand = True
+        events, self._pending = self._pending, []
         for link in dict.fromkeys(self._link_of[fd] for fd, _ in ready):
-            messages, ended = link.take()
-            for kind, data in messages:
-                events += self._event(link, kind, data)
-            if ended:
-                events.append(self._lost(link, Phase.STEP))
-        limit = self._policy.step_timeout
-        if limit is not None:
+            events += self._heard(link)
+        if self._limits.any:
             now = time.monotonic()
-            late = [link for link in self._links if link is not None and link.waiting and now - link.since >= limit]
-            events += [self._lost(link, Phase.STEP) for link in late]
+            busy = [link for link in self._links if link is not None and link.is_busy]
+            events += [self._lost(link) for link in busy if self._look(link, now)[0]]
         return events
 
-    def _event(self, link: WorkerLink, kind: int, data: bytes) -> list[Done | Broken]:
+    def _heard(self, link: WorkerLink) -> list[Event]:
+        events: list[Event] = []
+        if link.unsent:
+            link.flush()
+        if not link.unsent and link.commands_fd in self._link_of:
+            del self._link_of[link.commands_fd]
+            self._poller.unregister(link.commands_fd)
+        messages, ended = link.take()
+        for kind, data in messages:
+            events += self._event(link, kind, data)
+        if ended and self._links[link.number] is link:
+            events.append(self._lost(link))
+        return events
+
+    def _event(self, link: WorkerLink, kind: int, data: bytes) -> list[Event]:
         link.since = time.monotonic()
         if kind == IDS:
             env_ids = ids_in(data)
             link.waiting.difference_update(env_ids)
             infos, link.infos = link.infos, {}  # they came just before
-            return [Done(env_ids, infos)]
-        message = pickle.loads(data)
-        if message[0] == "infos":
-            link.infos = {env_id: pickle.loads(info) for env_id, info in message[1].items()}
-            return []
-        _, env_id, phase, *about = message
-        link.waiting.discard(env_id)
-        return [Broken([env_id], self._raised(link, env_id, phase, *about), link.number)]
+            return self._readable(link, env_ids, infos) if link.unreadable else [Done(env_ids, infos)]
+        match pickle.loads(data):
+            case ("infos", infos):
+                link.keep_infos(infos)
+                return []
+            case ("spaces", _):
+                link.is_making = False
+                return []
+            case ("failed", env_id, "its construction" as phase, *about):
+                error = self._raised(link, env_id, phase, *about)
+                self._forget(link)
+                link.end()
+                return [Broken(self._envs_of[link.number], error, link.number, is_new=True, is_final=True)]
+            case ("report", report):
+                self._reports.append(WorkerReport(*report))
+                return []
+            case ("restored", env_id, n_timesteps, why_not):
+                link.restoring.discard(env_id)
+                return [Restored(env_id, n_timesteps, why_not)]
+            case (_, env_id, phase, *about):
+                link.waiting.discard(env_id)
+                error = self._raised(link, env_id, phase, *about)
+                return [Broken([env_id], error, link.number, env_id, is_final=error.quota is not None)]
+        raise ProtocolError("a worker sent what is no message")
+
+    def _readable(self, link: WorkerLink, env_ids: list[int], infos: dict[int, dict[str, Any]]) -> list[Event]:
+        """Return the results of environments of which some have infos that cannot be unpickled: these have failed."""
+        unreadable, link.unreadable = link.unreadable, {}
+        self._write(link, pickle_frame(("ended", list(unreadable))))  # the worker does not know that they failed
+        events: list[Event] = [Done([env_id for env_id in env_ids if env_id not in unreadable], infos)]
+        for env_id, (phase, reason) in unreadable.items():
+            what = f"its info cannot be unpickled here: {summary_of(reason)}"
+            error = self._setbacks.raised(env_id, link.number, phase, what, reason, reason)
+            events.append(Broken([env_id], error, link.number, env_id, is_final=error.quota is not None))
+        return events
+
+    def reports(self) -> Sequence[WorkerReport]:
+        """Return what workers have said of their time since the last call; ask those that have nothing to do."""
+        idle = [link for link in self._links if link is not None and not link.is_busy and not link.at_end]
+        for link in idle:
+            self._write(link, pickle_frame(("report",)))
+        deadline = time.monotonic() + _REPORT_SECONDS
+        for link in idle:
+            n_reports = len(self._reports)
+            while len(self._reports) == n_reports:
+                message = link.next_message(max(0.0, deadline - time.monotonic()))
+                if message is None:
+                    break  # it has died, which is noticed later, or is stopped
+                self._pending += self._event(link, *message)
+        reports, self._reports = self._reports, []
+        return reports
 
     def pids(self) -> list[int | None]:
         """Return the workers' process ids; None for one that is to be started again."""
@@ -257,66 +274,20 @@ class ProcessTransport(Transport):
 
     # ------------------------------------------------------------------ failures
 
-    def _lost(self, link: WorkerLink, phase: Phase) -> Broken:
+    def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:  # noqa: ARG002 - all of them are lost
+        """End all workers: a message may have been read or written in part."""
+        self._pending, self._link_of, self._poller = [], {}, select.poll()
+        for number, link in enumerate(self._links):
+            if link is not None:
+                link.end()
+            self._links[number] = None
+        error = InterruptedError("a call was interrupted in the middle, and its workers are replaced")
+        return [Broken(ids, error, number, is_new=True) for number, ids in enumerate(self._envs_of)]
+
+    def _lost(self, link: WorkerLink) -> Broken:
         """Give up a worker that died or hangs; a new one is started when its environments are needed."""
-        for fd in [fd for fd, known in self._link_of.items() if known is link]:
-            self._poller.unregister(fd)
-            del self._link_of[fd]
-        # A worker that has closed its pipe is about to end.
-        ended = link.child.ended(GRACE_SECONDS if link.at_end else 0)
-        error = self._died(link, phase) if ended else self._hung(link, phase)
-        self._links[link.number] = None
+        env_id, _ = running_env(int(self.rows.running[link.number]))
+        self._forget(link)
+        error = self._ended(link)
         spent = error.quota is not None
-        return Broken(self._envs_of[link.number], error, link.number, is_new=True, is_final=spent)
-
-    def _died(self, link: WorkerLink, phase: Phase) -> WorkerError:
-        exitcode = link.end()
-        return self._loss(WorkerDiedError, link, cause_of_death(exitcode), phase, exitcode=exitcode)
-
-    def _hung(self, link: WorkerLink, phase: Phase) -> WorkerError:
-        stack = link.stacks()
-        link.end()
-        error = self._loss(WorkerHungError, link, "made no progress, and was killed,", phase, stack=stack)
-        error.__cause__ = RemoteTraceback(stack)
-        return error
-
-    def _loss(self, kind: type[WorkerError], link: WorkerLink, what: str, phase: Phase, **fields: Any) -> WorkerError:
-        seconds = time.monotonic() - self._began
-        incident = Incident(link.number, what, phase, None, None, seconds)
-        quota = self._losses.add(incident)
-        incidents = self._losses.history() if quota is not None else ()
-        envs = ", ".join(map(str, self._envs_of[link.number]))
-        return kind(
-            f"{incident}; in it are environments {envs}", worker_number=link.number, phase=phase, trajectory=None,
-            quota=quota, incidents=incidents, **fields,
-        )  # fmt: skip
-
-    def _raised(
-        self, link: WorkerLink, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None
-    ) -> WorkerError:
-        error = raised_error(env_id, phase, link.number, summary, RemoteTraceback(text or summary))
-        error.original = _original(pickled)
-        return error
-
-    # ------------------------------------------------------------------ the end
-
-    def close(self) -> None:
-        """End the workers; may be repeated."""
-        self._close()
-
-
-def _original(pickled: bytes | None) -> BaseException | None:
-    return None if pickled is None else pickle.loads(pickled)
-
-
-def _end_all(links: list[WorkerLink | None], opened: contextlib.ExitStack, timeout: float) -> None:
-    """Let workers close their environments, and end them."""
-    running = [link for link in links if link is not None]
-    for link in running:
-        link.write(pickle_frame(("exit",)))
-    deadline = time.monotonic() + timeout
-    for link in running:
-        link.child.ended(max(0.0, deadline - time.monotonic()))
-        link.end()
-    links[:] = [None] * len(links)
-    opened.close()
+        return Broken(self._envs_of[link.number], error, link.number, env_id, is_new=True, is_final=spent)

@@ -41,6 +41,11 @@ class Rows:
         slots: (n_envs,) where the last observation lies; written by the worker.
         actions: Leaves of (n_envs, ...); written by the parent.
         seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
+        running: (n_envs,), by worker number: which environment the worker runs, see `running_env`; written by the
+            worker.
+        replayed: (n_envs,), by worker number: how many timesteps the worker has run only to restore environments;
+            written by the worker.
+        parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_envs: int, allocate: Allocate) -> None:
@@ -54,6 +59,9 @@ class Rows:
         self.terminated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.truncated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
+        self.running: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
+        self.replayed: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
+        self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
 
 
 def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
@@ -141,7 +149,8 @@ def row_at(space: AnySpace, arrays: Any, env_id: int) -> Any:
         return {key: row_at(child, arrays[key], env_id) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
         return tuple(row_at(child, arrays[i], env_id) for i, child in enumerate(space.spaces))
-    return arrays[env_id] if arrays.ndim == 1 else arrays[env_id].copy()
+    is_scalar = arrays.ndim == 1 and not isinstance(space, gym_spaces.Box)  # a sample of a Box is always an array
+    return arrays[env_id] if is_scalar else np.array(arrays[env_id])
 
 
 def put_actions(rows: Rows, env_ids: list[int], actions: Any) -> Tree:
@@ -171,7 +180,10 @@ def _put_stacked(arrays: Any, env_ids: list[int], values: Any, path: str) -> Any
         if not isinstance(values, tuple | list) or len(values) != len(arrays):
             raise ActionError(f"{path} should be a tuple of {len(arrays)} parts, got {type(values).__name__}")
         return tuple(_put_stacked(part, env_ids, values[i], f"{path}[{i}]") for i, part in enumerate(arrays))
-    stacked = np.asarray(values)
+    try:
+        stacked = np.asarray(values)
+    except ValueError as error:
+        raise ActionError(f"{path} cannot be one array: {error}") from None
     shape = (len(env_ids), *arrays.shape[1:])
     if stacked.shape != shape:
         raise ActionError(f"{path} has the shape {stacked.shape}, and {len(env_ids)} environments take {shape}")

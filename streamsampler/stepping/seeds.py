@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from streamsampler.errors import UsageError, positive
 from streamsampler.seeding import TrajectorySeeds
 
@@ -50,19 +52,22 @@ class EpisodeSeeds:
             unknown = [env_id for env_id in seed if env_id not in env_ids]
             if unknown:
                 raise UsageError(f"seed has seeds for environments {unknown}, which are not among those to be reset")
-            return {env_id: self._own(env_id, value) for env_id, value in seed.items()}
-        if isinstance(seed, Sequence) and not isinstance(seed, str | bytes):
+            return self._own(seed)
+        if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str | bytes):
             if len(seed) != len(env_ids):
                 raise UsageError(f"seed has {len(seed)} items, but {len(env_ids)} environments are to be reset")
-            return {env_id: self._own(env_id, value) for env_id, value in zip(env_ids, seed, strict=True)}
+            return self._own(dict(zip(env_ids, seed, strict=True)))
         common = TrajectorySeeds(positive("seed", seed, least=0), 0)
         for env_id in env_ids:
             self._streams[env_id] = common, env_id, self._n_envs
         return {env_id: self.next(env_id) for env_id in env_ids}
 
-    def _own(self, env_id: int, seed: Any) -> int:
-        checked = positive(f"the seed of environment {env_id}", seed, least=0)
-        if checked >= 1 << 63:
-            raise UsageError(f"the seed of environment {env_id} must be less than 2**63, got {checked}")
-        self._streams[env_id] = TrajectorySeeds(checked, 1), 0, 1
+    def _own(self, seeds: Mapping[int, Any]) -> dict[int, int]:
+        """Let environments go on from seeds of their own; none does if one of the seeds is wrong."""
+        checked = {e: positive(f"the seed of environment {e}", seed, least=0) for e, seed in seeds.items()}
+        for env_id, seed in checked.items():
+            if seed >= 1 << 63:
+                raise UsageError(f"the seed of environment {env_id} must be less than 2**63, got {seed}")
+        for env_id, seed in checked.items():
+            self._streams[env_id] = TrajectorySeeds(seed, 1), 0, 1
         return checked

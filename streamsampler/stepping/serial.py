@@ -2,77 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from streamsampler.errors import RemoteTraceback, RolloutError
+from streamsampler.data.trees import snapshot
+from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
+from streamsampler.errors import SerializationError
+from streamsampler.scheduling.restarts import Policy, Quota
+from streamsampler.serialization import Payload, dumps, loads
+from streamsampler.stepping.env_spaces import EnvSpaces
+from streamsampler.stepping.env_times import WorkerReport
+from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.manager import BaseEnvManager
-from streamsampler.stepping.options import ManagerOptions, OnEnvFailure, Updates, is_abnormal, updates_of
+from streamsampler.stepping.options import (
+    RESTORE_LIMIT,
+    ManagerOptions,
+    OnEnvFailure,
+    Updates,
+    Verify,
+    is_abnormal,
+    updates_of,
+)
 from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.setbacks import Setbacks
 from streamsampler.stepping.stepper import Autoreset, Stepper
-from streamsampler.stepping.transport import Broken, Done, Transport, common_spaces
+from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, warn_of_unclosed
 from streamsampler.workers.explain import summary_of
 
-__all__ = ["SerialEnvManager", "raised_error"]
+__all__ = ["SerialEnvManager"]
 
 
-def raised_error(
-    env_id: int, phase: str, worker_number: int, summary: str, cause: BaseException | None
-) -> RolloutError:
-    """Return the error of an environment that raised."""
-    error = RolloutError(
-        f"environment {env_id} raised in {phase}, in worker {worker_number}: {summary}",
-        worker_number=worker_number,
-        phase=phase,
-        trajectory=None,
-        original=None if isinstance(cause, RemoteTraceback) else cause,
-    )
-    error.__cause__ = cause
-    return error
+class _Fresh:
+    """What makes each environment, as it was before any was made: an environment that was there is used up by then."""
+
+    def __init__(self, updates: Updates) -> None:
+        self._updates = {
+            env_id: update if isinstance(update, SpecEnvUpdate | NewEnvUpdate) else self._pickled(update)
+            for env_id, update in updates.items()
+        }
+
+    @staticmethod
+    def _pickled(update: EnvUpdate) -> Payload | SerializationError:
+        try:
+            return dumps(update, "the environment")
+        except SerializationError as error:
+            return error
+
+    def __call__(self, env_id: int) -> EnvUpdate:
+        update = self._updates[env_id]
+        if isinstance(update, SerializationError):
+            raise SerializationError(f"environment {env_id} cannot be made anew: {update}") from update
+        return loads(update) if isinstance(update, Payload) else update
 
 
 class _InThisProcess(Transport):
-    def __init__(self, updates: Updates, autoreset: Autoreset) -> None:
+    def __init__(self, updates: Updates, fresh: _Fresh, autoreset: Autoreset, policy: Policy) -> None:
+        self._setbacks = Setbacks(policy, [list(updates)])
         self._stepper = Stepper(updates, 0, autoreset)
+        self._stepper.fresh = fresh
         self._n_envs = len(updates)
-        self._events: list[Done | Broken] = []
+        self._events: list[Event] = []
+        self._at_work: set[int] = set()
 
     def start(self) -> None:
-        observation_space, action_space = common_spaces(self._stepper.make())
-        self.rows = self._stepper.rows = Rows(observation_space, action_space, self._n_envs, np.zeros)
+        self.spaces = EnvSpaces(self._stepper.make())
+        first = self.spaces.observation[0], self.spaces.action[0]
+        self.rows = self._stepper.rows = Rows(*first, self._n_envs, np.zeros)
 
     def step(self, env_ids: Sequence[int]) -> None:
-        for env_id in env_ids:
-            self._run(env_id, "step", self._stepper.step)
+        with self._working(env_ids):
+            for env_id in env_ids:
+                if env_id not in self._stepper.not_restored:
+                    self._run(env_id, "step", self._stepper.step)
 
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
-        for env_id in env_ids:
-            if env_id in options:
-                self._stepper.set_options(env_id, options[env_id])
-            self._run(env_id, "reset", self._stepper.reset)
+        with self._working(env_ids):
+            for env_id in env_ids:
+                if env_id in options:
+                    self._stepper.set_options(env_id, options[env_id])
+                self._run(env_id, "reset", self._stepper.reset)
+
+    @contextlib.contextmanager
+    def _working(self, env_ids: Sequence[int]) -> Iterator[None]:
+        """Know in a block which environments run: whatever ends it but an `Exception` leaves them in between."""
+        self._at_work = set(env_ids)
+        try:
+            yield
+        except Exception:
+            self._at_work = set()
+            raise
+        self._at_work = set()
+
+    def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:
+        answered = {env_id for event in self._events if isinstance(event, Done | Broken) for env_id in event.env_ids}
+        lost = sorted(self._at_work.union(waiting) - answered)
+        self._stepper.end_episodes(lost)
+        error = InterruptedError("a call was interrupted in the middle")
+        return [Broken([env_id], error, 0) for env_id in lost]
+
+    def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
+        return {env_id: self._stepper.forget_options(env_id) for env_id in env_ids}
 
     def _run(self, env_id: int, phase: str, carry_out: Callable[[int], dict[str, Any]]) -> None:
+        times, began = self._stepper.times, perf_counter()
         try:
-            info = carry_out(env_id)
+            with times.collecting():
+                info = carry_out(env_id)
+            copied = {key: snapshot(value) for key, value in info.items()}  # the environment may use its arrays again
         except Exception as error:
-            self._events.append(Broken([env_id], raised_error(env_id, phase, 0, summary_of(error), error), 0))
+            self._stepper.end_episodes([env_id])
+            raised = self._setbacks.raised(env_id, 0, phase, summary_of(error), error, error)
+            self._events.append(Broken([env_id], raised, 0, env_id, is_final=raised.quota is not None))
             return
-        self._events.append(Done([env_id], {env_id: dict(info)} if info else {}))
+        finally:
+            times.env_seconds += perf_counter() - began
+        self._events.append(Done([env_id], {env_id: copied} if copied else {}))
 
-    def collect(self, timeout: float | None) -> Sequence[Done | Broken]:  # noqa: ARG002 - all has happened
+    def restore(self, orders: Sequence[RestoreOrder]) -> None:
+        for order in orders:
+            why_not = self._stepper.restore(order)
+            n_timesteps = None if order.rewards is None else len(order.rewards)
+            self._events.append(Restored(order.env_id, n_timesteps, why_not))
+
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        self._stepper.not_restored.difference_update(env_ids)
+
+    def collect(self, timeout: float | None) -> Sequence[Event]:  # noqa: ARG002 - all has happened
+        self.in_hand = True
         events, self._events = self._events, []
         return events
 
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        return [
-            self._stepper.request(env_id, kind, name, argument)
-            for env_id, argument in zip(env_ids, arguments, strict=True)
-        ]
+        values = []
+        tried: dict[int, bool] = {}
+        self.tried = tried
+        with self._working(env_ids):
+            for env_id, argument in zip(env_ids, arguments, strict=True):
+                tried[env_id] = True
+                values.append(self._stepper.request(env_id, kind, name, argument))
+                tried[env_id] = False
+        return values
+
+    def reports(self) -> Sequence[WorkerReport]:
+        return [self._stepper.times.take()]
 
     def close(self) -> None:
-        self._stepper.close()
+        for env_id, error in self._stepper.close_all().items():
+            warn_of_unclosed(env_id, summary_of(error))
 
 
 class SerialEnvManager(BaseEnvManager):
@@ -82,7 +162,8 @@ class SerialEnvManager(BaseEnvManager):
 
     Args:
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec` or an
-            `EnvUpdate`; or a list with one for each environment. All have the same spaces.
+            `EnvUpdate`; or a list with one for each environment. Their spaces have one shape and dtype, and may differ
+            in their bounds.
         n_envs: How many environments there are.
         seed: A non-negative integer from which the seeds of episodes are derived: episode k of environment e has that
             of index e + k * n_envs. None draws one, which is in `seed`.
@@ -92,9 +173,21 @@ class SerialEnvManager(BaseEnvManager):
         max_episodes: How many episodes each environment runs after a reset by the caller; None for any number.
         min_envs: How many results `recv` waits for.
         recv_timeout: Seconds that `recv` waits at most; None for any time.
-        on_failure: What becomes of an environment that raises. "raise": the error is raised, and the environment is to
-            be reset. "reset": its episode ends, marked in `Steps.failed`.
+        on_failure: What becomes of an environment that raises. "restore": it is made anew, reset with the seed of its
+            episode, and the actions so far are applied again. If the rewards and the last observation are what they
+            were, to the bit, the step is tried once more, and only `failures` tells; otherwise it is as with "reset",
+            with a warning. "reset": its episode ends, marked in `Steps.failed`. "raise": the error is raised, and the
+            environment is to be reset.
+        max_restarts: How often environments may raise within `restart_window` seconds before that is an error with
+            "restore", too; see `MultiprocessingSampler`.
+        restart_window: Seconds; None for the manager's whole life.
+        restore_limit: Of longer episodes the actions are not kept: they end, as with "reset".
+        verify: With "restore", which observations are compared: the "last" one, or by their digests those of all
+            "steps", which takes time in each, and tells the first timestep that differs.
         abnormal: A function of an info that says whether its environment failed without raising.
+        copy: Whether observations are copied. Otherwise they are read-only views, where their rows lie one after the
+            other, as those of all environments do, and of one. A view holds until its environment is sent its next
+            action, or is reset.
         env_kwargs: Arguments for making the environments.
 
     Raises:
@@ -111,12 +204,26 @@ class SerialEnvManager(BaseEnvManager):
         max_episodes: int | None = None,
         min_envs: int = 1,
         recv_timeout: float | None = None,
-        on_failure: OnEnvFailure = "raise",
+        on_failure: OnEnvFailure = "restore",
+        max_restarts: Quota = Policy.max_restarts,
+        restart_window: float | None = Policy.restart_window,
+        restore_limit: int = RESTORE_LIMIT,
+        verify: Verify = "last",
         abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
+        copy: bool = True,
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        options = ManagerOptions(n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal)
+        options = ManagerOptions(
+            n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy
+        )
+        self._policy = options.policy(max_restarts=max_restarts, restart_window=restart_window)
+        self._fresh: _Fresh | None = None
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed)
 
     def _new_transport(self) -> Transport:
-        return _InThisProcess(self._updates, self._options.autoreset)
+        updates = self._updates
+        if self._fresh is None:
+            self._fresh = _Fresh(updates)
+        else:  # environments that the caller passed are closed by now
+            updates = {env_id: self._fresh(env_id) for env_id in updates}
+        return _InThisProcess(updates, self._fresh, self._options.autoreset, self._policy)

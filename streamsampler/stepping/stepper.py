@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
+import numpy as np
 
+from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.step_values import FLAGS, flag_of, number_of
+from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_env_update
 from streamsampler.environments.worker_numbers import for_worker
-from streamsampler.errors import UsageError
+from streamsampler.errors import ProtocolError, UsageError
+from streamsampler.serialization import loads
+from streamsampler.stepping.env_times import IN_STEP, EnvTimes
+from streamsampler.stepping.histories import RestoreOrder
+from streamsampler.stepping.parameter_sets import NumberedParameters
+from streamsampler.stepping.past_requests import BEFORE, PastRequest, digest_of_result
+from streamsampler.stepping.restores import replay
 from streamsampler.stepping.rows import Rows, put, row_at
-from streamsampler.workers.explain import begin_of, step_error
+from streamsampler.stepping.running import IDLE, MAKING, RESETTING, STEPPING
+from streamsampler.workers.explain import begin_of, step_error, summary_of
+from streamsampler.workers.restoring import NotRestoredError
 
-__all__ = ["Autoreset", "Stepper", "member_of"]
+__all__ = ["Autoreset", "Stepper", "member_of", "name_of_class"]
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 
@@ -30,28 +44,144 @@ class Stepper:
     Attributes:
         envs: The environments.
         rows: The rows; set before the first reset.
+        fresh: Returns what makes an environment, as it was before anything was made of it; set before the first reset.
+        making: The environment that is made, or was made last.
+        times: Where the time goes.
+        not_restored: Environments that could not be restored: they take no steps until they are given up, or reset.
     """
 
     rows: Rows
+    fresh: Callable[[int], EnvUpdate]
 
     def __init__(self, updates: Mapping[int, EnvUpdate], worker_number: int, autoreset: Autoreset) -> None:
         self._updates = dict(updates)
         self._worker_number = worker_number
         self._autoreset = autoreset
         self._options: dict[int, dict[str, Any] | None] = {}
+        self._parameters: dict[int, NumberedParameters] = {}
+        self._set: dict[int, int] = {}  # by environment: the number of those that its resets set
         self._is_over = dict.fromkeys(updates, True)  # the next step begins an episode
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
+        self.making = min(updates)
+        self.not_restored: set[int] = set()
+        self.times = EnvTimes(worker_number)
 
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
         with for_worker(self._worker_number):
             for env_id, update in self._updates.items():
+                self.making = env_id
                 self.envs[env_id] = apply_env_update(update, self.envs.pop(env_id, None))
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
+
+    def remake(self, env_id: int) -> None:
+        """Close an environment, whatever it raises, and make it anew."""
+        self.rows.running[self._worker_number] = 4 * env_id + MAKING
+        old = self.envs.pop(env_id, None)
+        if old is not None:
+            with contextlib.suppress(Exception):  # it has failed already
+                old.close()
+        self._set.pop(env_id, None)
+        with for_worker(self._worker_number):
+            self.envs[env_id] = apply_env_update(self.fresh(env_id), None)
+
+    def restore(self, order: RestoreOrder) -> str:
+        """Make an environment what it was; return why it is not what it was, empty if it is."""
+        env_id, why_not = order.env_id, ""
+        self._is_over[env_id] = True
+        try:
+            if order.remake:
+                self.remake(env_id)
+            for request in order.requests:
+                if request.timestep == BEFORE:
+                    why_not = self._repeated(env_id, request) or why_not
+            if order.seed is not None:
+                with self.times.not_collecting():
+                    self._replay(order, why_not)
+        except Exception as error:
+            if order.seed is not None:
+                self.not_restored.add(env_id)
+            return str(error) if isinstance(error, NotRestoredError) else f"it raised {summary_of(error)}"
+        self.not_restored.discard(env_id)
+        return why_not
+
+    def _repeated(self, env_id: int, request: PastRequest) -> str:
+        """Repeat a request; return why the environment is not what it was then, empty if that is not known."""
+        try:
+            value = self.request(env_id, request.kind, request.name, copy.deepcopy(request.arguments))
+        except Exception:
+            if not request.raised:
+                raise
+            return ""
+        if request.raised:
+            return f"{request.name} raised, and did not when it was repeated"
+        if request.is_moved and request.digest is not None and digest_of_result(value) != request.digest:
+            return (
+                f"{request.name} was called in an earlier episode, and its result depends on what was then: it is "
+                "another one when it is repeated before the reset"
+            )
+        return ""
+
+    def _repeat(self, env_id: int, request: PastRequest) -> None:
+        if why_not := self._repeated(env_id, request):
+            raise NotRestoredError(why_not)
+
+    def _replay(self, order: RestoreOrder, why_not: str) -> None:
+        if why_not:
+            raise NotRestoredError(why_not)
+        env_id, rows = order.env_id, self.rows
+        rows.running[self._worker_number] = 4 * env_id + RESETTING
+        options = self._options.get(env_id) if order.options is None else order.options
+        if order.parameters is not None:
+            self._apply(env_id, order.parameters)
+        repeat = partial(self._repeat, env_id)
+        for timestep, _ in enumerate(replay(self.envs[env_id], order, rows, options, repeat)):
+            rows.running[self._worker_number] = 4 * env_id + STEPPING
+            rows.replayed[self._worker_number] += timestep > 0
+        rows.slots[env_id] = order.slot
+        self._is_over[env_id] = False
+
+    def end_episodes(self, env_ids: Sequence[int]) -> None:
+        """Let the next step of environments be a reset, as that of an environment that raised."""
+        self._is_over.update(dict.fromkeys(env_ids, True))
+
+    def take(self, kind: str, *arguments: Any) -> None:
+        """Take what is no request.
+
+        Raises:
+            ProtocolError: This stepper takes nothing of that kind.
+        """
+        raise ProtocolError(f"{type(self).__name__} takes no {kind} ({len(arguments)} arguments)")
 
     def set_options(self, env_id: int, options: dict[str, Any] | None) -> None:
         """Remember the options of an environment's resets from now on."""
         self._options[env_id] = options
+
+    def forget_options(self, env_id: int) -> dict[str, Any] | None:
+        """Let later resets of an environment have no options; return those that it had."""
+        return self._options.pop(env_id, None)
+
+    def check_parameters(self, env_id: int, update: SetParameters) -> None:
+        """Raise if an environment does not take parameters.
+
+        Raises:
+            UsageError: It does not; the message names it, and what it has.
+        """
+        try:
+            parameter_setter(self.envs[env_id], update.parameters)
+        except UsageError as error:
+            raise UsageError(f"environment {env_id}: {error}") from None
+
+    def set_parameters(self, env_id: int, parameters: NumberedParameters) -> None:
+        """Let an environment's resets set parameters from the next one on."""
+        self._parameters[env_id] = parameters
+
+    def _apply(self, env_id: int, parameters: NumberedParameters) -> None:
+        """Let the next reset of an environment set parameters."""
+        if self._set.get(env_id) != parameters.number:
+            self.envs[env_id] = with_parameters(self.envs[env_id], loads(parameters.payload))
+            self._set[env_id] = parameters.number
+        self.rows.parameters[env_id] = parameters.number
 
     def reset(self, env_id: int) -> dict[str, Any]:
         """Reset an environment with the seed in its row, and the options remembered; return the info."""
@@ -61,13 +191,20 @@ class Stepper:
 
     def _begin(self, env_id: int) -> dict[str, Any]:
         rows = self.rows
+        if env_id not in self.envs:
+            self.remake(env_id)
+        rows.running[self._worker_number] = 4 * env_id + RESETTING
+        self.not_restored.discard(env_id)
         self._is_over[env_id] = True  # until it has begun
+        if env_id in self._parameters:
+            self._apply(env_id, self._parameters[env_id])
         options = copy.deepcopy(self._options.get(env_id))
-        result = self.envs[env_id].reset(seed=int(rows.seeds[env_id]), options=options)
+        with self.times.resetting():
+            result = self.envs[env_id].reset(seed=int(rows.seeds[env_id]), options=options)
         observation, info = begin_of(result)
         self._observe(env_id, observation)
         self._is_over[env_id] = False
-        return dict(info)
+        return _dict_of(info)
 
     def step(self, env_id: int) -> dict[str, Any]:
         """Take a step with the action in the environment's row; return the info.
@@ -77,15 +214,24 @@ class Stepper:
         if self._is_over[env_id]:
             return self.reset(env_id)
         rows = self.rows
+        rows.running[self._worker_number] = 4 * env_id + STEPPING
+        self.times.phase[0] = IN_STEP
+        self.times.timesteps += 1
         action = row_at(rows.action_space, rows.actions, env_id)
         try:
             observation, reward, terminated, truncated, info = self.envs[env_id].step(action)
         except BaseException as error:
             self._is_over[env_id] = True
-            better = step_error(error, action, rows.action_space, Stepper.step)
+            better = step_error(error, action, self.envs[env_id].action_space, Stepper.step)
             if better is not None:
                 raise better from error
             raise
+        if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+            terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
+        if info.__class__ is not dict:
+            info = _dict_of(info)
+        kind = reward.__class__
+        reward = reward if kind is float or kind is np.float64 else number_of(reward)
         over = self._is_over[env_id] = bool(terminated or truncated)
         if over and self._autoreset == "same_step":
             put(rows.last_observations, env_id, observation, "observation")
@@ -96,6 +242,10 @@ class Stepper:
             self._observe(env_id, observation)
         self._write_step(env_id, reward, terminated, truncated)
         return info
+
+    def rest(self) -> None:
+        """Say that no environment runs."""
+        self.rows.running[self._worker_number] = IDLE
 
     def _observe(self, env_id: int, observation: Any) -> None:
         slot = 1 - int(self.rows.slots[env_id])
@@ -109,32 +259,85 @@ class Stepper:
         rows.truncated[env_id] = truncated
 
     def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
-        """Carry out what is no step: "call", "get", "set" or "render"; return its result."""
+        """Carry out what is no step; return its result.
+
+        Args:
+            env_id: The environment.
+            kind: "call", "get", "has" (which raises if there is none), "set", "render", "wrappers", "check" (of
+                parameters) or "parameters".
+            name: The attribute or method.
+            arguments: What it gets.
+        """
         env = self.envs[env_id]
-        if kind == "render":
-            return env.render()
-        if kind == "set":
-            env.set_wrapper_attr(name, arguments)
-            return None
-        member = member_of(env, env_id, name)
-        if kind == "get":
-            return member
-        if not callable(member):
-            raise UsageError(f"{name} of environment {env_id} is no method: use get_attr({name!r})")
-        positional, named = arguments
-        return member(*positional, **named)
+        match kind:
+            case "check":
+                self.check_parameters(env_id, arguments)
+            case "parameters":
+                self.set_parameters(env_id, arguments)
+            case "has":
+                member_of(env, env_id, name)
+            case "set":
+                env.set_wrapper_attr(name, arguments)
+            case "render":
+                return env.render()
+            case "wrappers":
+                return class_names(env)
+            case "get":
+                return member_of(env, env_id, name)
+            case _:
+                return _called(env, env_id, name, *arguments)
+        return None
 
     def close(self) -> None:
         """Close the environments; the first exception is raised when all are closed."""
-        first: Exception | None = None
+        for error in self.close_all().values():
+            raise error
+
+    def close_all(self) -> dict[int, Exception]:
+        """Close the environments, and return what they raised, by environment."""
+        raised: dict[int, Exception] = {}
         while self.envs:
-            _, env = self.envs.popitem()
+            env_id, env = self.envs.popitem()
             try:
                 env.close()
             except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
+                raised[env_id] = error
+        return raised
+
+
+def _dict_of(info: Any) -> dict[str, Any]:
+    """Return a copy of an info.
+
+    Raises:
+        DataError: It is no dict.
+    """
+    if info.__class__ is not dict:
+        InfoRecorder("infos").record(0, info)
+    return dict(info)
+
+
+def name_of_class(cls: type) -> str:
+    """Return what a class is called in every process; the class itself may be another object there."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def class_names(env: Any) -> set[str]:
+    """Return the names of the classes of all wrappers of an environment, base classes included."""
+    names: set[str] = set()
+    while isinstance(env, gymnasium.Wrapper):
+        names.update(map(name_of_class, type(env).__mro__))
+        env = env.env
+    return names
+
+
+def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> Any:
+    """Return what a method returns, or an attribute that is none."""
+    member = member_of(env, env_id, name)
+    if callable(member):
+        return member(*positional, **named)
+    if positional or named:
+        raise UsageError(f"{name} of environment {env_id} is no method, and takes no arguments")
+    return member
 
 
 def member_of(env: Any, env_id: int, name: str) -> Any:

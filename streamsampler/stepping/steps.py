@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.infos import Infos, take_infos
-from streamsampler.data.trees import take
+from streamsampler.data.info_columns import merge
+from streamsampler.data.infos import InfoRecorder, Infos, infos_of
+from streamsampler.data.trees import map_tree, take
 
-__all__ = ["Steps"]
+__all__ = ["Steps", "joined_infos", "row_of"]
+
+
+def joined_infos(info_by_row: Mapping[int, dict[str, Any]], n_rows: int) -> Infos:
+    """Return infos of single rows as arrays; see `Steps.infos`."""
+    if not info_by_row:
+        return {}
+    recorder = InfoRecorder("infos")
+    for row in sorted(info_by_row):
+        recorder.record(row, info_by_row[row])
+    return infos_of(merge([(recorder.finish(n_rows), 0, n_rows)], "infos"))
+
+
+def row_of(tree: Any, row: int) -> Any:
+    """Return one row of nested arrays."""
+
+    def of_leaf(leaf: Any) -> Any:
+        return leaf[row]
+
+    return map_tree(of_leaf, tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +50,7 @@ class Steps:
         rewards: (K,) float64.
         terminated: (K,) bool.
         truncated: (K,) bool.
-        infos: Under Gymnasium's vector convention: `key` of (K, ...), and a boolean mask `_key` where a key is not
-            there in all rows.
+        info_by_row: The infos that are not empty, as the environments returned them, by row; see `infos`.
         last_observations: Leaves of (K, ...): what the actions led to. Where an episode has ended its true last
             observation, elsewhere the same as `observations`.
         episodes: (K,) int64, the number of the episode that each row belongs to, from 0 in each environment.
@@ -44,7 +65,7 @@ class Steps:
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    infos: Infos
+    info_by_row: Mapping[int, dict[str, Any]]
     last_observations: Any
     episodes: NDArray[np.int64]
     timesteps: NDArray[np.int64]
@@ -60,15 +81,25 @@ class Steps:
         """(K,) bool: whether the row is the last one of its episode."""
         return self.terminated | self.truncated
 
+    @cached_property
+    def infos(self) -> Infos:
+        """The infos under Gymnasium's vector convention: `key` of (K, ...), and a mask `_key` if rows lack the key.
+
+        Raises:
+            DataError: They are no dicts with strings as keys.
+        """
+        return joined_infos(self.info_by_row, len(self))
+
     def select(self, index: Any) -> Steps:
         """Return the rows that an array of booleans or integers, or a slice, selects."""
-        chosen: dict[str, Any] = {
-            field.name: take_infos(self.infos, index)
-            if field.name == "infos"
-            else take(getattr(self, field.name), index)
-            for field in fields(self)
-        }
-        return Steps(**chosen)
+        arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "info_by_row"}
+        return Steps(info_by_row=self._selected_infos(index), **{name: take(it, index) for name, it in arrays.items()})
+
+    def _selected_infos(self, index: Any) -> dict[int, dict[str, Any]]:
+        if not self.info_by_row:
+            return {}
+        rows = np.arange(len(self))[index].tolist()
+        return {new: self.info_by_row[old] for new, old in enumerate(rows) if old in self.info_by_row}
 
     def by_env(self) -> dict[int, Steps]:
         """Return the rows by environment: `Steps` of one row each."""

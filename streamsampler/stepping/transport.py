@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
-from streamsampler.errors import UsageError
+from streamsampler.errors import WorkerError
+from streamsampler.stepping.env_spaces import EnvSpaces
+from streamsampler.stepping.env_times import WorkerReport
+from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.rows import Rows
 
-__all__ = ["Broken", "Done", "Transport", "common_spaces"]
+__all__ = ["Broken", "Done", "Event", "Restored", "Transport", "UnansweredError", "warn_of_unclosed"]
+
+_LOG = logging.getLogger("streamsampler")
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Broken:
         env_ids: The environments.
         error: What happened.
         worker_number: The worker that the environments are in.
+        culprit: The environment that ran when it happened; None if none did, or it is not known.
         is_new: Whether the environments are to be made again, because their process died or hung.
         is_final: Whether the error is raised in any case.
     """
@@ -41,8 +49,42 @@ class Broken:
     env_ids: Sequence[int]
     error: BaseException
     worker_number: int
+    culprit: int | None = None
     is_new: bool = False
     is_final: bool = False
+
+
+@dataclass(frozen=True)
+class Restored:
+    """An environment is what it was, or could not be made that: then it ignores steps until `Transport.give_up`.
+
+    Attributes:
+        env_id: The environment.
+        n_timesteps: How many timesteps were run for it; None if it had no episode.
+        why_not: Why it is not what it was; empty if it is. One that had no episode ignores no steps.
+    """
+
+    env_id: int
+    n_timesteps: int | None
+    why_not: str
+
+
+class UnansweredError(Exception):
+    """Workers were lost while their environments carried out what is no step.
+
+    Attributes:
+        error: What happened to the first one.
+        values: What the other environments returned.
+    """
+
+    def __init__(self, error: WorkerError, values: dict[int, Any]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.values = values
+
+
+Event: TypeAlias = Done | Broken | Restored
+"""What a transport reports."""
 
 
 class Transport(abc.ABC):
@@ -50,9 +92,17 @@ class Transport(abc.ABC):
 
     Attributes:
         rows: The rows of all environments, after `start`.
+        spaces: The spaces of each environment, after `start`.
+        in_hand: Whether a call is at something that must not be left half done: what was read is not recorded yet, or
+            what is recorded is not sent. It stays True where an unexpected exception, such as Ctrl-C, ends the
+            call there: then `interrupted` is to be called before anything else.
+        tried: Where a request raised, which environments it reached, and whether it raised in each.
     """
 
     rows: Rows
+    spaces: EnvSpaces
+    in_hand: bool = False
+    tried: Mapping[int, bool] = MappingProxyType({})
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -72,8 +122,30 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def collect(self, timeout: float | None) -> Sequence[Done | Broken]:
+    def restore(self, orders: Sequence[RestoreOrder]) -> None:
+        """Request that environments become what they were; a `Restored` tells whether each is."""
+
+    @abc.abstractmethod
+    def give_up(self, env_ids: Sequence[int]) -> None:
+        """Let environments take steps again that could not be restored."""
+
+    @abc.abstractmethod
+    def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
+        """Let later resets of environments have no options; return those that they had."""
+
+    @abc.abstractmethod
+    def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:
+        """Give up whatever may be half done; return which environments are lost by it.
+
+        Args:
+            waiting: Environments whose requests have no answer yet.
+        """
+
+    @abc.abstractmethod
+    def collect(self, timeout: float | None) -> Sequence[Event]:
         """Return what has happened since the last call; wait for it if it is nothing yet.
+
+        `in_hand` is False while it waits, and True when it returns: the caller sets it to False when all is recorded.
 
         Args:
             timeout: Seconds to wait at most; None for any time.
@@ -81,24 +153,26 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """Carry out what is no step, see `Stepper.request`, while no request of these environments is open."""
+        """Carry out what is no step, see `Stepper.request`, while no request of these environments is open.
+
+        Raises:
+            UnansweredError: Workers were lost meanwhile.
+        """
+
+    @abc.abstractmethod
+    def reports(self) -> Sequence[WorkerReport]:
+        """Return what workers have said of their time since the last call; ask those that have nothing to do."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the environments can be used in this process."""
+        return True
 
     @abc.abstractmethod
     def close(self) -> None:
         """Close the environments; may be repeated."""
 
 
-def common_spaces(spaces: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return the observation space and the action space that all environments have.
-
-    Raises:
-        UsageError: Two environments differ; names the first that does, and shows both.
-    """
-    for env_id, pair in enumerate(spaces):
-        for what, first, other in zip(("observation", "action"), spaces[0], pair, strict=True):
-            if first != other:
-                raise UsageError(
-                    f"the {what} space of environment {env_id} is {other}, and that of environment 0 is {first}: the "
-                    "environments of one manager have the same spaces"
-                )
-    return spaces[0]
+def warn_of_unclosed(env_id: int, summary: str) -> None:
+    """Log that an environment raised while it was closed, when no call is left that could raise it."""
+    _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +11,11 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from streamsampler.data.infos import Infos
-from streamsampler.data.trees import map_tree, object_array
+from streamsampler.data.trees import object_array
 from streamsampler.errors import UsageError, positive
+from streamsampler.stepping.going_on import step_on
+from streamsampler.stepping.states import EnvState
+from streamsampler.stepping.steps import joined_infos, row_of
 
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
@@ -24,7 +27,11 @@ __all__ = ["ManagedVectorEnv"]
 class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     """Steps all environments of a manager at once; for scripts that are written against Gymnasium.
 
-    An integer seed s gives environment e the seed s + e, as Gymnasium does; later episodes get seeds derived from it.
+    An integer seed s gives environment e the seed s + e, as Gymnasium does. Later episodes get seeds derived from it,
+    where Gymnasium's environments draw on: those of `EpisodeSeeds`, the same for any number of workers.
+
+    Infos are those of Gymnasium's own vector environments, with a mask `_key` for each key. An episode that ended
+    because its environment failed is truncated, and marked in `infos["env_failed"]`.
 
     Args:
         manager: The manager, which `close` closes.
@@ -36,12 +43,23 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(self, manager: BaseEnvManager) -> None:
         self.manager = manager
         self.num_envs = manager.n_envs
-        self.metadata = {"autoreset_mode": AutoresetMode[manager.autoreset.upper()]}
+        self._mode = AutoresetMode[manager.autoreset.upper()]
         self.single_observation_space = manager.observation_space
         self.single_action_space = manager.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._observations: Any = None
+        self.metadata = {**manager.get_attr("metadata", [0])[0], "autoreset_mode": self._mode}
+        self.render_mode = manager.get_attr("render_mode", [0])[0]
+
+    @property  # type: ignore[misc]  # as in Gymnasium's own, it cannot be set
+    def np_random(self) -> Any:
+        """Copies of the environments' random generators, one for each."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The seeds of the environments' random generators, one for each."""
+        return self.get_attr("np_random_seed")
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -49,33 +67,41 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         """Reset the environments, or those of the boolean array `options["reset_mask"]`.
 
         Raises:
-            UsageError: There are more or fewer seeds than environments, or the mask is no such array.
+            UsageError: There are more or fewer seeds than environments, or the mask is no such array, or environments
+                that it leaves out were never reset.
         """
-        options = dict(options) if options is not None else {}
-        env_ids = _masked(options.pop("reset_mask", None), self.num_envs)
+        if options is not None and not isinstance(options, Mapping):
+            raise UsageError(f"options must be a dict, got {type(options).__name__}")
+        options = None if options is None else dict(options)
+        env_ids = _masked(None if options is None else options.pop("reset_mask", None), self.num_envs)
+        states = self.manager.states
+        if void := [e for e, state in enumerate(states) if e not in env_ids and state is EnvState.VOID]:
+            raise UsageError(f'environments {void} were never reset: call reset() without options["reset_mask"] first')
         seeds = _seeds(seed, self.num_envs)
         chosen = None if seeds is None else {e: s for e, s in seeds.items() if e in env_ids}
-        steps = self.manager.reset(env_ids, seed=chosen, options=options or None)
-        if self._observations is None or len(env_ids) == self.num_envs:
-            self._observations = steps.observations
-            return self._observations, steps.infos
-        self._observations = map_tree(np.copy, self._observations)
-        _put(self._observations, env_ids, steps.observations)
-        return self._observations, _spread(steps.infos, env_ids, self.num_envs)
+        steps = self.manager.reset(env_ids, seed=chosen, options=options)
+        if options is not None:
+            self.manager.forget_options(env_ids)  # Gymnasium's environments reset themselves without options
+        infos = self._infos({env_ids[row]: info for row, info in steps.info_by_row.items()})
+        return steps.observations if len(env_ids) == self.num_envs else self.manager.observations(), infos
 
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Step all environments with one action each."""
-        steps = self.manager.step(actions)
-        self._observations = steps.observations
-        infos = steps.infos
-        if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP and steps.ended.any():
-            infos = _with_final(steps)
+        steps = step_on(self.manager, actions)
+        infos = self._infos(steps.info_by_row)
+        if steps.failed.any():
+            infos |= {"env_failed": steps.failed.copy(), "_env_failed": steps.failed}
+        if self._mode is AutoresetMode.SAME_STEP and steps.ended.any():
+            infos |= _final(steps, infos)
         return steps.observations, steps.rewards, steps.terminated, steps.truncated, infos
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each environment, and return the results."""
+    def _infos(self, by_env: Mapping[int, dict[str, Any]]) -> Infos:
+        return _with_masks(joined_infos(by_env, self.num_envs), by_env, self.num_envs) if by_env else {}
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each environment, and return the results; or its attributes of that name."""
         return tuple(self.manager.call(name, *args, **kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -84,7 +110,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each environment: to the same value, or to those of a list."""
-        self.manager.set_attr(name, list(values) if isinstance(values, list | tuple) else values)
+        self.manager.create_attr(name, list(values) if isinstance(values, list | tuple) else values)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what each environment renders."""
@@ -107,7 +133,7 @@ def _masked(mask: Any, n_envs: int) -> list[int]:
 def _seeds(seed: Any, n_envs: int) -> dict[int, int] | None:
     if seed is None:
         return None
-    if not isinstance(seed, Sequence | np.ndarray):
+    if isinstance(seed, str | bytes) or not isinstance(seed, Sequence | np.ndarray):
         first = positive("seed", seed, least=0)
         return {env_id: first + env_id for env_id in range(n_envs)}
     if len(seed) != n_envs:
@@ -115,43 +141,21 @@ def _seeds(seed: Any, n_envs: int) -> dict[int, int] | None:
     return {env_id: value for env_id, value in enumerate(seed) if value is not None}
 
 
-def _with_final(steps: Steps) -> Infos:
-    """Return the infos with the last observation and the last info of each episode that ended."""
+def _with_masks(columns: Infos, by_env: Mapping[int, Mapping[str, Any]], n_envs: int) -> Infos:
+    """Return infos with a mask for each key, also for a key that all environments have, and for one of dicts."""
+    infos: Infos = {}
+    for key in dict.fromkeys(key for info in by_env.values() for key in info):
+        having = {env_id: info[key] for env_id, info in by_env.items() if key in info}
+        values = columns.get(key, {})  # an empty dict leaves no columns
+        infos[key] = values if isinstance(values, np.ndarray) else _with_masks(values, having, n_envs)
+        mask = infos[f"_{key}"] = np.zeros(n_envs, np.bool_)
+        mask[list(having)] = True
+    return infos
+
+
+def _final(steps: Steps, infos: Infos) -> Infos:
+    """Return the last observation and the last info of each episode that ended."""
     ended = steps.ended
-    last = object_array([_row(steps.last_observations, row) if ended[row] else None for row in range(len(ended))])
-    final_info = steps.infos.get("final_info", {})
-    return {**steps.infos, "final_obs": last, "_final_obs": ended, "final_info": final_info, "_final_info": ended}
-
-
-def _put(observations: Any, env_ids: list[int], values: Any) -> None:
-    if isinstance(observations, dict):
-        for key, child in observations.items():
-            _put(child, env_ids, values[key])
-    elif isinstance(observations, tuple):
-        for child, value in zip(observations, values, strict=True):
-            _put(child, env_ids, value)
-    else:
-        observations[env_ids] = values
-
-
-def _spread(infos: Infos, env_ids: list[int], n_envs: int) -> Infos:
-    """Return infos of some environments as infos of all."""
-    spread: Infos = {}
-    for key, value in infos.items():
-        if isinstance(value, dict):
-            spread[key] = _spread(value, env_ids, n_envs)
-            continue
-        rows = np.zeros((n_envs, *value.shape[1:]), value.dtype)
-        rows[env_ids] = value
-        spread[key] = rows
-        if not key.startswith("_") and f"_{key}" not in infos:
-            mask = spread[f"_{key}"] = np.zeros(n_envs, np.bool_)
-            mask[env_ids] = True
-    return spread
-
-
-def _row(observations: Any, row: int) -> Any:
-    def of_leaf(leaf: Any) -> Any:
-        return leaf[row]
-
-    return map_tree(of_leaf, observations)
+    last = [row_of(steps.last_observations, row) if ended[row] else None for row in range(len(ended))]
+    final_info = infos.get("final_info", {})
+    return {"final_obs": object_array(last), "_final_obs": ended, "final_info": final_info, "_final_info": ended.copy()}

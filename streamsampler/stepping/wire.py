@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
-__all__ = ["IDS", "PICKLE", "FrameReader", "ids_frame", "ids_in", "pickle_frame", "write_all"]
+from streamsampler.serialization import dumps
+
+__all__ = ["IDS", "PICKLE", "FrameReader", "ids_frame", "ids_in", "pickle_frame", "pickled", "request_frame"]
 
 _HEADER = struct.Struct("<QB")
 _READ_BYTES = 1 << 16
@@ -37,16 +39,38 @@ def pickle_frame(message: Any) -> bytes:
     return _HEADER.pack(len(data), PICKLE) + data
 
 
+def request_frame(env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> bytes:
+    """Return a message that asks a worker for what is no step; what a user passes may be of the user's own classes.
+
+    Raises:
+        SerializationError: An argument cannot be pickled.
+    """
+    return pickle_frame(("request", list(env_ids), kind, name, dumps(list(arguments), f"what {name} gets").owned()))
+
+
+def pickled(value: Any) -> bytes:
+    """Return a pickle of what an environment returned, by value where it is of the caller's script."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:
+        found: bytes = cloudpickle.dumps(value, protocol=5)
+        return found
+
+
 class FrameReader:
     """Reads messages from a descriptor.
 
     Args:
         fd: The descriptor.
+
+    Attributes:
+        n_read: How many bytes were read.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._data = bytearray()
+        self.n_read = 0
 
     def read(self) -> list[tuple[int, bytes]] | None:
         """Read what is there, and return the messages that are whole; None at the end."""
@@ -57,6 +81,7 @@ class FrameReader:
         if not data:
             return None
         self._data += data
+        self.n_read += len(data)
         messages = []
         start = 0
         while len(self._data) >= start + _HEADER.size:
@@ -68,26 +93,3 @@ class FrameReader:
             start = end
         del self._data[:start]
         return messages
-
-
-def write_all(fd: int, data: bytes, meanwhile_fd: int, meanwhile: Callable[[], bool]) -> None:
-    """Write to a never blocking descriptor; where it is full, read what its reader may be waiting to write.
-
-    Args:
-        fd: Where to write.
-        data: What to write. It is dropped where the reader is gone.
-        meanwhile_fd: What to look at while the descriptor is full.
-        meanwhile: Called when there is something to read; False if there will be no more.
-    """
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BrokenPipeError:
-            return
-        except BlockingIOError:
-            poller = select.poll()
-            poller.register(fd, select.POLLOUT)
-            poller.register(meanwhile_fd, select.POLLIN)
-            if any(ready == meanwhile_fd for ready, _ in poller.poll()) and not meanwhile():
-                return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import secrets
 import signal
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -13,17 +14,24 @@ from typing import Any
 from streamsampler.engines.launch.child import ignore_terminal
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.worker_setup import ProcessSetup
-from streamsampler.serialization import loads
+from streamsampler.serialization import Payload, dumps, loads
+from streamsampler.stepping.histories import RestoreOrder
+from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.rows import Rows, buffer_rows
 from streamsampler.stepping.stepper import Stepper
-from streamsampler.stepping.wire import IDS, FrameReader, ids_frame, ids_in, pickle_frame
+from streamsampler.stepping.wire import IDS, FrameReader, ids_frame, ids_in, pickle_frame, pickled
 from streamsampler.workers.explain import summary_of
+from streamsampler.workers.generators import set_states
 from streamsampler.workers.tracebacks import traceback_of
 
 __all__ = ["main"]
 
-_TOGETHER_SECONDS = 1e-4
+_TOGETHER_SECONDS = 5e-4
 """Results that are there wait for others for this long at most, so that one wake-up of the parent serves several."""
+
+
+_REPORT_SECONDS = 1.0
+"""How often a worker that is at work says where its time goes."""
 
 
 def main(number: int, fds: Sequence[int]) -> None:
@@ -40,8 +48,11 @@ def main(number: int, fds: Sequence[int]) -> None:
     answer_with_stacks(stacks_fd)
     setup: ProcessSetup = pickle.loads(mmap.mmap(setup_fd, 0, access=mmap.ACCESS_READ))
     threads = setup.apply()
-    updates, autoreset = loads(setup.make_worker)
-    stepper = Stepper(updates[number], number, autoreset)
+    updates, new_stepper = loads(setup.make_worker)
+    # Forked workers have the server's generators: they would draw alike, and so would an environment that is restored.
+    set_states(secrets.randbits(63), None)
+    stepper: Stepper = new_stepper(updates[number], number)
+    stepper.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
     _Worker(stepper, commands_fd, answers_fd, rows_fd, threads.hold).run()
 
 
@@ -54,72 +65,117 @@ class _Worker:
         self._answers_fd = answers_fd
         self._rows_fd = rows_fd
         self._limit_threads = limit_threads
-        self._seconds: dict[int, float] = {}  # what a step of each environment takes, on the average
+        self._seconds: dict[int, float] = {}  # what a step of each takes: falls at once, as others may take the core
         self._done: list[int] = []
-        self._infos: dict[int, bytes] = {}
+        self._infos: dict[int, tuple[str, bytes]] = {}
         self._sent_at = 0.0
+        self._messages: dict[str, Callable[..., None]] = {
+            "rows": self._open_rows,
+            "options": self._set_options,
+            "reset": self._resets,
+            "restore": self._restore,
+            "ended": self._stepper.end_episodes,
+            "give_up": self._stepper.not_restored.difference_update,
+            "request": self._request,
+            "report": self._report,
+        }
 
     def run(self) -> None:
         """Carry out messages until there are no more."""
         try:
-            spaces = self._stepper.make()
+            spaces = dumps(self._stepper.make(), "the spaces of an environment").owned()
         except Exception as error:
-            self._write(pickle_frame(("failed", None, "construction", *_about(error))))
+            self._write(pickle_frame(("failed", self._stepper.making, "its construction", *_about(error))))
             return
         self._limit_threads()
         self._write(pickle_frame(("spaces", spaces)))
-        while (messages := self._reader.read()) is not None:
-            for kind, data in messages:
-                if kind == IDS:
-                    self._steps(ids_in(data))
-                elif not self._carry_out(*pickle.loads(data)):
-                    self._stepper.close()
-                    return
+        times = self._stepper.times
+        with times.collecting():
+            while (messages := self._reader.read()) is not None:
+                began = perf_counter()
+                for kind, data in messages:
+                    if kind == IDS:
+                        self._steps(ids_in(data))
+                    elif not self._carry_out(*pickle.loads(data)):
+                        self._close()
+                        return
+                times.busy_seconds += perf_counter() - began
+                if times.timesteps and times.seconds > _REPORT_SECONDS:
+                    self._report()
+
+    def _close(self) -> None:
+        if raised := self._stepper.close_all():
+            self._write(pickle_frame(("unclosed", {env_id: summary_of(it) for env_id, it in raised.items()})))
 
     def _carry_out(self, kind: str, *arguments: Any) -> bool:
-        match kind:
-            case "rows":
-                self._open_rows(*arguments)
-            case "reset":
-                self._resets(*arguments)
-            case "request":
-                self._request(*arguments)
-            case "exit":
-                return False
+        if kind == "exit":
+            return False
+        if (carry_out := self._messages.get(kind)) is not None:
+            carry_out(*arguments)
+        else:
+            self._stepper.take(kind, *arguments)
         return True
 
-    def _open_rows(self, observation_space: Any, action_space: Any, n_envs: int, options: dict[int, Any]) -> None:
+    def _open_rows(self, n_envs: int, payload: Payload) -> None:
+        options: dict[int, Any]
+        parameters: dict[int, NumberedParameters]
+        observation_space, action_space, options, parameters = loads(payload)
         rows = Rows(observation_space, action_space, n_envs, buffer_rows(mmap.mmap(self._rows_fd, 0)))
         self._stepper.rows = rows
-        for env_id, of_one in options.items():
+        for env_id, given in options.items():
+            self._stepper.set_options(env_id, given)
+        for env_id, of_one in parameters.items():
+            self._stepper.set_parameters(env_id, of_one)
+
+    def _set_options(self, options: Payload) -> None:
+        for env_id, of_one in loads(options).items():
             self._stepper.set_options(env_id, of_one)
 
     def _steps(self, env_ids: list[int]) -> None:
         seconds, step = self._seconds, self._stepper.step
         now = self._sent_at = perf_counter()
         for env_id in env_ids:
+            if env_id in self._stepper.not_restored:
+                continue  # the parent does not know yet
             expected = seconds.get(env_id, 0.0)
             if self._done and now + expected - self._sent_at > _TOGETHER_SECONDS:
                 self._send_done()
                 self._sent_at = now
             self._run(env_id, "step", step)
             before, now = now, perf_counter()
-            seconds[env_id] = expected + 0.1 * (now - before - expected)
+            took = now - before
+            self._stepper.times.env_seconds += took
+            seconds[env_id] = min(took, expected + 0.1 * (took - expected))
         self._send_done()
+        self._stepper.rest()
 
-    def _resets(self, env_ids: list[int], options: dict[int, Any]) -> None:
+    def _resets(self, env_ids: list[int], options: Payload) -> None:
+        self._set_options(options)
         for env_id in env_ids:
-            if env_id in options:
-                self._stepper.set_options(env_id, options[env_id])
+            began = perf_counter()
             self._run(env_id, "reset", self._stepper.reset)
+            self._stepper.times.env_seconds += perf_counter() - began
             self._send_done()
+        self._stepper.rest()
+
+    def _restore(self, orders: Payload) -> None:
+        order: RestoreOrder
+        for order in loads(orders):
+            why_not = self._stepper.restore(order)
+            n_timesteps = None if order.rewards is None else len(order.rewards)
+            self._write(pickle_frame(("restored", order.env_id, n_timesteps, why_not)))
+        self._stepper.rest()
+
+    def _report(self) -> None:
+        self._write(pickle_frame(("report", tuple(self._stepper.times.take()))))
 
     def _run(self, env_id: int, phase: str, carry_out: Callable[[int], dict[str, Any]]) -> None:
         try:
             info = carry_out(env_id)
             if info:
-                self._infos[env_id] = pickle.dumps(info, protocol=5)
+                self._infos[env_id] = phase, pickled(info)
         except Exception as error:
+            self._stepper.end_episodes([env_id])
             self._send_done()
             self._write(pickle_frame(("failed", env_id, phase, *_about(error))))
         else:
@@ -133,16 +189,17 @@ class _Worker:
             self._write(ids_frame(self._done))
             self._done = []
 
-    def _request(self, env_ids: list[int], kind: str, name: str, arguments: list[Any]) -> None:
+    def _request(self, env_ids: list[int], kind: str, name: str, payload: Payload) -> None:
+        tried: dict[int, bool] = {}
+        values = []
         try:
-            answer = pickle_frame(
-                (
-                    "values",
-                    [self._stepper.request(it, kind, name, arg) for it, arg in zip(env_ids, arguments, strict=True)],
-                )
-            )
+            for env_id, argument in zip(env_ids, loads(payload), strict=True):
+                tried[env_id] = True
+                values.append(self._stepper.request(env_id, kind, name, argument))
+                tried[env_id] = False
+            answer = pickle_frame(("values", dumps(values, f"what {name} returned").owned()))
         except Exception as error:
-            answer = pickle_frame(("raised", env_ids, *_about(error)))
+            answer = pickle_frame(("raised", tried, *_about(error)))
         self._write(answer)
 
     def _write(self, data: bytes) -> None:

@@ -111,7 +111,7 @@ class WorkerContext:
             the exception's classes.
         allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
             sent. Make new ones for each ticket.
-        hooks: The worker's own copies of hooks and `drop_if` (`workers.hooks.LoadedHooks`); None for none.
+        hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`); None for none.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
     """
 
@@ -156,6 +156,8 @@ class Worker(ABC):
         can_call_hooks: Whether this kind of worker calls `WorkerContext.hooks`.
         can_rehearse: Whether this kind of worker has `rehearse`.
         can_continue: Whether this kind of worker runs fragments, of which `resets.fragments` says what is to be run.
+        continues_side_by_side: Whether a ticket of fragments has one group of environments, as many as `layout` has
+            rows; otherwise it has all environments that the worker has.
         runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
             known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
             whole blocks.
@@ -167,6 +169,7 @@ class Worker(ABC):
     can_call_hooks = False
     can_rehearse = False
     can_continue = False
+    continues_side_by_side = False
     can_take_options = False
     runs_lanes = False
     revision = ""
@@ -220,6 +223,16 @@ class Worker(ABC):
         What agent or environment raise is not caught; `phase` and `trajectory` say where it was raised.
         """
 
+    def enter(self, phase: Phase) -> None:
+        """Note what the worker is doing, for error messages, progress bars and `step_timeout`."""
+        self.phase = phase
+        self.row.set_phase(phase)
+
+    def take_in_hand(self, index: int) -> None:
+        """Note which trajectory the worker has in hand, for error messages and progress bars."""
+        self.trajectory = index
+        self.row.begin_trajectory(index)
+
     def abandon(self) -> tuple[int, int]:
         """Forget the trajectories of later tickets that run already: their tickets are given up.
 
@@ -231,6 +244,11 @@ class Worker(ABC):
     def environments(self) -> Sequence[AnyEnv | AnyVectorEnv]:
         """Return the worker's environments, for `rehearse` and to look for wrappers that do not go with workers."""
         return ()
+
+    def agent_version(self, ticket_version: int) -> int:
+        """Return the agent version of a ticket in hand; see `Ticket`."""
+        given = None if self.resets is None else self.resets.version
+        return ticket_version if given is None else given
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
         """Run trajectories side by side, in `stand_ins` for the worker's environments, and keep nothing of them.

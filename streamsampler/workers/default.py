@@ -20,8 +20,11 @@ from streamsampler.seeding import Stream, derived_seed
 from streamsampler.timing import used
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
+from streamsampler.workers.courses import Course
+from streamsampler.workers.exact_actions import AS_GIVEN, Rounding
 from streamsampler.workers.explain import begin_of, explain_rollout
-from streamsampler.workers.fragments import Course, RunningEnvs, running_envs
+from streamsampler.workers.finishing import record_last_value
+from streamsampler.workers.fragments import RunningEnvs, running_envs
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.leaving_out import left_out_by
@@ -61,10 +64,7 @@ class DefaultWorker(WorkerWithSeams):
         context: What the worker is made with.
     """
 
-    can_drop = can_call_hooks = True
-    can_rehearse = True
-    can_continue = True
-    can_take_options = True
+    can_drop = can_call_hooks = can_rehearse = can_continue = can_take_options = True
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -131,12 +131,13 @@ class DefaultWorker(WorkerWithSeams):
 
     def run_course(self, version: int, course: Course, recorder: RolloutRecorder) -> tuple[int, Times]:
         """Run the episodes of an environment's fragment; returns what `_run` does."""
-        own = self._env, self._agent, self._reset_agent
-        self._env, self._agent, self._reset_agent = cast("AnyEnv", course), course.agent, course.reset_agent
+        own = self._env, self._agent, self._reset_agent, self.resets
+        env = cast("AnyEnv", course)  # which knows itself with which options to reset
+        self._env, self._agent, self._reset_agent, self.resets = env, course.agent, course.reset_agent, None
         try:
-            return self._run(version, course.numbers(), course.seeds(), recorder, course.lengths())
+            return self._run(version, course.indices(), course.seeds(), recorder, course.lengths(), course.rounding)
         finally:
-            self._env, self._agent, self._reset_agent = own
+            self._env, self._agent, self._reset_agent, self.resets = own
 
     def _outcome(
         self,
@@ -206,13 +207,9 @@ class DefaultWorker(WorkerWithSeams):
                 todo = todo[todo.index(failed) + 1 :]
 
     def _roll(
-        self,
-        version: int,
-        indices: Sequence[int],
-        seeds: list[int],
-        recorder: RolloutRecorder,
+        self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder,
         rehearsing: bool = False,
-    ) -> tuple[int, Times]:
+    ) -> tuple[int, Times]:  # fmt: skip
         """Run trajectories in one of the two loops; see `_run`."""
         hooks = None if rehearsing else self._hooks
         if hooks is None and not self.overrides_seams():
@@ -238,7 +235,7 @@ class DefaultWorker(WorkerWithSeams):
 
     def _run(  # noqa: C901 - see below
         self, version: int, indices: Iterable[int], seeds: Iterable[int], recorder: RolloutRecorder,
-        lengths: Iterable[int] | None = None,
+        lengths: Iterable[int] | None = None, rounding: Rounding = AS_GIVEN,
     ) -> tuple[int, Times]:  # fmt: skip
         """Run trajectories, one after the other.
 
@@ -246,7 +243,7 @@ class DefaultWorker(WorkerWithSeams):
         in local variables, the phases included (an enum's member costs 100 ns to look up on Python 3.11).
 
         Without `lengths` each may have `max_episode_length` timesteps. Of iterators the next items are asked for after
-        each trajectory.
+        each trajectory. The environment is stepped with actions as `rounding` gives them.
 
         Returns:
             -1, or the timesteps after which a trajectory was abandoned; and the seconds of reset, agent and step.
@@ -256,18 +253,15 @@ class DefaultWorker(WorkerWithSeams):
         assert env is not None
         assert agent is not None
         in_recording, in_action, in_step = _RECORDING, _ACTION, _STEP
-        reset, step, get_action, clock = (
-            reset_function(env, self.resets, indices),
-            env.step,
-            agent.get_action,
-            perf_counter,
-        )
+        reset, step = reset_function(env, self.resets, indices), env.step
+        get_action, clock = agent.get_action, perf_counter
         record_observation, record_action = recorder.record_observation, recorder.record_action
         # Where a list may not be appended to, no observation has this dtype, and no action the class.
         observations = cast("list[bytes]", recorder.encoded_observations)
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action, flag_classes = _NoClass if actions is None else int, FLAGS
+        rounded_dtype, rounded = rounding
         row, lengths = self.row, lengths or repeat(self.context.max_episode_length or _NO_LIMIT)
         words, attention, timesteps_word = row.words, row.attention, row.timesteps_word
         phase_word, trajectory_word = row.phase_word, row.trajectory_word
@@ -330,6 +324,8 @@ class DefaultWorker(WorkerWithSeams):
                         actions.append(action)
                     else:
                         record_action(action)
+                        if rounded_dtype is not None and getattr(action, "dtype", None) is not rounded_dtype:
+                            action = rounded(action)
                     phase = in_step
                     observation, reward, terminated, truncated, info = step(action)
                     if is_due:
@@ -361,6 +357,10 @@ class DefaultWorker(WorkerWithSeams):
                             spent = clock() - began
                             return n_abandoned, shares(spent, reset_seconds, agent_seconds, step_seconds)
                         due = 0
+                if not terminated and agent_info.__class__ is dict and "value" in agent_info:
+                    phase = in_action
+                    record_last_value(recorder, agent, observation)
+                    phase = in_recording
                 recorder.end(observation, bool(terminated), bool(truncated), limited=len(rewards) == limit)
         except BaseException as error:
             self.ran_timesteps += len(rewards) - n_before
@@ -382,10 +382,10 @@ class DefaultWorker(WorkerWithSeams):
     def shutdown(self) -> None:
         """Close the environment."""
         self.phase, self.trajectory = Phase.CLOSE, None
-        env, self._env = self._env, None
         try:
             self._forget_running()
         finally:
+            env, self._env = self._env, None
             if env is not None:
                 env.close()
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamsampler.errors import CheckMode, UsageError, positive
+from streamsampler.errors import CheckMode, UsageError, keywords, positive
 from streamsampler.seeding import check_seed
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.hooks import Hooks
+from streamsampler.workers.leaving_out import raises_all
+from streamsampler.workers.seams import refuse_ignored_seams
 
 __all__ = ["WorkerFactory", "WorkerSetup", "usable_cores"]
 
@@ -52,8 +54,9 @@ class WorkerFactory:
         self.max_episode_length = None if unlimited else positive("max_episode_length", max_episode_length)
         if not (isinstance(worker_class, type) and issubclass(worker_class, Worker)):
             raise UsageError(f"worker_class must be a subclass of streamsampler.Worker, got {worker_class!r}")
+        refuse_ignored_seams(worker_class)
         self.worker_class = worker_class
-        self.worker_args = dict(worker_args or {})
+        self.worker_args = keywords("worker_args", worker_args)
         self.layout = worker_class.layout(self.worker_args)
 
     def __call__(self, context: WorkerContext) -> Worker:
@@ -92,9 +95,9 @@ class WorkerSetup:
         worker_class = self.factory.worker_class
         if self.hooks is not None and not worker_class.can_call_hooks:
             raise UsageError(
-                f"{worker_class.__name__} calls no hooks and no drop_if: use DefaultWorker, or a subclass of it"
+                f"{worker_class.__name__} calls no hooks and no drop_if: use DefaultWorker, VecWorker, or a subclass"
             )
-        if self.drop_unless is not None and not worker_class.can_drop:
+        if self.drop_unless not in (None, raises_all) and not worker_class.can_drop:
             raise UsageError(f'{worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
 
     @property
@@ -109,5 +112,4 @@ class WorkerSetup:
 
     def make_worker(self, context: WorkerContext) -> Worker:
         """Make a worker, where it is to run; see `WorkerFactory`."""
-        hooks = None if self.hooks is None else self.hooks.load()
-        return self.factory(replace(context, check=self.check, drop_unless=self.drop_unless, hooks=hooks))
+        return self.factory(replace(context, check=self.check, drop_unless=self.drop_unless, hooks=self.hooks))

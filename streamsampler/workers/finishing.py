@@ -7,30 +7,40 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.data.info_columns import InfoColumn, InfoColumns
-from streamsampler.data.recorder import Rollouts
+from streamsampler.agents.base import mask_argument, reset_agent_function
+from streamsampler.data.last_values import with_last_values
+from streamsampler.data.recorder import RolloutRecorder, Rollouts
+from streamsampler.errors import DataError
 from streamsampler.filters.agents import FilteredAgent, FilterParameters
 from streamsampler.filters.base import Filters
+from streamsampler.workers.agent_memory import is_recurrent
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.vec.rows import row_of
 
-__all__ = ["Finishing", "with_filters"]
+__all__ = ["Finishing", "record_last_value", "with_filters"]
 
-VALUE, LAST_VALUE = ("value",), ("last_value",)
+VALUE = ("value",)
+
+
+class _Filtering(FilteredAgent):
+    """An agent that a worker shows filtered observations; a user's own `FilteredAgent` is an agent like others."""
 
 
 def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
-    """Return an agent that sees filtered observations: the same where it did so before.
+    """Return an agent that sees filtered observations: the same where it was returned from here before.
 
     Args:
         agent: The agent.
         filters: The filters; if there is none of observations, the agent is returned.
         space: The observation space.
+
+    Raises:
+        UsageError: The filter has statistics of another space.
     """
     if filters.observation is None:
         return agent
-    if not isinstance(agent, FilteredAgent):
-        return FilteredAgent(agent, filters.observation, space)
+    if not isinstance(agent, _Filtering):
+        return _Filtering(agent, filters.observation, space)
     agent.set_param_values(FilterParameters(filters.observation, space))
     return agent
 
@@ -78,8 +88,34 @@ class Finishing:
             return
         if self.filters:
             rollouts.summaries = self.filters.summaries(rollouts)
-        if VALUE in rollouts.agent_infos.columns and hasattr(self._agent, "get_value"):
+        if VALUE in rollouts.agent_infos.columns and hasattr(self._agent, "get_value") and not _remembers(self._agent):
             _add_last_values(rollouts, self._agent.get_value)
+
+
+def record_last_value(recorder: RolloutRecorder, agent: Any, observation: Any) -> None:
+    """Record the agent's value of the last observation of the trajectory in hand, while the agent remembers it."""
+    get_value = getattr(agent, "get_value", None)
+    if get_value is not None:
+        recorder.record_last_value(_value_of(get_value, observation))
+
+
+def _value_of(get_value: Callable[[Any], Any], observation: Any) -> float:
+    value = get_value(observation)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        what = f"the shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{value!r:.60}"
+        raise DataError(
+            f"get_value(observation) must return one number, the value of the observation, and returned {what}"
+        ) from None
+
+
+def _remembers(agent: Any) -> bool:
+    """Whether an agent may remember a trajectory: then only the copy that ran it, at its end, can tell a value."""
+    reset = getattr(agent, "reset", None)
+    if getattr(agent, "get_actions", None) is None:
+        return reset_agent_function(agent) is not None
+    return is_recurrent(agent) or (reset is not None and mask_argument(reset) is not None)
 
 
 def _add_last_values(rollouts: Rollouts, get_value: Callable[[Any], Any]) -> None:
@@ -87,10 +123,7 @@ def _add_last_values(rollouts: Rollouts, get_value: Callable[[Any], Any]) -> Non
 
     One by one: in the last bits, values of a batch may depend on its size, and so on the tickets.
     """
-    going_on = np.flatnonzero(~rollouts.terminated)
-    infos = rollouts.episode_infos
-    if not len(going_on) or LAST_VALUE in infos.columns:
-        return
-    values = np.array([float(get_value(row_of(rollouts.last_observations, row))) for row in going_on.tolist()])
-    steps = None if len(going_on) == len(rollouts.terminated) else going_on
-    rollouts.episode_infos = InfoColumns(infos.length, {**infos.columns, LAST_VALUE: InfoColumn(steps, values)})
+    going_on = np.flatnonzero(~rollouts.terminated).tolist()
+    if going_on and not rollouts.has_last_values:
+        values = [_value_of(get_value, row_of(rollouts.last_observations, row)) for row in going_on]
+        rollouts.episode_infos = with_last_values(rollouts.episode_infos, going_on, values)

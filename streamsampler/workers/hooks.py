@@ -12,27 +12,29 @@ Hooks are an object with any of these methods, passed as `hooks` to a sampler. `
 
 What a hook puts into `TrajectoryContext.metrics` comes back in `batch.episode_infos`, and as one number for each name
 in `batch.stats.metrics`: the mean over trajectories, or what a dict `aggregation` of the hooks says by name: "mean",
-"sum" or "last".
+"sum" or "last". A stream has no batch: `sampler.stats.metrics` is about the trajectories that it has handed out so far.
 
-Hooks are pickled as agents are, and each worker gets a copy, which is kept as long as the worker's process lives. So
-batches are the same for any number of workers as long as what hooks do depends on the trajectory in hand alone. Hooks
-are not called for the trajectories of `check`. With hooks the slower loop runs that `seams` has.
+Hooks are pickled as agents are, and each worker gets a copy, with `VecWorker` one for each of its environments; it is
+kept as long as the worker's process lives. So batches are the same for any number of workers as long as what hooks do
+depends on the trajectory in hand alone. Hooks are not called for the trajectories of `check`. With hooks the slower
+loops run that `seams` and `vec.hooked` have. Vector environments take none: they step all their environments in one
+call, so that nothing can be called between the timesteps of one trajectory.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamsampler.data.info_stats import check_aggregation
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.serialization import Payload, dumps, loads
-from streamsampler.workers.base import AbnormalTrajectoryError
+from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import summary_of
-from streamsampler.workers.seams import Observer, WorkerWithSeams
+from streamsampler.workers.seams import Observer
 from streamsampler.workers.trajectory_context import TrajectoryContext
 
 __all__ = ["HookCaller", "Hooks", "pickled_hooks"]
@@ -48,26 +50,16 @@ class Hooks:
     Attributes:
         hooks: The hooks; None if there are none.
         drop_if: The function; None if there is none.
+        spared: The index of a trajectory that is run whatever its infos are; None for none.
     """
 
     hooks: Payload | None = None
     drop_if: Payload | None = None
+    spared: int | None = None
 
-    def without_drop_if(self) -> Hooks | None:
-        """Return the hooks alone, for trajectories that are run whatever their infos are."""
-        return None if self.hooks is None else Hooks(self.hooks)
-
-    def load(self) -> LoadedHooks:
-        """Return a worker's own copies."""
-        return LoadedHooks(*(None if each is None else loads(each) for each in (self.hooks, self.drop_if)))
-
-
-@dataclass(frozen=True)
-class LoadedHooks:
-    """A worker's own copies; see `Hooks`."""
-
-    hooks: Any
-    drop_if: Callable[[dict[str, Any]], Any] | None
+    def sparing(self, index: int) -> Hooks:
+        """Return the same, but for a trajectory that is run whatever its infos are."""
+        return replace(self, spared=index)
 
 
 def pickled_hooks(hooks: Any, drop_if: Any) -> Hooks | None:
@@ -108,14 +100,16 @@ class HookCaller(Observer):
 
     Args:
         worker: The worker, whose phase names the hook that is being called.
-        given: The worker's own copies.
+        given: What is called: copies of its own.
     """
 
-    def __init__(self, worker: WorkerWithSeams, given: LoadedHooks) -> None:
-        self._worker, self._drop_if = worker, given.drop_if
-        start, timestep, end, lost = (getattr(given.hooks, name, None) for name in _NAMES)
+    def __init__(self, worker: Worker, given: Hooks) -> None:
+        self._worker, self._spared = worker, given.spared
+        hooks = None if given.hooks is None else loads(given.hooks)
+        self._drop_if: Callable[[dict[str, Any]], Any] | None = None if given.drop_if is None else loads(given.drop_if)
+        start, timestep, end, lost = (getattr(hooks, name, None) for name in _NAMES)
         self._on_start, self._on_timestep, self._on_end, self._on_lost = start, timestep, end, lost
-        self.aggregation: Mapping[str, str] = getattr(given.hooks, "aggregation", {})
+        self.aggregation: Mapping[str, str] = getattr(hooks, "aggregation", {})
 
     def start(self, context: TrajectoryContext) -> None:
         """Call the hook of the start, and look at the reset's info."""
@@ -152,7 +146,7 @@ class HookCaller(Observer):
         self._worker.enter(phase)
 
     def _refuse_abnormal(self, context: TrajectoryContext) -> None:
-        if self._drop_if is None:
+        if self._drop_if is None or context.index == self._spared:
             return
         self._worker.enter(Phase.DROP_IF)
         if self._drop_if(context.info):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from streamsampler.workers.explain import name_of_env
 
-__all__ = ["chain_of", "files_of", "kind_of", "stateful_wrapper"]
+__all__ = ["EnvElsewhere", "EnvFacts", "chain_of", "files_of", "kind_of", "stateful_wrapper"]
 
 _NORMALISE_IN_THE_AGENT = (
     "put the normalisation into the agent, where its statistics are parameters that go to all workers alike, or load "
@@ -75,6 +75,37 @@ _KNOWN = {
 }
 
 
+class EnvFacts(NamedTuple):
+    """What is known of an environment that is in another process.
+
+    Attributes:
+        name: What it is called in messages.
+        kind: See `kind_of`.
+        finding: See `stateful_wrapper`.
+        files: See `files_of`.
+    """
+
+    name: str
+    kind: str
+    finding: str
+    files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, env: Any) -> Self:
+        """Return the facts of an environment of this process."""
+        return cls(name_of_env(env), kind_of(env), stateful_wrapper(env), files_of([env]))
+
+
+class EnvElsewhere(gymnasium.Env[Any, Any]):
+    """Stands for an environment that is in another process.
+
+    Attributes:
+        facts: What is known of that one.
+    """
+
+    facts: EnvFacts
+
+
 def chain_of(env: Any) -> Iterator[Any]:
     """Yield an environment, from its outermost wrapper inwards; of a vector environment its first one, too."""
     while env is not None:
@@ -90,6 +121,8 @@ def chain_of(env: Any) -> Iterator[Any]:
 
 def kind_of(env: Any) -> str:
     """Return the class of an environment, those of its wrappers, and its id, in one string."""
+    if isinstance(env, EnvElsewhere):
+        return env.facts.kind
     classes = ",".join(f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in chain_of(env))
     spec = getattr(env.unwrapped, "spec", None)  # a wrapper's spec is a deep copy
     return f"{getattr(spec, 'id', '')}:{classes}"
@@ -97,6 +130,8 @@ def kind_of(env: Any) -> str:
 
 def stateful_wrapper(env: Any) -> str:
     """Say which wrapper carries something from one trajectory to the next, and what to do; "" if none is known to."""
+    if isinstance(env, EnvElsewhere):
+        return env.facts.finding
     for layer in chain_of(env):
         for base in type(layer).__mro__:
             known = _KNOWN.get(base.__name__)
@@ -111,7 +146,13 @@ def stateful_wrapper(env: Any) -> str:
 
 def files_of(envs: Sequence[Any]) -> tuple[str, ...]:
     """Return where the wrappers of environments write files, for each wrapper that does."""
-    return tuple(place for env in envs for layer in chain_of(env) if (place := _place_of(layer)))
+    return tuple(place for env in envs for place in _places_of(env))
+
+
+def _places_of(env: Any) -> tuple[str, ...]:
+    if isinstance(env, EnvElsewhere):
+        return env.facts.files
+    return tuple(place for layer in chain_of(env) if (place := _place_of(layer)))
 
 
 def _place_of(layer: Any) -> str:

@@ -25,6 +25,8 @@ __all__ = [
     "common_resets",
     "given_resets",
     "streamed_resets",
+    "tasks_as_recorded",
+    "tasks_in_turn",
 ]
 
 Options: TypeAlias = Mapping[str, Any]
@@ -39,12 +41,16 @@ class Standing(NamedTuple):
         state: Where that one stands; None if none goes on.
         actions: Its actions so far; None where they are not known any more.
         agent: See `EnvFragment.agent`.
+        options: Those that the episode was reset with; None for none.
+        agent_is_replaced: Whether the agent was replaced since then: then it is reset, and the state is the old one's.
     """
 
     episode: int
     state: EpisodeState | None
     actions: Tree | None
     agent: bytes | None = None
+    options: dict[str, Any] | None = None
+    agent_is_replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,14 @@ class FragmentOrder:
         base_version: The agent version in which the environments began. Episode k of environment e has the seed of
             trajectory `e + k * n_envs` of that version.
         standings: By environment, where those stand that the worker is to take over; others are new.
+        restore_limit: Episodes with more timesteps are not restored.
     """
 
     n_timesteps: int
     n_envs: int
     base_version: int
     standings: Mapping[int, Standing] = field(default_factory=dict)
+    restore_limit: int = 100_000
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class Resets:
         fragments: What a call for fragments says; None for whole trajectories.
         tasks: What is set before resets, one for all trajectories of a task; None for nothing.
         n_of_task: How many consecutive trajectories have the same task.
+        version: The agent version, where tickets have another number for it (see `Ticket`); None where they have not.
+        first: The index of the call's first trajectory, which has the first of what is given for each.
     """
 
     seeds: tuple[int, ...] | None = None
@@ -83,6 +93,8 @@ class Resets:
     fragments: FragmentOrder | None = None
     tasks: tuple[Any, ...] | None = None
     n_of_task: int = 1
+    version: int | None = None
+    first: int = 0
 
     def seeds_of(self, derived: TrajectorySeeds, indices: Indices) -> list[int]:
         """Return the seeds of trajectories.
@@ -94,27 +106,35 @@ class Resets:
         """
         if self.fragments is not None:
             return TrajectorySeeds(derived.seed, self.fragments.base_version).of(indices)
+        if self.version is not None and self.version != derived.agent_version:
+            derived = TrajectorySeeds(derived.seed, self.version)
         if self.seeds is None:
             return derived.of(indices)
         if isinstance(indices, np.ndarray):
             indices = indices.tolist()
-        return [self.seeds[index] if index < len(self.seeds) else derived[index] for index in indices]
+        given = range(self.first, self.first + len(self.seeds))
+        return [self.seeds[index - self.first] if index in given else derived[index] for index in indices]
 
     def options_of(self, index: int) -> dict[str, Any] | None:
         """Return a copy of a trajectory's options, which its environment may change; None if it has none."""
         if isinstance(self.options, tuple):
-            return copy.deepcopy(self.options[index % len(self.options)])
+            return copy.deepcopy(self.options[(index - self.first) % len(self.options)])
         return copy.deepcopy(self.options)
 
     def task_index(self, index: int) -> int:
         """Return the number of a trajectory's task."""
         assert self.tasks is not None
-        return index // self.n_of_task % len(self.tasks)
+        return (index - self.first) // self.n_of_task % len(self.tasks)
 
     def task_of(self, index: int) -> Any:
         """Return a copy of a trajectory's task, which its environment may change."""
         assert self.tasks is not None
         return copy.deepcopy(self.tasks[self.task_index(index)])
+
+    @property
+    def says_only_version(self) -> bool:
+        """Whether it says which version the trajectories are of, and nothing of how they start."""
+        return self.version is not None and self.seeds is None and self.options is None
 
     @property
     def changes_resets(self) -> bool:
@@ -133,6 +153,15 @@ class Resets:
     def is_fixed(self) -> bool:
         """Whether a trajectory has something that no other one has."""
         return self.seeds is not None or isinstance(self.options, tuple) or self.tasks is not None
+
+    @property
+    def n_replaceable(self) -> int | None:
+        """How many consecutive trajectories have one task, of which others can take the places of those left out.
+
+        None if there are no tasks, or each trajectory has a seed or options of its own.
+        """
+        is_one_of_a_kind = self.seeds is not None or isinstance(self.options, tuple)
+        return None if self.tasks is None or is_one_of_a_kind else self.n_of_task
 
     @property
     def vector_arguments(self) -> dict[str, Any]:
@@ -191,16 +220,54 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any
     return n, None if checked is None and options is None else Resets(checked, options)
 
 
+def tasks_in_turn(tasks: Any, given: Resets | None) -> Resets | None:
+    """Return what a call says of its trajectories, of which each has the task after the one before, and so on again.
+
+    Args:
+        tasks: None, or a sequence of tasks.
+        given: What the call says besides.
+
+    Raises:
+        UsageError: They are no tasks.
+    """
+    return given if tasks is None else replace(given or Resets(), tasks=_checked_tasks(tasks))
+
+
+def tasks_as_recorded(tasks: Any, numbers: Mapping[int, int], given: Resets | None) -> Resets:
+    """Return what a call said whose trajectories had these tasks.
+
+    Args:
+        tasks: The call's tasks.
+        numbers: Of trajectories that were recorded, by index, which of the tasks each had.
+        given: What the call said besides.
+
+    Raises:
+        UsageError: They are no tasks, or none whose numbers come in such an order.
+    """
+    checked, resets = _checked_tasks(tasks), given or Resets()
+    for first in {0, min(numbers)}:
+        for n_of_task in range(1, max(numbers) + 2):
+            found = replace(resets, tasks=checked, n_of_task=n_of_task, first=first)
+            if all(found.task_index(index) == number for index, number in numbers.items()):
+                return found
+    raise UsageError(
+        f"tasks has {len(checked)} items, and the recorded trajectories had others: pass the tasks of their call, all "
+        "of them and in order"
+    )
+
+
 def streamed_resets(
-    first: int, n_trajectories: Any, seeds: Any, reset_options: Any
+    first: int, n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any = None
 ) -> tuple[int | None, Resets | None]:
     """Return what a stream was given: how many trajectories from index `first` on, and what is said of them.
 
     Args:
         first: The first index.
-        n_trajectories: How many; None for as many as there are, or without end.
+        n_trajectories: How many; None for as many as there are, or without end. With tasks, how many each of them has,
+            from index 0 on.
         seeds: None, or integers of at least 0, from index 0 on.
         reset_options: None, a dict, or a sequence with a dict or None for each index.
+        tasks: None, or a sequence of tasks.
 
     Returns:
         How many trajectories, None without end; and the seeds and the options.
@@ -208,6 +275,13 @@ def streamed_resets(
     Raises:
         UsageError: An argument cannot work, or they do not agree.
     """
+    if tasks is not None:
+        of_all, resets = given_resets(n_trajectories, seeds, reset_options, tasks)
+        if first >= of_all:
+            raise UsageError(
+                f"there is nothing for trajectory {first}: the tasks have {of_all} trajectories, from 0 on"
+            )
+        return of_all - first, resets
     n = None if n_trajectories is None else positive("n_trajectories", n_trajectories)
     is_list = isinstance(reset_options, Sequence) and not isinstance(reset_options, str | bytes)
     if seeds is None and not is_list:

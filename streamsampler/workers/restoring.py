@@ -2,95 +2,267 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import zlib
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsampler.data import trees
-from streamsampler.data.fragments import EpisodeState
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.trees import Array
+from streamsampler.errors import WorkerError
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.explain import summary_of
+from streamsampler.workers.resets import Resets, Standing
+from streamsampler.workers.tasks import reset_one
 from streamsampler.workers.vec.rows import singles_of
 
-__all__ = ["Digests", "NotRestoredError", "apply_actions"]
+__all__ = [
+    "AbandonedError",
+    "Compared",
+    "Digests",
+    "NotRestoredError",
+    "Said",
+    "apply_actions",
+    "compared_of",
+    "no_failure",
+    "say_again",
+]
 
-_BYTES_A_TIMESTEP = 2048
-"""Of larger observations only every so many are in a digest, so that it costs a few microseconds a timestep at most."""
+_LARGE_ROW = 512
+"""From so many bytes of a row on, a row's words are added up with weights first: crc32 takes 6.5 µs for an image of 28
+kB, and this a fifth of it. So each byte of each observation can be compared, whatever its size: an environment that
+differs may do so in few observations, or late."""
+
+
+class AbandonedError(Exception):
+    """The call ended while an episode was being restored.
+
+    Args:
+        ran: How many timesteps were run for that.
+    """
+
+    def __init__(self, ran: int) -> None:
+        super().__init__("the call ended meanwhile")
+        self.ran = ran
 
 
 class NotRestoredError(Exception):
-    """An episode came out differently when its actions were applied again."""
+    """An episode came out differently when its actions were applied again, or something raised.
+
+    Args:
+        why: What is wrong.
+        ran: How many timesteps were run for that.
+    """
+
+    def __init__(self, why: str, ran: int = 0) -> None:
+        super().__init__(why)
+        self.ran = ran
+
+
+@contextlib.contextmanager
+def no_failure(whose: str) -> Iterator[None]:
+    """Turn what user code raises in the block into a `NotRestoredError`, since not the call fails, but the episode.
+
+    A `WorkerError` is no such thing: it is about processes, or about other environments that are in them.
+
+    Args:
+        whose: Who raises, such as "its environment".
+    """
+    try:
+        yield
+    except (AbandonedError, NotRestoredError, WorkerError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise NotRestoredError(f"{whose} raised {summary_of(error)}") from error
+
+
+Digest: TypeAlias = Callable[[Any, int], int]
+"""Returns the digest of some rows and those before, of which it takes the digest: another one if a byte is."""
+
+
+class Compared(NamedTuple):
+    """The arrays that are compared after a loss, and what makes digests of their rows.
+
+    Attributes:
+        timesteps: Those of all timesteps that were recorded, (t, ...): the rewards, and the leaves of observations.
+        last: The leaves of last observations, (n, ...).
+    """
+
+    timesteps: list[tuple[Array, Digest]]
+    last: list[tuple[Array, Digest]]
+
+
+def compared_of(rollouts: Rollouts) -> Compared:
+    """Return the arrays of rollouts that are compared after a loss."""
+    leaves = [rollouts.rewards, *(leaf for _, leaf in trees.leaves(rollouts.observations))]
+    last = [leaf for _, leaf in trees.leaves(rollouts.last_observations)]
+    return Compared([(leaf, _digest_for(leaf)) for leaf in leaves], [(leaf, _digest_for(leaf)) for leaf in last])
 
 
 class Digests:
     """The digests of an episode's observations and rewards, which grow with it, in whatever pieces they come."""
 
     def __init__(self) -> None:
-        self._n = 0
         self._sums: list[int] = []
 
-    def add(self, rollouts: Rollouts, timesteps: slice) -> None:
-        """Take in the episode's next timesteps."""
-        rows = [leaf for _, leaf in trees.leaves(rollouts.observations)]
-        sums = self._sums or [0] * (len(rows) + 1)
-        self._sums = [
-            self._sum(leaf, timesteps, so_far) for leaf, so_far in zip([rollouts.rewards, *rows], sums, strict=True)
+    def add(self, compared: Compared, start: int, stop: int) -> None:
+        """Take in the episode's next timesteps.
+
+        Args:
+            compared: What `compared_of` returns.
+            start: The first of these timesteps among all that were recorded.
+            stop: The one after the last.
+        """
+        sums, leaves = self._sums or [0] * len(compared.timesteps), compared.timesteps
+        self._sums = [digest(leaf[start:stop], so_far) for (leaf, digest), so_far in zip(leaves, sums, strict=True)]
+
+    def values(self, compared: Compared, position: int) -> tuple[int, ...]:
+        """Return the digests so far, and of what the last action led to, from which the episode goes on.
+
+        Args:
+            compared: What `compared_of` returns.
+            position: The position of the episode among all that were recorded.
+        """
+        of_rewards, *sums = self._sums
+        rows = slice(position, position + 1)
+        return of_rewards, *[
+            digest(leaf[rows], so_far) for (leaf, digest), so_far in zip(compared.last, sums, strict=True)
         ]
-        self._n += timesteps.stop - timesteps.start
 
-    def _sum(self, leaf: Array, timesteps: slice, so_far: int) -> int:
-        apart = 1 + leaf[:1].nbytes // _BYTES_A_TIMESTEP
-        rows = leaf[timesteps.start + -self._n % apart : timesteps.stop : apart]
-        if rows.dtype.hasobject:
-            for row in rows:
-                so_far = zlib.crc32(repr(row).encode(), so_far)
-            return so_far
-        return zlib.crc32(np.ascontiguousarray(rows), so_far)  # type: ignore[arg-type]
 
-    def values(self) -> tuple[int, ...]:
-        """Return the digests so far."""
-        return tuple(self._sums)
+def _digest_for(leaf: Array) -> Digest:
+    if leaf.dtype.hasobject:
+        return _of_objects
+    if leaf.nbytes >= _LARGE_ROW * len(leaf) > 0:
+        return _of_large_rows
+    return zlib.crc32 if leaf.flags.c_contiguous else _of_scattered_rows
+
+
+def _of_objects(rows: Array, so_far: int) -> int:
+    for row in rows:
+        so_far = zlib.crc32(repr(row).encode(), so_far)
+    return so_far
+
+
+def _of_scattered_rows(rows: Array, so_far: int) -> int:
+    return zlib.crc32(np.ascontiguousarray(rows), so_far)  # type: ignore[arg-type]
+
+
+def _of_large_rows(rows: Array, so_far: int) -> int:
+    if not len(rows):
+        return so_far
+    as_bytes = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
+    n_words, n_left = divmod(as_bytes.shape[1], 8)
+    weights = _weights(n_words + 1)
+    # `einsum`, because it takes half the time of `@`, which is made for floats.
+    sums = np.einsum("ij,j->i", as_bytes[:, : 8 * n_words].view(np.uint64), weights[:-1])
+    if n_left:
+        left = np.zeros((len(rows), 8), np.uint8)
+        left[:, :n_left] = as_bytes[:, 8 * n_words :]
+        sums += left.view(np.uint64)[:, 0] * weights[-1]
+    return zlib.crc32(sums, so_far)
+
+
+@functools.cache
+def _weights(n: int) -> NDArray[np.uint64]:
+    """Return n odd numbers, the same in each process: multiplied by an odd number, a word that differs still does.
+
+    They are those of the generator SplitMix64, so that words which differ together hardly cancel out.
+    """
+    numbers = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    return (numbers ^ (numbers >> np.uint64(31))) | np.uint64(1)
+
+
+class Said(NamedTuple):
+    """What an environment returned from one timestep; from its reset there is no reward, and no end."""
+
+    observation: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Any
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode ended there."""
+        return bool(self.terminated or self.truncated)
+
+
+def say_again(env: Any, begun: tuple[Any, Any], actions: Iterable[Any]) -> Iterator[Said]:
+    """Apply actions until there are no more or the episode ends, and yield what the environment returns.
+
+    Args:
+        env: The environment, which was reset.
+        begun: What the reset returned.
+        actions: The actions; they are copied.
+
+    Yields:
+        What the reset returned, and then each timestep. The environment may overwrite an observation in the next one.
+    """
+    observation, info = begun
+    yield Said(observation, 0.0, False, False, info)
+    for action in actions:
+        said = Said(*env.step(copy.copy(action)))
+        yield said
+        if said.ended:
+            return
 
 
 def apply_actions(
-    env: Any, seed: int, actions: Any, state: EpisodeState, row: WorkerRow, spaces: Any
+    env: Any, seed: int, standing: Standing, row: WorkerRow, spaces: Any, version: int
 ) -> tuple[Any, Digests, int]:
     """Reset an environment, and apply an episode's actions.
 
     Args:
         env: The environment.
         seed: The episode's seed; the global generators are seeded with it already.
-        actions: Tree of (n, *A).
-        state: Where the episode stands.
+        standing: Where the episode stands, with its actions, (n, *A), and options.
         row: The worker's row of the board, where progress shows.
         spaces: Observation and action space.
+        version: The agent version in hand: where it may not run any more, nothing is restored.
 
     Returns:
         What the last action led to; the digests of what came before; and the number of timesteps.
 
     Raises:
-        NotRestoredError: What the environment says is not what it said before.
+        NotRestoredError: What the environment says is not what it said before; or it raised.
+        AbandonedError: The version may not run any more.
     """
-    recorder = RolloutRecorder(*spaces)
-    observation, info = env.reset(seed=seed)
-    recorder.begin(info)
-    row.set_phase(Phase.STEP)
-    for action in singles_of(spaces[1], actions):
-        recorder.record_observation(observation)
-        recorder.record_action(action)
-        observation, reward, terminated, truncated, _ = env.step(copy.copy(action))
-        recorder.record_reward(reward)
-        row.words[row.timesteps_word] = len(recorder.float_rewards)
-        if terminated or truncated:
-            break
+    recorder, state = RolloutRecorder(*spaces), standing.state
+    assert state is not None
+    applied = singles_of(spaces[1], standing.actions)
+    try:
+        with no_failure("its environment"):
+            begun = reset_one(env, Resets(options=standing.options), 0, seed)
+            for n, said in enumerate(say_again(env, begun, applied)):
+                if n == 0:
+                    recorder.begin(said.info)
+                    row.set_phase(Phase.STEP)
+                else:
+                    recorder.record_action(applied[n - 1])
+                    recorder.record_reward(said.reward)
+                    row.words[row.timesteps_word] = n
+                    if row.attention and not row.may_run(version):
+                        raise AbandonedError(n)
+                if n < len(applied) and not said.ended:
+                    recorder.record_observation(said.observation)
+                observation = said.observation
+            recorder.end(observation, False, False)
+            digests, compared = Digests(), compared_of(recorder.finish())
+    except NotRestoredError as error:
+        error.ran = len(recorder.float_rewards)
+        raise
     n = len(recorder.float_rewards)
-    recorder.end(observation, False, False)
-    digests = Digests()
-    digests.add(recorder.finish(), slice(0, n))
-    if n != state.length or digests.values() != state.digests:
-        raise NotRestoredError("the same actions did not lead to the same observations and rewards")
+    digests.add(compared, 0, n)
+    if n != state.length or digests.values(compared, 0) != state.digests:
+        raise NotRestoredError("the same actions did not lead to the same observations and rewards", n)
     return observation, digests, n

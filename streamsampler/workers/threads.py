@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -46,19 +45,19 @@ class _Kind(NamedTuple):
     """A library that is controlled by two functions in C.
 
     Attributes:
-        file: Matches the name of its file.
+        file: What the name of its file contains.
         functions: What the functions may be called, those that set the number and those that get it.
         variables: The environment variables by which users set it.
     """
 
-    file: re.Pattern[str]
+    file: str
     functions: tuple[tuple[str, str], ...]
     variables: tuple[str, ...]
 
 
 _KINDS = (
     _Kind(
-        re.compile("openblas"),
+        "openblas",
         tuple(
             (f"{prefix}openblas_set_num_threads{suffix}", f"{prefix}openblas_get_num_threads{suffix}")
             for prefix in ("scipy_", "")  # as in the wheels of NumPy and SciPy
@@ -67,7 +66,7 @@ _KINDS = (
         ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"),
     ),
     _Kind(
-        re.compile("mkl_rt"),
+        "mkl_rt",
         (("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),),
         ("MKL_NUM_THREADS", "OMP_NUM_THREADS"),
     ),
@@ -148,7 +147,7 @@ class ThreadLimit:
         if "torch" not in self._controls and hasattr(torch, "set_num_threads"):  # it may be half-way loaded
             yield "torch", _Control(torch.get_num_threads, torch.set_num_threads)
         for path in _loaded_files() if self._kinds else ():
-            kind = next((kind for kind in self._kinds if kind.file.search(path.name)), None)
+            kind = next((kind for kind in self._kinds if kind.file in path.name), None)
             if kind is not None and str(path) not in self._controls:
                 control = _control_of(path, kind)
                 if control is not None:
@@ -167,13 +166,14 @@ def _control_of(path: Path, kind: _Kind) -> _Control | None:
 
 
 def _loaded_files() -> list[Path]:
-    """Return the libraries that are loaded; where the system does not say, those that NumPy and SciPy contain."""
+    """Return those of `_KINDS` that are loaded; where the system does not say, what NumPy and SciPy contain."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return _files_in_wheels()
-    names = {line[line.index("/") :] for line in lines if ".so" in line and "/" in line}
-    return [Path(name) for name in sorted(names)]
+    # Of thousands of lines, which are read for each sampler, a few are about these.
+    lines = [line for line in lines if ".so" in line and any(kind.file in line for kind in _KINDS)]
+    return [Path(name) for name in sorted({line[line.index("/") :] for line in lines})]
 
 
 def _files_in_wheels() -> list[Path]:

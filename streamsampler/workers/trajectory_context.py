@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.agents.base import Agent
-from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.trees import Tree
 from streamsampler.environments.updates import AnyEnv
+from streamsampler.errors import UsageError
 
-__all__ = ["TrajectoryContext"]
+__all__ = ["InHand", "TrajectoryContext", "refuse_hidden_infos"]
+
+
+class InHand(Protocol):
+    """What records a trajectory."""
+
+    def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
+        """Return copies of its observations, actions and rewards, as far as it was recorded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,15 +29,15 @@ class TrajectoryContext:
     """Shows the trajectory in hand. Read it; of its attributes only `metrics` and `memory` are yours to change.
 
     Attributes:
-        env: The worker's environment.
-        agent: The worker's agent.
+        env: The environment that the trajectory runs in.
+        agent: The agent; with `VecWorker` it may choose the actions of other trajectories as well.
         index: The trajectory index.
         seed: The trajectory's seed.
         agent_version: The agent version.
-        recorder: Where the worker records the trajectory.
+        recorder: What records the trajectory.
         reset: Resets the environment with a seed, `reset(seed=…)`, and with the trajectory's reset options if the call
             was given any. Returns what the environment returns.
-        reset_agent: The agent's `reset`, which takes a seed; None if it has none.
+        reset_agent: The agent's `reset`, which takes a seed; None if it has none, or acts for several trajectories.
         reset_info: What the environment's reset returned as info.
         observation: The observation that comes next: the first one, or what the last step led to.
         action: The last action; None before the first.
@@ -49,7 +56,7 @@ class TrajectoryContext:
     index: int
     seed: int
     agent_version: int
-    recorder: RolloutRecorder
+    recorder: InHand
     reset: Callable[..., Any]
     reset_agent: Callable[[int], None] | None
     reset_info: dict[str, Any] = field(default_factory=dict)
@@ -78,3 +85,16 @@ class TrajectoryContext:
     def rewards(self) -> NDArray[np.float64]:
         """Copies of the rewards so far, (timestep,) float64."""
         return self.recorder.copies_in_hand()[2]
+
+
+def refuse_hidden_infos(context: TrajectoryContext) -> None:
+    """Check that no metric has the name of an info of the environment's reset.
+
+    Raises:
+        UsageError: One has.
+    """
+    if twice := sorted(context.metrics.keys() & context.reset_info.keys()):
+        raise UsageError(
+            f"the metrics {', '.join(twice)} have names that infos of the environment's reset have: both come back "
+            "in batch.episode_infos. Give them other names"
+        )

@@ -28,6 +28,18 @@ def test_of_tensors_they_are_tensors(dtype):
     assert values[rows].shape == (4,)
 
 
+def test_tensors_of_integers_cut_nothing_off():
+    batch = batch_with([3, 2], [True, False], np.array([0.5, 1.0, 2.5, 0.25, 3.0]))
+    values, last_values = torch.tensor([1, 2, 0, 3, 1]), torch.tensor([0, 2])
+    arrays = values.numpy().astype(float), last_values.numpy().astype(float)
+    for found, expected in (
+        (batch.advantages(values, last_values), batch.advantages(*arrays)),
+        (batch.returns_to_go(0.9, last_values), batch.returns_to_go(0.9, arrays[1])),
+    ):
+        assert found.dtype == torch.float64
+        assert found.tolist() == expected.tolist()
+
+
 def test_advantages_are_those_of_stable_baselines3():
     buffers = pytest.importorskip("stable_baselines3.common.buffers")
     generator = np.random.default_rng(0)

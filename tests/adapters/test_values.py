@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 import gymnasium  # noqa: E402
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker  # noqa: E402
+from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker  # noqa: E402
 from streamsampler.adapters.torch import TorchAgent  # noqa: E402
-from streamsampler.errors import DataError  # noqa: E402
+from streamsampler.errors import DataError, RolloutError  # noqa: E402
 from streamsampler.filters import RunningNorm  # noqa: E402
 
 pytestmark = pytest.mark.extras
@@ -77,3 +77,21 @@ def test_agents_without_values():
         batch.advantages()
     with pytest.raises(DataError, match="did not terminate, and the agent gave no value"):
         _ = batch.last_values
+
+
+class TwoValues(ActorCritic):
+    def forward(self, observations):
+        value = self.critic(observations)
+        return {"logits": self.actor(observations), "value": torch.cat([value, value], 1)}
+
+
+@pytest.mark.parametrize("worker_class", [DefaultWorker, VecWorker])
+def test_two_values_for_an_observation_are_refused(worker_class):
+    two = TorchAgent(TwoValues(), gymnasium.make("CartPole-v1").action_space)
+    with (
+        LocalSampler(two, "CartPole-v1", seed=1, max_episode_length=5, worker_class=worker_class) as sampler,
+        pytest.raises(
+            RolloutError, match=r"'value' should be one number for each observation, and is \(1, 2\) for one"
+        ),
+    ):
+        sampler.obtain_samples(20)

@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import os
+import pickle
 import signal
 import statistics
 import subprocess
@@ -319,6 +320,10 @@ def test_what_ppo_needed_is_the_median_over_seeds(tmp_path):
     row = results.summary(runs, {"E-v1": 40}).splitlines()[-1]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == ["E-v1 ≥ 40, ours", "2 of 3", "3,000", "4.0", "5.0", "2.0", "3.0", "1000.0", "1.00"]
+    assert results.finals(runs) == ""
+    ended = [{**run, "final": final, "cpu": 3.0} for run, final in zip(runs, (10.0, 20.0, 60.0), strict=True)]
+    cells = [cell.strip() for cell in results.finals(ended).splitlines()[-1].strip("|").split("|")]
+    assert cells == ["E-v1, ours", "3", "30", "10", "60", "5", "3"]
     results.save(tmp_path / "new" / "ppo.json", {"cpu": "a"}, {"E-v1": 40}, runs)
     kept = json.loads((tmp_path / "new" / "ppo.json").read_text())
     assert kept == {"machine": {"cpu": "a"}, "targets": {"E-v1": 40}, "runs": runs}
@@ -357,6 +362,9 @@ def test_every_question_names_workloads_and_contenders_that_exist():
         "streams",
         "stragglers",
         "order",
+        "fragments",
+        "filters",
+        "inference",
         "ray",
     ):
         question = module(f"questions.{name}").QUESTION
@@ -365,12 +373,12 @@ def test_every_question_names_workloads_and_contenders_that_exist():
             names = [contender.name for contender in (*question.contenders, *question.extra.get(workload, ()))]
             assert workload in workloads
             assert len(set(names)) == len(names)
-            assert "bare" in names
+            assert question.limit in names
             goals = [goal for goal in question.goals if goal.workload == workload]
             assert all({goal.contender, goal.of} <= set(names) for goal in goals)
 
 
-@pytest.mark.parametrize("name", ["cheap_20", "short", "pixels", "on_policy_varied", "stragglers"])
+@pytest.mark.parametrize("name", ["cheap_20", "still", "short", "pixels", "on_policy_varied", "stragglers"])
 def test_environments_are_sound_and_agents_agree_with_themselves(name):
     workload = module("problems.workloads").WORKLOADS[name]
     env, agent = workload.make_env(), workload.make_agent()
@@ -391,6 +399,26 @@ def test_environments_are_sound_and_agents_agree_with_themselves(name):
     assert np.allclose(batched, [action for _, action in seen])
 
 
+def test_the_convolutional_network_chooses_the_same_actions_one_by_one():
+    pytest.importorskip("torch")
+    workload = module("problems.workloads").WORKLOADS["inference_cnn"]
+    env, agent = workload.make_env(), pickle.loads(pickle.dumps(workload.make_agent()))
+    observations = [env.reset(seed=seed)[0] for seed in range(8)]
+    actions, _ = agent.get_actions(np.stack(observations))
+    assert actions.shape == (8,)
+    assert all(env.action_space.contains(action) for action in actions)
+    assert [agent.get_action(observation)[0] for observation in observations] == actions.tolist()
+
+
+def test_an_agent_in_the_parent_is_asked_for_all_environments():
+    ours = module("contenders.ours")
+    assert ours.worker_options({"vec": 16, "inference": "parent"}) == {
+        "inference": "parent",
+        "worker_args": {"n_envs": 16},
+    }
+    assert ours.worker_options({"vec": 8})["worker_class"].__name__ == "VecWorker"
+
+
 def stopped_or_about_to_be(pid):
     """A process that is told to stop while it runs goes on for an instant, with the signal pending."""
     for _ in range(2):  # in between it may have taken the signal, and not be stopped yet
@@ -402,6 +430,7 @@ def stopped_or_about_to_be(pid):
     return False
 
 
+@pytest.mark.slow
 def test_a_contender_freezes_measures_and_leaves_nothing_behind():
     running_module, processes = module("harness.running"), module("harness.processes")
     running = running_module.Running(running_module.Contender("bare", "bare"), "short")

@@ -17,14 +17,20 @@ pytestmark = pytest.mark.extras
 @pytest.fixture
 def modules():
     """The benchmark's modules, which need torch."""
-    from benchmarks.ppo import collectors as ppo_collectors
-    from benchmarks.ppo import learner as ppo_learner
+    from benchmarks.ppo import collectors, tasks
 
-    return ppo_learner, ppo_collectors
+    return tasks, collectors
 
 
 def test_it_learns_and_writes_its_results(tmp_path):
-    arguments = ["--contenders", "streamsampler,gymnasium_sync,sb3", "--env", "CartPole-v1", "--seeds", "1"]
+    arguments = [
+        "--contenders",
+        "example,gymnasium_sync,sb3",
+        "--env",
+        "CartPole-v1",
+        "--seeds",
+        "1",
+    ]
     arguments += ["--timesteps", "12000", "--out", str(tmp_path / "ppo.json")]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "ppo", *arguments],
@@ -36,72 +42,73 @@ def test_it_learns_and_writes_its_results(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "ppo.json").read_text())["runs"]
-    assert [run["contender"] for run in runs] == ["streamsampler", "gymnasium_sync", "sb3"]
+    assert [run["contender"] for run in runs] == ["example", "gymnasium_sync", "sb3"]
     for run in runs:
         first, last = run["curve"][0], run["curve"][-1]
         assert first["mean_return"] < 40
         assert last["mean_return"] > 2 * first["mean_return"], run["contender"]
         assert last["timesteps"] >= 12_000
-        assert run["learning"] < run["seconds"]
+        assert 0 < run["learning"] < run["seconds"]
+        assert run["learning"] < run["cpu"]
+        assert run["final"] > first["mean_return"]
         assert run["contender"] in done.stdout
 
 
-def test_an_unknown_contender_is_refused():
+@pytest.mark.parametrize(
+    "arguments", [("--contenders", "sb4"), ("--contenders", "gymnasium_sync", "--env", "HalfCheetah-v5")]
+)
+def test_an_unknown_contender_is_refused(arguments):
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "ppo", "--contenders", "sb4"],
+        [sys.executable, "-m", "benchmarks", "ppo", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 2
-    assert "no contender sb4" in done.stderr
-
-
-def discounted(data, values, gamma):
-    """The return from each timestep on; behind a segment that did not end, the value of what follows."""
-    returns = []
-    start = 0
-    for segment, length in enumerate(data.lengths):
-        rewards = data.rewards[start : start + length]
-        rest = 0.0 if data.terminated[segment] else values[segment]
-        for t in range(length):
-            left = rewards[t:]
-            returns.append(float(left @ gamma ** np.arange(len(left)) + gamma ** len(left) * rest))
-        start += length
-    return returns
+    assert f"no contender {arguments[1]}" in done.stderr
+    assert "example" in done.stderr
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-@pytest.mark.parametrize("source", ["streamsampler", "vector"])
+@pytest.mark.parametrize("source", ["fragments", "trajectories", "in_numpy", "vector"])
 def test_segments_are_what_the_environment_said(modules, env_id, source):
-    """Replayed from its observations and actions; and advantages with lambda 1 are returns less values."""
-    import dataclasses
-
+    """Replayed from its observations and actions; log-probabilities and values are the policy's."""
     import gymnasium
     import torch
 
-    ppo_learner, collectors = modules
-    task = dataclasses.replace(ppo_learner.TASKS[env_id], batch=1600, gae_lambda=1.0)
+    from streamsampler.examples.ppo import ActorCritic
+
+    tasks, collectors = modules
     env = gymnasium.make(env_id)
-    learner = ppo_learner.Learner(task, env.observation_space, env.action_space, seed=1)
-    if source == "vector":
-        batches = collectors.from_vector_env(task, learner, 1, "sync")
-    else:
-        batches = collectors.from_streamsampler(task, learner, 1, 1)
-    data, again = next(batches), next(batches)
-    batches.close()
-    for batch in (data, again):
-        assert batch.lengths.sum() == len(batch.rewards) == len(batch.observations) == len(batch.actions)
-        assert len(batch.lengths) == len(batch.terminated) == len(batch.last_observations)
+    policy = ActorCritic(env.observation_space, env.action_space)
+    collect = {
+        "fragments": lambda task: collectors.fragments(task, policy, 1, 1),
+        "trajectories": lambda task: collectors.trajectories(task, policy, 1, 1),
+        "in_numpy": lambda task: collectors.trajectories(task, policy, 1, 1, in_numpy=True),
+        "vector": lambda task: collectors.vector_env(task, policy, 1, "sync"),
+    }[source]
+    with collect(tasks.TASKS[env_id]) as obtain:
+        batches = [obtain(230, 8, policy) for _ in range(2)]
+    parts = [len(np.unique(batch.env_numbers)) for batch in batches]
+    assert parts == ([8, 8] if source in ("fragments", "vector") else [1, 1])
+    for batch in batches:
+        assert batch.n_timesteps == 1840 if 8 in parts else batch.n_timesteps >= 1840
+        drawn = torch.as_tensor(batch.agent_infos.get("raw_action", batch.actions))
         with torch.no_grad():
-            log_probs = learner.actor.log_prob(torch.from_numpy(batch.observations), torch.from_numpy(batch.actions))
-            values = learner.critic(torch.from_numpy(batch.observations))[:, 0].numpy()
-            following = learner.critic(torch.from_numpy(batch.last_observations))[:, 0].numpy()
-        np.testing.assert_allclose(batch.log_probs, log_probs.numpy(), atol=1e-4)
-        advantages = learner._advantages(batch, values, np.where(batch.terminated, 0.0, following))
-        np.testing.assert_allclose(advantages + values, discounted(batch, following, task.gamma), rtol=1e-4, atol=1e-3)
+            log_probs = policy.log_prob(torch.as_tensor(batch.observations), drawn)
+            values = policy.critic(torch.as_tensor(batch.observations))[:, 0].numpy()
+            last = policy.critic(torch.as_tensor(batch.last_observations))[:, 0].numpy()
+        np.testing.assert_allclose(batch.agent_infos["log_prob"], log_probs.numpy(), atol=1e-4)
+        np.testing.assert_allclose(batch.values, values, atol=1e-4)
+        np.testing.assert_allclose(batch.last_values, np.where(batch.terminated, 0.0, last), atol=1e-4)
         replay(env.unwrapped, batch)
+    if 8 in parts:  # the second goes on where the first was cut
+        first, second = batches
+        assert first.cut.sum() == second.continued.sum() > 0
+        np.testing.assert_array_equal(
+            first.last_observations[first.cut], second.observations[second.starts[second.continued]]
+        )
 
 
 def replay(env, batch):

@@ -32,7 +32,8 @@ def calls_for_a_report(n_workers: int, rows: int) -> float:
     return n_calls / n_reports
 
 
-@pytest.mark.parametrize("rows", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 8])
 def test_a_report_costs_the_same_with_any_number_of_workers(rows):
     few, many = calls_for_a_report(8, rows), calls_for_a_report(64, rows)
     assert many < 1.1 * few, "a larger batch is copied early; nothing else may differ"

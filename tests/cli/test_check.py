@@ -49,8 +49,10 @@ def test_ctrl_c_prints_what_was_found(home):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("Scripted-v1",), "Did you mean 'Scripted-v0'"),
-        (("Scripted-v0", "--agent", "scripted:nothing"), "has no attribute 'nothing'"),
+        pytest.param(("Scripted-v1",), "Did you mean 'Scripted-v0'", marks=pytest.mark.slow),
+        pytest.param(
+            ("Scripted-v0", "--agent", "scripted:nothing"), "has no attribute 'nothing'", marks=pytest.mark.slow
+        ),
         (("Scripted-v0", "--time-limit", "0"), "--time-limit"),
         (("Scripted-v0", "--vec-normalize", "x.pkl"), "--vec-normalize is for a model"),
     ],

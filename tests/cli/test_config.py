@@ -26,6 +26,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "run.toml"
 
 
+@pytest.mark.slow
 def test_a_file_holds_options_and_what_is_typed_wins(home: Path) -> None:
     lines = (
         'env-id = "scripted:Scripted-v0"', 'agent = "scripted:always_two"', "num_trajectories = 6", "seed = 5",
@@ -44,6 +45,7 @@ def test_a_file_holds_options_and_what_is_typed_wins(home: Path) -> None:
     assert found.settings["env_kwargs"] == {"endless_from": 50}
 
 
+@pytest.mark.slow
 def test_what_is_printed_can_be_read_again(home: Path) -> None:
     """On a terminal and redirected."""
     arguments = ("scripted:Scripted-v0", "--num-samples", "1e2", "--seed", 3, "--workers", 0, "--out", "one", "--quiet")

@@ -55,7 +55,8 @@ def test_the_command_runs_nothing_from_the_current_directory(hostile: Path, meth
     assert_only_the_users(hostile, result)
 
 
-@pytest.mark.parametrize("method", [pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_what_is_named_is_found_there_and_nothing_else_runs(hostile: Path, method: str) -> None:
     named = ("scripted:Scripted-v0", "--agent", "scripted:always_two", "--start-method", method)
     assert_only_the_users(hostile, run(hostile, hostile / "bin" / "streamsampler", *SAMPLE, *named))

@@ -80,6 +80,7 @@ def test_redirected_json_is_what_the_file_gets(home: Path) -> None:
     assert comparison["random"].seeds == (3, *range(10, 31))
 
 
+@pytest.mark.slow
 def test_a_comparison_on_a_terminal_stops_when_it_is_decided(home: Path) -> None:
     terminal = Terminal(
         "compare",
@@ -319,6 +320,7 @@ def test_help_shows_examples(name: str) -> None:
         assert words in text
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_environment_ends_the_command(home: Path) -> None:
     result = run("evaluate", *SCRIPTED, "--num-trajectories", 9, "--env-kwarg", "fail_at=3", "--workers", 1, cwd=home)
     assert (result.returncode, result.stdout) == (1, "")

@@ -123,7 +123,7 @@ def test_a_process_that_grows_is_replaced(weary: Path) -> None:
     assert re.search(r"^restarts +[01], 1 had too much memory$", result.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("quota", "n_losses"), [(0, 1), (2, 3)])
+@pytest.mark.parametrize(("quota", "n_losses"), [(0, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_one_loss_too_many_ends_the_command_with_all_of_them(weary: Path, quota: int, n_losses: int) -> None:
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=null")
     result = invoke(*arguments, "--start-method", "fork", "--max-restarts", quota)
@@ -146,6 +146,7 @@ def test_no_quota_is_none(weary: Path) -> None:
     assert facts["restarts"] == 15
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing(weary: Path) -> None:
     arguments = (*WEARY, "--env-kwarg", f"folder={weary / 'faults'}", "--start-method", "fork")
     result = invoke(*arguments, "--quiet")
@@ -153,6 +154,7 @@ def test_quiet_says_nothing(weary: Path) -> None:
     assert "restarts      1" in result.stdout
 
 
+@pytest.mark.slow
 def test_warnings_do_not_tear_the_bar(weary: Path) -> None:
     arguments = ("--env-kwarg", f"folder={weary / 'faults'}", "--env-kwarg", "times=3", "--env-kwarg", "kind=exit")
     terminal = Terminal(*WEARY, *arguments, "--start-method", "fork", cwd=weary, columns=300)
@@ -195,6 +197,7 @@ def test_what_raises_is_left_out_and_told(brittle: Path) -> None:
     assert [error["trajectory"] for error in facts["dropped"]["errors"]] == missing[:5]
 
 
+@pytest.mark.slow
 def test_where_all_fails_the_command_does(brittle: Path) -> None:
     result = invoke(*BRITTLE, "--env-kwarg", "chatty=False", "--num-trajectories", 50)
     assert result.exit_code == 1
@@ -295,6 +298,7 @@ gymnasium.register("Doubtful-v0", Doubtful)
 """
 
 
+@pytest.mark.slow
 def test_data_that_may_be_wrong_are_told(home: Path, users_modules: None) -> None:
     (home / "faulty.py").write_text(DOUBTFUL)
     arguments = ("sample", "Doubtful-v0", "--import", "faulty", "--num-trajectories", 3, "--start-method", "fork")

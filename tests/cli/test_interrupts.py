@@ -46,6 +46,7 @@ def test_the_finished_prefix_is_kept(
     assert kept == streamsampler.load(home / "out.npz")[: len(kept)]
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_group_is_one_to_the_command(home: Path, announcements: Announcements) -> None:
     process = start(*SCRIPTED, "--num-trajectories", 40, *endless(announcements, 5), cwd=home)
     announcements.wait()
@@ -55,6 +56,7 @@ def test_a_signal_to_the_whole_group_is_one_to_the_command(home: Path, announcem
     assert len(streamsampler.load(home / "out.npz")) >= 1
 
 
+@pytest.mark.slow
 def test_pressing_ctrl_c_twice_loses_nothing(home: Path, announcements: Announcements) -> None:
     terminal = Terminal(*SCRIPTED, "--num-trajectories", 40, *endless(announcements, 5), cwd=home)
     announcements.wait()
@@ -65,6 +67,7 @@ def test_pressing_ctrl_c_twice_loses_nothing(home: Path, announcements: Announce
     assert len(streamsampler.load(home / "out.npz")) >= 1
 
 
+@pytest.mark.slow
 def test_nothing_is_written_where_nothing_is_finished(home: Path, announcements: Announcements) -> None:
     process = start(*SCRIPTED, "--num-samples", 10**9, *endless(announcements, 1), cwd=home)
     announcements.wait()
@@ -76,6 +79,7 @@ def test_nothing_is_written_where_nothing_is_finished(home: Path, announcements:
     assert not (home / "out.npz").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_the_sampling(home: Path, announcements: Announcements) -> None:
     (home / "hanging.py").write_text(
         f"import signal\nwith open({str(announcements.path)!r}, 'w') as fifo:\n    fifo.write('here')\nsignal.pause()\n"

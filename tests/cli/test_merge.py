@@ -45,7 +45,9 @@ COMPARED = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", 
         (TO_FILE, ".npz", "trajectories  23\n"),
         pytest.param(TO_FOLDER, "", "(8 shards)\n", marks=pytest.mark.slow),
         (EVALUATED, ".json", "RandomAgent in CartPole-v1: 23 trajectories\n"),
-        (COMPARED, ".json", "random, random #2 in CartPole-v1, on the same seeds\n"),
+        pytest.param(
+            COMPARED, ".json", "random, random #2 in CartPole-v1, on the same seeds\n", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_parts_are_merged_to_what_one_run_writes(

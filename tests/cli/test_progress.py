@@ -30,9 +30,10 @@ def positions(text: str) -> list[str]:
     return list(dict.fromkeys(re.findall(r"([\d,]+)(?:/[\d,]+)? timesteps", text)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("amount", "number"),
-    [("--num-samples", 10**8), pytest.param("--num-trajectories", 100, marks=pytest.mark.slow)],
+    [("--num-samples", 10**8), ("--num-trajectories", 100)],
 )
 def test_the_bar_moves_while_a_single_trajectory_is_running(home: Path, amount: str, number: int) -> None:
     terminal = Terminal(*ENDLESS, amount, number, cwd=home)

@@ -60,6 +60,7 @@ def test_a_file_of_the_command_says_all_that_is_needed(cartpole: Path) -> None:
         assert "the same as recorded, bit for bit" in result.stdout
 
 
+@pytest.mark.slow
 def test_redirected_and_on_a_terminal(home: Path) -> None:
     sampled = ("scripted:Scripted-v0", "--agent", "scripted:always_two", "--env-kwarg", "chatty=true")
     assert run("sample", *sampled, "--num-trajectories", 9, "--seed", 5, "--out", "a", cwd=home).returncode == 0

@@ -49,6 +49,7 @@ def test_a_whole_run_writes_what_the_library_samples(home: Path) -> None:
     assert result.stderr.startswith(f"{len(batch)} trajectories, {batch.n_timesteps:,} timesteps in ")
 
 
+@pytest.mark.slow
 def test_json_is_all_there_is_on_stdout_even_if_environments_print(home: Path) -> None:
     (home / "scripted.py").write_text(f"print('hello from scripted')\n{MODULE}")
     arguments = ("--env-kwarg", "chatty=true", "--num-trajectories", 5, "--json", "--out", "out.npz")
@@ -82,6 +83,7 @@ def test_json_is_all_there_is_on_stdout_even_if_environments_print(home: Path) -
         assert set(summary[name]) == {"trajectories", "timesteps"}
 
 
+@pytest.mark.slow
 def test_the_file_tells_where_it_comes_from(home: Path) -> None:
     arguments = ("--env-kwarg", "fail_at=(1, 2)", "--agent", "scripted:always_two", "--num-samples", 9)
     assert run(*SCRIPTED, *arguments, "--out", "o.npz", cwd=home).returncode == 0
@@ -113,6 +115,7 @@ def test_the_seed_that_is_told_repeats_the_run(home: Path) -> None:
     assert streamsampler.load(home / "first.npz") == streamsampler.load(home / "second.npz")
 
 
+@pytest.mark.slow
 def test_an_agent_and_an_environment_from_the_current_directory(home: Path) -> None:
     result = run(
         "sample", "Scripted-v0", "--import", "scripted", "--agent", "scripted:Repeating",
@@ -126,6 +129,7 @@ def test_an_agent_and_an_environment_from_the_current_directory(home: Path) -> N
     assert "scripted:Repeating" in result.stdout
 
 
+@pytest.mark.slow
 def test_quiet_leaves_stderr_empty(home: Path) -> None:
     result = run("sample", "CartPole-v0", "--num-trajectories", 1, "--workers", 1, "--quiet", cwd=home)
     assert result.stderr == ""  # not even Gymnasium's warning that there is a newer version
@@ -148,6 +152,7 @@ def test_an_exception_in_a_worker_is_shown_from_the_users_code_on(home: Path) ->
     assert f"{os.sep}streamsampler{os.sep}" not in result.stderr
 
 
+@pytest.mark.slow
 def test_what_was_sampled_survives_an_environment_that_fails_to_close(home: Path) -> None:
     arguments = ("--env-kwarg", "fail_in_close=True", "--num-trajectories", 2, "--out", "out.npz")
     result = run(*SCRIPTED, *arguments, cwd=home)
@@ -157,6 +162,7 @@ def test_what_was_sampled_survives_an_environment_that_fails_to_close(home: Path
     assert len(streamsampler.load(home / "out.npz")) == 2
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(home: Path) -> None:
     process = start(*SCRIPTED, "--num-trajectories", 1, "--out", "out.npz", cwd=home)
     assert process.stdout is not None
@@ -168,6 +174,7 @@ def test_a_reader_that_leaves_early_is_no_error(home: Path) -> None:
     assert len(streamsampler.load(home / "out.npz")) == 1
 
 
+@pytest.mark.slow
 def test_it_runs_without_standard_streams(home: Path) -> None:
     script = f'exec "{sys.executable}" -m streamsampler sample CartPole-v1 --num-samples 9 --out o >&- 2>&- <&-'
     assert os.waitstatus_to_exitcode(os.system(f"cd '{home}' && {script}")) == 0
@@ -222,3 +229,42 @@ def test_timers_are_printed_where_they_are_asked_for(home: Path) -> None:
     assert "physics" not in plain.stdout
     timers = json.loads(summary.stdout)["timers"]
     assert timers["ms/step"] >= timers["ms/step/physics"] > 0
+
+
+TASKED = """
+
+class Tasked(Scripted):
+    task = None
+
+    def set_task(self, task):
+        self.task = task
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(self.task), *rest
+
+
+gym.register("Tasked-v0", Tasked)
+"""
+
+
+@pytest.mark.slow
+def test_tasks_come_from_a_file_and_are_replayed_from_what_was_written(home: Path) -> None:
+    (home / "scripted.py").write_text(MODULE + TASKED)
+    (home / "tasks.json").write_text("[2, 5.5, -1]")
+    given = ("sample", "scripted:Tasked-v0", "--seed", 3, "--workers", 0, "--tasks", "tasks.json")
+    of_each = run(*given, "--num-trajectories", 4, "--out", "each.npz", cwd=home)
+    assert of_each.returncode == 0, of_each.stderr
+    batch = streamsampler.load(home / "each.npz")
+    assert batch.rewards[batch.starts].tolist() == [2.0] * 4 + [5.5] * 4 + [-1.0] * 4
+    assert batch.episode_infos["task_index"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert run(*given, "--num-samples", 30, "--out", "turns.npz", cwd=home).returncode == 0
+    in_turn = streamsampler.load(home / "turns.npz")
+    assert in_turn.rewards[in_turn.starts].tolist() == ([2.0, 5.5, -1.0] * len(in_turn))[: len(in_turn)]
+    for name, index in (("each.npz", 7), ("turns.npz", 1)):
+        replayed = run("replay", name, "--index", index, "--import", "scripted", cwd=home)
+        assert replayed.returncode == 0, replayed.stderr
+        assert "the same as recorded" in replayed.stdout
+    part = run(*given, "--num-trajectories", 4, "--part", "2/2", "--out", "part.npz", "--json", cwd=home)
+    assert part.returncode == 0, part.stderr
+    assert streamsampler.load(home / "part.npz").indices.tolist() == list(range(6, 12))

@@ -97,6 +97,7 @@ def test_a_folder_holds_what_a_file_holds(whole: Path, tmp_path: Path) -> None:
     assert storage.read(whole / "shard-000002.npz")[1]["provenance"]["environment"] == "CartPole-v1"
 
 
+@pytest.mark.slow
 def test_trajectories_for_each_worker(tmp_path: Path) -> None:
     arguments = ("sample", "CartPole-v1", "--shard-size", 200, "--seed", 3, "--workers", 2, "--start-method", "fork")
     result = invoke(*arguments, "--trajectories-per-worker", 15, "--out", tmp_path / "out", "--json")
@@ -255,6 +256,7 @@ def test_ctrl_c_keeps_what_is_complete_and_says_how_to_go_on(
     assert shown == sorted(shown)
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_the_sampling_adds_nothing(home: Path, announcements: Announcements) -> None:
     endless = ("--env-kwarg", "endless_from=1", "--env-kwarg", f"announce={announcements.path}")
     process = start(*SCRIPTED, "--num-samples", 40, *endless, "--out", "out", "--json", cwd=home)
@@ -268,6 +270,7 @@ def test_an_interrupt_before_the_sampling_adds_nothing(home: Path, announcements
     assert os.listdir(home / "out") == ["manifest.json"]
 
 
+@pytest.mark.slow
 def test_what_fails_says_how_to_go_on(home: Path) -> None:
     result = run(*SCRIPTED, "--env-kwarg", "fail_at=14", "--num-trajectories", 40, "--out", "out", cwd=home)
     assert result.returncode == 1
@@ -333,13 +336,21 @@ def test_two_commands_do_not_write_at_once(whole: Path) -> None:
     ("change", "words"),
     [
         (("--seed", 4), "seed is 3 there, and 4 here"),
-        (("--num-samples", 2001), "wanted is {'timesteps': 2000} there, and {'timesteps': 2001} here"),
-        (("--shard-size", 301), "shard_size is 300 there, and 301 here"),
-        (("--max-episode-length", 9), "max_episode_length is None there, and 9 here"),
+        pytest.param(
+            ("--num-samples", 2001),
+            "wanted is {'timesteps': 2000} there, and {'timesteps': 2001} here",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("--shard-size", 301), "shard_size is 300 there, and 301 here", marks=pytest.mark.slow),
+        pytest.param(
+            ("--max-episode-length", 9), "max_episode_length is None there, and 9 here", marks=pytest.mark.slow
+        ),
         (("--env-kwarg", "sutton_barto_reward=true"), "env_kwargs is {} there, and {'sutton_barto_reward': True} here"),
-        (("--agent", "agents:zero"), "agent is 'random' there, and 'agents:zero' here"),
-        (("--worker-threads", 2), "worker_threads is 1 there, and 2 here"),
-        (("--worker-threads", "none"), "worker_threads is 1 there, and None here"),
+        pytest.param(
+            ("--agent", "agents:zero"), "agent is 'random' there, and 'agents:zero' here", marks=pytest.mark.slow
+        ),
+        pytest.param(("--worker-threads", 2), "worker_threads is 1 there, and 2 here", marks=pytest.mark.slow),
+        pytest.param(("--worker-threads", "none"), "worker_threads is 1 there, and None here", marks=pytest.mark.slow),
     ],
 )
 def test_going_on_with_something_else_is_refused(

@@ -27,8 +27,10 @@ def run(*arguments: object, cwd: Path, **streams: IO[str]) -> subprocess.Complet
     "arguments",
     [
         ("--help",),
-        *(pytest.param(more, marks=pytest.mark.slow) for more in (("--version",), ("sample", "--help"))),
-        (*SAMPLE, "--quiet"),
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in (("--version",), ("sample", "--help"), (*SAMPLE, "--quiet"))
+        ),
     ],
     ids=str,
 )
@@ -46,6 +48,7 @@ def test_what_was_sampled_is_where_the_error_says(tmp_path: Path) -> None:
     assert len(streamsampler.load(tmp_path / "a.npz")) == 1
 
 
+@pytest.mark.slow
 def test_standard_error_that_is_full_loses_no_result(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         result = run(*SAMPLE, cwd=tmp_path, stderr=full)
@@ -60,11 +63,12 @@ gymnasium.logger.warn("beware of the dog")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environ", "drawn", "coloured"),
     [
-        pytest.param({}, True, True, marks=pytest.mark.slow),
-        pytest.param({"NO_COLOR": "1"}, True, False, marks=pytest.mark.slow),
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
         ({"TERM": "dumb"}, False, False),
     ],
 )

@@ -282,3 +282,30 @@ def test_the_engine_of_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     result = sample("--num-samples", 5, "--engine", "ray")
     assert result.exit_code == 1
     assert "--engine ray: RaySampler needs Ray: pip install 'streamsampler[ray]'" in result.stderr
+
+
+@pytest.mark.usefixtures("no_workers")
+@pytest.mark.parametrize(
+    ("file", "arguments", "words"),
+    [
+        ("tasks.json", ["--trajectories-per-worker", 2], "--tasks needs --num-trajectories"),
+        (
+            "tasks.json",
+            ["--num-samples", 9, "--out", "x", "--shard-size", 5],
+            "--tasks cannot be used with --shard-size",
+        ),
+        ("none.json", ["--num-samples", 9], "'none.json' holds no task"),
+        ("one.json", ["--num-samples", 9], "'one.json' should hold a list such as [0.5"),
+        ("missing.json", ["--num-samples", 9], "'missing.json' cannot be read"),
+        ("tasks.json", ["--num-samples", 9, "--workers", 0], "set_task"),
+    ],
+)
+def test_tasks_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, arguments: list[Any], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("tasks.json", "[1]"), ("none.json", "[]"), ("one.json", '{"task": 1}')):
+        Path(name).write_text(text)
+    result = sample("--tasks", file, *arguments)
+    assert result.exit_code == (1 if words == "set_task" else 2)
+    assert words in " ".join(result.stderr.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import select
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
+from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, RaySampler, VecWorker
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.samplers.base import Sampler
 from tests.scripted.agents import Independent, always_zero
@@ -43,7 +44,9 @@ SIDE_BY_SIDE = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_s
 VEC = {"vec": "local", "vec forkserver": "forkserver"}
 # The same in lanes, with agents that say that their rows are independent.
 LANES = {"lanes": "local", "lanes forkserver": "forkserver"}
-SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in (*VEC, *LANES)]
+# The same with the agent in this process.
+PARENT = "parent"
+SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in (*VEC, *LANES, PARENT)]
 # What is the same in whatever process it happens: with the others in the slow tier.
 NO_CPU = {"num_cpus": 0}
 LOCAL = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", *VEC))]
@@ -55,6 +58,11 @@ ENGINES += OTHER_STARTS if ALL_BY_ALL else []
 def core_on_ray(engines: Sequence[Any]) -> pytest.MarkDecorator:
     """Mark a test that shows the core of a contract: it runs on these engines, and in each run with Ray."""
     return pytest.mark.parametrize("engine", [*(one for one in engines if one is not SLOW_RAY), RAY], indirect=True)
+
+
+def slow_on(*names: str, engines: Sequence[Any] = ENGINES) -> list[Any]:
+    """Return these engines, with those of the names in the slow tier."""
+    return [pytest.param(one, marks=pytest.mark.slow) if one in names else one for one in engines]
 
 
 def descendants() -> frozenset[int]:
@@ -129,6 +137,11 @@ class Traces:
 NOTHING = Traces(frozenset(), frozenset(), frozenset())
 
 
+def one_each(sampler: Any, agent: Any) -> Any:
+    """An agent for each worker, where a sampler takes that; else one for all."""
+    return agent if sampler._holds_agent else PerWorker(sampler.n_workers * [agent])
+
+
 class Maker:
     """Makes samplers of one engine, and closes them."""
 
@@ -139,19 +152,24 @@ class Maker:
     @property
     def side_by_side(self) -> bool:
         """Whether a worker runs several trajectories at a time."""
-        return self.engine in VEC or self.engine in LANES
+        return self.engine in VEC or self.engine in LANES or self.engine == PARENT
 
     def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Any:
         if self.engine in VEC:
             options = {**SIDE_BY_SIDE, **options}
-        if self.engine in LANES:
-            options = {"worker_class": VecWorker, "worker_args": {"n_envs": 3}, **options}
+        if self.engine == PARENT and any(isinstance(given, list | PerWorker) for given in (agents, envs)):
+            pytest.skip("refused there: one agent and one environment for all")
+        if self.engine in LANES or self.engine == PARENT:
+            options = {"worker_class": VecWorker, "worker_args": {"n_envs": max(3, n_workers)}, **options}
             agents = [Independent(agent) for agent in agents] if isinstance(agents, list) else Independent(agents)
         engine = (VEC | LANES).get(self.engine, self.engine)
         if engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
         if engine == "ray":
             return self.adopt(RaySampler(agents, envs, n_workers=n_workers, worker_resources=NO_CPU, **options))
+        if engine == PARENT:
+            agents = copy.deepcopy(agents)  # the sampler has the very agent, and its updates would reach other samplers
+            return self.adopt(MultiprocessingSampler(agents, envs, n_workers=n_workers, inference="parent", **options))
         if engine in QUEUES:
             options = {"engine": "queues", **options}
         start_method: Any = QUEUES.get(engine, "forkserver" if engine in INLINE_LIMITS else engine)
@@ -177,6 +195,13 @@ def use_multiprocessing(method: Any) -> None:
     MultiprocessingSampler(always_zero, Steps, n_workers=1, engine="queues", start_method=method).close()
 
 
+@cache
+def use_parent() -> None:
+    """What is started at the first use of an agent in this process belongs to this process as well."""
+    with MultiprocessingSampler(always_zero, Steps, n_workers=1, inference="parent") as sampler:
+        sampler.obtain_trajectories(1)
+
+
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -190,6 +215,8 @@ def make_sampler(
         monkeypatch.setattr("streamsampler.engines.processes.engine.INLINE_LIMIT", INLINE_LIMITS[engine])
     if engine in QUEUES:
         use_multiprocessing(QUEUES[engine])
+    if engine == PARENT:
+        use_parent()
     if engine == "ray":
         request.getfixturevalue("ray_cluster")
     before = Traces()

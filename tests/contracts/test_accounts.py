@@ -9,7 +9,7 @@ import pytest
 
 from streamsampler import TrajectoryBatch
 from streamsampler.testing.records import Records
-from tests.contracts.conftest import ENGINES, Maker, core_on_ray
+from tests.contracts.conftest import Maker, core_on_ray, one_each, slow_on
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Steps, TwoOrFifty, counted
 
@@ -47,11 +47,11 @@ def test_a_refused_call_costs_no_version(make_sampler: Maker) -> None:
 
 def settle(sampler: object) -> None:
     """Make a call in which each of three workers has something of its own to do: all older answers are in then."""
-    batch = sampler.obtain_exact_trajectories(1, agent_update=3 * [Stamping()])  # type: ignore[attr-defined]
+    batch = sampler.obtain_exact_trajectories(1, agent_update=one_each(sampler, Stamping()))  # type: ignore[attr-defined]
     assert len(batch) == 3
 
 
-@core_on_ray(ENGINES)
+@core_on_ray(slow_on("local"))
 def test_every_step_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> None:
     """In calls that leave a lot of surplus behind: kept, surplus, stale and abandoned timesteps are all there were."""
     make_env = counted(partial(TwoOrFifty, pause=0.0002), tmp_path)
@@ -68,6 +68,7 @@ def test_every_step_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> Non
     assert stats.failed_trajectories == stats.restarts == 0
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_every_step_of_a_stream_is_accounted_for(make_sampler: Maker, tmp_path: Path) -> None:
     sampler = make_sampler(always_zero, counted(AnyLength, tmp_path), n_workers=3, seed=SEED)
     taken = []
@@ -106,6 +107,7 @@ def test_exactly_what_was_asked_for_leaves_nothing_over(make_sampler: Maker, tmp
     assert stats.surplus_trajectories == stats.stale_trajectories == stats.abandoned_trajectories == 0
 
 
+@pytest.mark.parametrize("engine", slow_on("local"), indirect=True)
 def test_times_are_where_they_were_spent(make_sampler: Maker) -> None:
     """Steps that sleep, in workers whose times add up to about what passed."""
     sampler = make_sampler(always_zero, partial(Steps, 10, pause=0.01), n_workers=1, seed=SEED)

@@ -13,11 +13,10 @@ from typing import Any
 import gymnasium
 import pytest
 
-from streamsampler import PerWorker
 from streamsampler.errors import ClosedError, RolloutError, WorkerDiedError
 from streamsampler.samplers.base import Sampler
 from streamsampler.testing.records import Records
-from tests.contracts.conftest import Maker
+from tests.contracts.conftest import Maker, one_each, slow_on
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import AnyLength, Steps, TwoOrFifty, counted
 
@@ -67,7 +66,7 @@ def env(steps: Records) -> Any:
 
 def settle(sampler: Sampler, env: Any, steps: Records) -> None:
     """Make a call in which each of three workers has something to do: without an end, too, all is in the accounts."""
-    assert len(sampler.obtain_exact_trajectories(1, agent_update=PerWorker(3 * [always_zero]), env_update=env)) == 3
+    assert len(sampler.obtain_exact_trajectories(1, agent_update=one_each(sampler, always_zero), env_update=env)) == 3
     assert sampler.stats.ran_timesteps == steps.count("steps")
 
 
@@ -91,6 +90,7 @@ def test_after_a_return(make_sampler: Maker, env: Any, steps: Records) -> None:
     assert sampler.stats.lost_timesteps == 0
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_after_an_exception(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(always_zero, stumbling(env, 0.3), n_workers=3, seed=SEED)
     for _ in range(3):
@@ -101,6 +101,7 @@ def test_after_an_exception(make_sampler: Maker, env: Any, steps: Records) -> No
     assert sampler.stats.lost_timesteps >= 2
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_where_losses_and_failures_are_run_again_or_left_out(make_sampler: Maker, env: Any, steps: Records) -> None:
     if make_sampler.side_by_side:
         pytest.skip("VecWorker cannot leave trajectories out")
@@ -110,6 +111,7 @@ def test_where_losses_and_failures_are_run_again_or_left_out(make_sampler: Maker
     assert sampler.stats.lost_timesteps >= 2 * sampler.stats.dropped_trajectories > 0
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_after_exceptions_that_count_as_losses(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(
         always_zero, stumbling(env, 0.5), n_workers=2, seed=SEED, restart_on=(OSError,), max_restarts=1
@@ -133,7 +135,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("n_snapshots", [1, 2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_snapshots", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 6))])
 def test_after_an_interrupt(make_sampler: Maker, env: Any, steps: Records, n_snapshots: int) -> None:
     sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
     kept = 0
@@ -160,6 +162,7 @@ def test_after_a_worker_was_killed(make_sampler: Maker, env: Any, steps: Records
     assert sampler.stats.lost_timesteps > 0 or make_sampler.engine == "ray"
 
 
+@pytest.mark.parametrize("engine", slow_on("local"), indirect=True)
 def test_after_streams(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(always_zero, env, n_workers=3, seed=SEED)
     for n in (1, 20):
@@ -175,6 +178,7 @@ def test_after_streams(make_sampler: Maker, env: Any, steps: Records) -> None:
     check(sampler, steps)  # as does this
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_after_a_stream_that_failed(make_sampler: Maker, env: Any, steps: Records) -> None:
     sampler = make_sampler(always_zero, stumbling(env, 0.3), n_workers=3, seed=SEED)
     with pytest.raises(RolloutError, match="stumbled"):

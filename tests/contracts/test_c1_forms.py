@@ -11,7 +11,7 @@ import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch
 from streamsampler.errors import DataError, RolloutError
-from tests.contracts.conftest import SIDE_BY_SIDE, Maker
+from tests.contracts.conftest import SIDE_BY_SIDE, Maker, slow_on
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps
 
@@ -81,7 +81,8 @@ def forms(trajectory: TrajectoryBatch) -> str:
     return str([trajectory.env_infos, trajectory.episode_infos])
 
 
-@pytest.mark.parametrize("n_workers", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_workers", [3, 1])
 def test_a_streamed_trajectory_is_what_it_is_alone(
     make_sampler: Maker, n_workers: int, moods: list[dict[str, Any]], reference: list[list[TrajectoryBatch]]
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_streamed_trajectory_is_what_it_is_alone(
             assert trajectory == expected, (forms(trajectory), forms(expected))
 
 
+@pytest.mark.slow
 def test_the_reference_is_not_trivial(reference: list[list[TrajectoryBatch]], moods: list[dict[str, Any]]) -> None:
     dtypes = {str(trajectory.env_infos["x"].dtype) for trajectory in reference[0] if "x" in trajectory.env_infos
               and not isinstance(trajectory.env_infos["x"], dict)}  # fmt: skip
@@ -146,7 +148,10 @@ def test_dropped_trajectories_decide_nothing(make_sampler: Maker) -> None:
 CLASHING = [{"x": 1}, {"_x": 2}]
 
 
-@pytest.mark.parametrize("options", [{}, SIDE_BY_SIDE], ids=["one by one", "side by side"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, id="one by one"), pytest.param(SIDE_BY_SIDE, marks=pytest.mark.slow, id="side by side")],
+)
 @pytest.mark.parametrize("only", ["episode_infos", pytest.param("env_infos", marks=pytest.mark.slow)])
 def test_names_that_clash_with_another_trajectorys_are_fine_in_a_stream(
     make_local: Callable[..., LocalSampler], only: str, options: dict[str, Any]
@@ -159,6 +164,7 @@ def test_names_that_clash_with_another_trajectorys_are_fine_in_a_stream(
     assert len(sampler.obtain_trajectories(1)) == 1
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 @pytest.mark.parametrize("only", ["episode_infos", pytest.param("env_infos", marks=pytest.mark.slow)])
 def test_names_that_clash_within_a_trajectory_are_its_own_fault(make_sampler: Maker, only: str) -> None:
     kinds = [{"x": 1}, {"x": 1, "_x": 2}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,14 +13,14 @@ from streamsampler import LocalSampler
 from streamsampler.errors import RolloutError, SamplerError
 from streamsampler.samplers.base import Sampler
 from streamsampler.testing.records import Records
-from tests.contracts.conftest import PROCESSES, RAY, SLOW_QUEUES, Maker
+from tests.contracts.conftest import FORK, PARENT, PROCESSES, RAY, SLOW_QUEUES, SPAWN, Maker
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Marathon, Steps, jittery
 
 SEED = 17
 # The step under way when the word is written goes on to its end, and the word may be written just after it was read.
 STRAY_STEPS = 1
-EACH_TIME = ["fork", "forkserver", "spawn", "queues fork", *SLOW_QUEUES[1:], RAY]
+EACH_TIME = ["forkserver", FORK, SPAWN, "queues fork", *SLOW_QUEUES[1:], RAY]
 ALL_PROCESSES = pytest.mark.parametrize("engine", EACH_TIME, indirect=True)
 
 
@@ -105,8 +106,37 @@ def test_closing_stops_the_workers(make_sampler: Maker, steps: Records, long_see
     assert steps.count() - before <= STRAY_STEPS + 3
 
 
+class Noting(AnyLength):
+    """Records the steps of agent version 1, by their actions."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(pause=0.005)
+        self.records = Records(folder)
+
+    def step(self, action: int) -> Any:
+        if action == 1:
+            self.records.add("steps")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("engine", [PARENT], indirect=True)
+def test_environments_stepped_from_the_parent_take_no_step_more(make_sampler: Maker, steps: Records) -> None:
+    """What runs ahead when a stream is left in the middle is not sent another action, and steps that run may end."""
+    n_envs = 4
+    make_env = partial(Noting, steps.folder)
+    sampler = make_sampler(Stamping(), make_env, n_workers=2, worker_args={"n_envs": n_envs}, seed=SEED)
+    sampler.obtain_trajectories(8)
+    stream = sampler.stream(agent_update=(1,))
+    next(stream)
+    before = steps.count()
+    batch = sampler.obtain_trajectories(8, agent_update=(2,))
+    assert set(batch.actions.tolist()) == {2}
+    assert steps.count() - before <= n_envs * STRAY_STEPS
+    assert sampler.stats.abandoned_trajectories > 0
+
+
 @pytest.mark.parametrize("n_calls", [40, pytest.param(200, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", [*PROCESSES, pytest.param(PARENT, marks=pytest.mark.slow)], indirect=True)
 def test_no_action_of_an_old_version(
     make_sampler: Maker, make_local: Callable[..., LocalSampler], n_calls: int
 ) -> None:

@@ -16,14 +16,15 @@ from streamsampler import LocalSampler, RaySampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
 from streamsampler.samplers.base import Sampler
 from streamsampler.testing.records import Records
-from tests.contracts.conftest import ARENAS, PROCESSES, Maker, core_on_ray
+from tests.contracts.conftest import ARENAS, PARENT, PROCESSES, Maker, core_on_ray, slow_on
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, SlowOne, Steps, Wide, counted, jittery
 
 SEED = 23
+SLOW_PARENT = pytest.param(PARENT, marks=pytest.mark.slow)
 
 
-@core_on_ray(PROCESSES)
+@core_on_ray([*PROCESSES, SLOW_PARENT])
 def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
     sampler = make_sampler(always_zero, partial(Steps, 2), n_workers=2, seed=SEED)
     sampler.obtain_trajectories(4)
@@ -64,7 +65,7 @@ def memory_files() -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", [*PROCESSES, SLOW_PARENT], indirect=True)
 def test_a_stalled_consumer(make_sampler: Maker, make_local: Callable[..., LocalSampler], tmp_path: Path) -> None:
     records = Records(tmp_path)
     make_env = counted(partial(AnyLength, pause=0.0005), tmp_path)
@@ -132,7 +133,7 @@ def test_memory_does_not_grow_from_call_to_call(make_sampler: Maker, call: Calla
     assert sum(now > max(taken[:call]) for call, now in enumerate(taken) if call >= 20) < 20
 
 
-@pytest.mark.parametrize("engine", PROCESSES, indirect=True)
+@pytest.mark.parametrize("engine", slow_on("forkserver", engines=[*PROCESSES, SLOW_PARENT]), indirect=True)
 def test_a_slow_trajectory_at_the_head_of_a_stream(
     make_sampler: Maker, make_local: Callable[..., LocalSampler]
 ) -> None:
@@ -166,6 +167,7 @@ def test_a_stream_of_a_closed_sampler_yields_no_more(make_sampler: Maker) -> Non
         next(stream)
 
 
+@pytest.mark.parametrize("engine", slow_on("local"), indirect=True)
 def test_a_stream_is_the_prefix_of_a_batch(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     sampler = make_sampler(always_zero, AnyLength, n_workers=3, seed=SEED)
     twin = make_local(always_zero, AnyLength, seed=SEED)

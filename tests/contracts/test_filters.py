@@ -26,7 +26,7 @@ from streamsampler import (
 )
 from streamsampler.data import trees
 from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
-from tests.contracts.conftest import LANES, Maker
+from tests.contracts.conftest import LANES, PARENT, Maker
 from tests.scripted.agents import Attentive
 from tests.scripted.envs import Nested
 
@@ -85,6 +85,7 @@ def expected(agent: Any = OneByOne) -> tuple[list[TrajectoryBatch], Filters]:
 ENGINES = [
     ("local", 3),
     ("forkserver", 3),
+    pytest.param("ray", 2, marks=[pytest.mark.ray, pytest.mark.extras]),
     *(
         pytest.param(engine, n_workers, marks=pytest.mark.slow)
         for engine in ("local", "forkserver", "queues fork", "vec", "vec forkserver")
@@ -102,7 +103,10 @@ def test_batches_and_statistics_are_the_same_for_any_number_of_workers(make_samp
 
 @pytest.mark.parametrize(
     ("engine", "n_workers"),
-    [("lanes", 2), *(pytest.param(engine, n, marks=pytest.mark.slow) for engine in LANES for n in (1, 2, 3, 7))],
+    [
+        (PARENT, 2),
+        *(pytest.param(engine, n, marks=pytest.mark.slow) for engine in (*LANES, PARENT) for n in (1, 2, 3, 7)),
+    ],
     indirect=["engine"],
 )
 def test_lanes_see_the_same(make_sampler: Maker, n_workers: int):
@@ -139,8 +143,9 @@ def test_the_batch_has_what_the_agent_saw_and_the_raw_data():
     assert second[1].raw_observations[0].tobytes() == shown.tobytes()
 
 
-def test_the_statistics_are_those_folded_afterwards_and_numpys():
-    batches, filters = expected()
+@pytest.mark.parametrize("alone", [expected, lanes_alone], ids=["default", "lanes"])
+def test_the_statistics_are_those_folded_afterwards_and_numpys(alone: Any):
+    batches, filters = alone()
     again = Filters(**{name.partition("_")[0]: given for name, given in FILTERED.items()})
     observation, reward = again.observation, again.reward
     assert observation is not None

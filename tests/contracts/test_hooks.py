@@ -15,6 +15,8 @@ from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, V
 from streamsampler.errors import RolloutError, SerializationError, UsageError
 from streamsampler.testing.records import Records
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
+from tests.contracts.conftest import RAY, Maker
+from tests.extending.pairs import PairWorker
 
 SEED = 9
 
@@ -89,11 +91,16 @@ OTHERS = [
     *(pytest.param(MultiprocessingSampler, n, {}, marks=pytest.mark.slow) for n in (2, 7)),
     *(pytest.param(MultiprocessingSampler, n, {"engine": "queues"}, marks=pytest.mark.slow) for n in (1, 3)),
 ]
-MAKERS = [(LocalSampler, 3, {}), (MultiprocessingSampler, 1, {}), (MultiprocessingSampler, 3, {}), *OTHERS]
+MAKERS = [
+    (LocalSampler, 3, {}), (MultiprocessingSampler, 3, {}), *OTHERS,
+    pytest.param(MultiprocessingSampler, 1, {}, marks=pytest.mark.slow),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "n_workers", "options"), MAKERS)
-@pytest.mark.parametrize("drop_if", [None, crashed], ids=["all", "some left out"])
+@pytest.mark.parametrize(
+    "drop_if", [pytest.param(None, marks=pytest.mark.slow, id="all"), pytest.param(crashed, id="some left out")]
+)
 def test_metrics_are_the_same_for_any_number_of_workers(make, n_workers, options, drop_if):
     found = batches(make, n_workers, drop_if=drop_if, **options)
     expected = batches(LocalSampler, 1, drop_if=drop_if)
@@ -113,6 +120,16 @@ def test_metrics_are_the_same_for_any_number_of_workers(make, n_workers, options
         assert metrics == {
             "steps": batch.n_timesteps, "last_index": batch.indices[-1], "version": batch.agent_version,
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("n_workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", [RAY], indirect=True)
+def test_actors_of_ray_call_them(make_sampler: Maker, n_workers):
+    def make(agent: Any, env: Any, **options: Any) -> Any:
+        return make_sampler(agent, env, **options)
+
+    for options in ({}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}):
+        assert batches(make, n_workers, drop_if=crashed, **options) == batches(LocalSampler, 1, drop_if=crashed)
 
 
 @pytest.mark.parametrize("n_workers", [2])
@@ -239,9 +256,40 @@ def test_metrics_may_not_hide_infos_of_the_reset():
         sampler.obtain_trajectories(1)
 
 
+class Wordy:
+    """Gives a metric that is a number in most trajectories."""
+
+    aggregation: ClassVar = {"even": "sum", "latest": "last"}
+
+    def on_trajectory_end(self, context: Any) -> None:
+        context.metrics["mixed"] = "none" if context.index == 3 else context.index
+        context.metrics["latest"] = context.rewards[-1]
+        context.metrics["mean"] = context.rewards.sum()
+        if context.index % 2 == 0:
+            context.metrics["even"] = context.timestep
+
+
+@pytest.mark.parametrize("options", [{"n_workers": 1}, {"n_workers": 3}, {"worker_class": VecWorker, "n_workers": 2}])
+def test_streams_have_the_metrics_of_what_they_handed_out(options):
+    with LocalSampler(ScriptedAgent(), Env((2, 9)), seed=SEED, hooks=Wordy(), **options) as sampler:
+        stream = sampler.stream()
+        for n in range(1, 8):
+            trajectory = next(stream)
+            infos = trajectory.episode_infos
+            assert sampler.stats.metrics["latest"] == infos["latest"][0] == trajectory.rewards[-1]
+            assert ("mixed" in sampler.stats.metrics) == (n <= 3)
+        assert sampler.stats.flat()["metrics/even"] == sampler.stats.metrics["even"]
+        streamed = dict(sampler.stats.metrics)
+    with LocalSampler(ScriptedAgent(), Env((2, 9)), seed=SEED, hooks=Wordy()) as sampler:
+        called = sampler.obtain_trajectories(7).stats.metrics
+    assert streamed == pytest.approx(called, rel=1e-14)
+    assert set(streamed) == {"even", "latest", "mean"}
+
+
 def test_shards_keep_metrics(tmp_path):
     with LocalSampler(ScriptedAgent(), Env((2, 9)), seed=SEED, hooks=Metrics()) as sampler:
         folder = sample_to_folder(sampler, tmp_path / "data", n_trajectories=15, shard_size=4)
+        assert sampler.stats.metrics == pytest.approx(batches(LocalSampler, 1)[0].stats.metrics, rel=1e-14)
     assert folder.to_batch() == batches(LocalSampler, 1)[0]
 
 
@@ -262,8 +310,9 @@ def test_what_cannot_work_is_said_at_construction():
         ({"hooks": Metrics}, r"got the class Metrics: pass Metrics\(…\)"),
         ({"hooks": Wrongly()}, "mean, sum, last; for 'steps' it is 'median'"),
         ({"drop_if": "crashed"}, "drop_if must be a function"),
-        ({"hooks": Metrics(), "worker_class": VecWorker}, "VecWorker calls no hooks.*use DefaultWorker"),
-        ({"drop_if": crashed, "worker_class": VecWorker}, "VecWorker calls no hooks"),
+        ({"hooks": Metrics(), "worker_class": PairWorker}, "PairWorker calls no hooks.*use DefaultWorker"),
+        ({"drop_if": crashed, "worker_class": PairWorker}, "PairWorker calls no hooks"),
+        ({"on_failure": "drop", "drop_if": crashed, "worker_class": VecWorker}, 'cannot leave out.*must be "raise"'),
     ]
     for options, what in cases:
         with pytest.raises(UsageError, match=what):

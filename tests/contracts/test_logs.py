@@ -55,7 +55,7 @@ def messages(caplog):
 @pytest.mark.parametrize(
     "start_method", ["forkserver", *(pytest.param(method, marks=pytest.mark.slow) for method in ("fork", "spawn"))]
 )
-@pytest.mark.parametrize("worker_class", ["default", "vec"])
+@pytest.mark.parametrize("worker_class", ["default", pytest.param("vec", marks=pytest.mark.slow)])
 def test_each_record_is_handled_once_with_the_number_of_its_worker(start_method, worker_class, caplog, tmp_path, capfd):
     vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}} if worker_class == "vec" else {}
     handler = logging.FileHandler(tmp_path / "log")  # which a forked worker has, too
@@ -178,6 +178,7 @@ with MultiprocessingSampler(lambda observation: 0, careless.Careless, n_workers=
 """
 
 
+@pytest.mark.slow
 def test_a_module_that_sets_up_logging_when_workers_import_it_has_no_say_there(tmp_path):
     (tmp_path / "careless.py").write_text(CARELESS)
     (tmp_path / "script.py").write_text(SCRIPT)

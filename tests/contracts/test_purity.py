@@ -1,6 +1,7 @@
 """What samplers do about environments and agents whose trajectories depend on more than their seeds."""
 
 import contextlib
+import itertools
 import logging
 import os
 import pickle
@@ -18,6 +19,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, Se
 from streamsampler.errors import NotReproducibleError, RolloutError
 from streamsampler.testing.records import Records
 from streamsampler.workers.traces import is_checking
+from tests.contracts.conftest import slow_on
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import AnyLength, Steps
 
@@ -60,7 +62,7 @@ def warnings_of(caplog):
     ]
 
 
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_check_changes_nothing_and_stands_in_the_accounts(make_sampler, caplog, n_workers):
     def calls(check):
         sampler = make_sampler(always_zero, AnyLength, n_workers=n_workers, seed=3, check=check)
@@ -80,6 +82,7 @@ def test_a_check_changes_nothing_and_stands_in_the_accounts(make_sampler, caplog
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver", engines=ENGINES), indirect=True)
 def test_what_carries_something_is_warned_of_once(make_sampler, caplog):
     sampler = make_sampler(always_zero, Counts, n_workers=1, seed=3)
     batches = [sampler.obtain_trajectories(8), sampler.obtain_trajectories(8)]
@@ -91,6 +94,7 @@ def test_what_carries_something_is_warned_of_once(make_sampler, caplog):
         assert batch == twin.obtain_trajectories(8)
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver", engines=ENGINES), indirect=True)
 def test_an_error_is_raised_in_each_call_until_the_environment_is_another_one(make_sampler):
     sampler = make_sampler(always_zero, Counts, n_workers=2, seed=3, check="error")
     for call in (sampler.obtain_trajectories, sampler.obtain_samples, lambda _: next(sampler.stream())):
@@ -130,6 +134,7 @@ def test_no_other_worker_works_before_the_verdict_where_an_error_ends_the_call(m
     assert [records.count(f"early{worker}") for worker in (1, 2)] == [0, 0]
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver", engines=ENGINES), indirect=True)
 def test_an_environment_that_is_refused_is_not_used(make_sampler):
     sampler = make_sampler(always_zero, AnyLength, n_workers=2, seed=3, check="error")
     twin = make_sampler(always_zero, AnyLength, n_workers=1, seed=3, check=None)
@@ -140,6 +145,7 @@ def test_an_environment_that_is_refused_is_not_used(make_sampler):
         assert sampler.obtain_trajectories(4) == twin.obtain_trajectories(4)
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver", engines=ENGINES), indirect=True)
 def test_another_class_is_checked_and_the_same_one_or_a_task_is_not(make_sampler):
     sampler = make_sampler(always_zero, partial(Counts, carries=False), n_workers=1, seed=3, check="error")
     updates = (
@@ -155,6 +161,7 @@ def test_another_class_is_checked_and_the_same_one_or_a_task_is_not(make_sampler
     assert checked == [True, False, True, False, False, True, False]
 
 
+@pytest.mark.parametrize("engine", slow_on("local", "vec", engines=ENGINES), indirect=True)
 @pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_whether_an_error_is_raised_does_not_depend_on_timing(make_sampler, n_workers):
     """One trajectory is there long before the check is done: no other worker has work before its verdict."""
@@ -209,10 +216,12 @@ def complain():
 @pytest.mark.parametrize(
     ("do", "check"),
     [
-        (die, "warn"),
-        (complain, "error"),
         (hang, "error"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((die, "error"), (complain, "warn"), (hang, "warn"))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product((die, complain, hang), ("warn", "error"))
+            if case != (hang, "error")
+        ),
     ],
 )
 def test_a_worker_that_is_lost_in_its_check_is_replaced(make_local, tmp_path, do, check):
@@ -247,6 +256,7 @@ def test_an_unpickled_sampler_checks_again(make_sampler):
     assert again.obtain_trajectories(2).stats.checked_timesteps > 0
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver", engines=ENGINES), indirect=True)
 def test_a_known_wrapper_is_warned_of_without_a_check(make_sampler, caplog):
     def make():
         return NormalizeObservation(gymnasium.make("CartPole-v1"))
@@ -310,7 +320,7 @@ def numbered(folder, *, worker_number):
 
 
 @pytest.mark.filterwarnings("ignore:.*Overwriting existing videos")
-@pytest.mark.parametrize("check", ["warn", "error", None])
+@pytest.mark.parametrize("check", ["warn", "error", pytest.param(None, marks=pytest.mark.slow)])
 def test_workers_that_overwrite_each_others_videos_are_warned_of(make_sampler, tmp_path, caplog, check):
     agents = [always_zero, always_zero]  # one for each worker: then each has trajectories that no other one runs
     sampler = make_sampler(agents, partial(recorded, str(tmp_path)), n_workers=2, seed=3, check=check)
@@ -326,6 +336,7 @@ def test_workers_that_overwrite_each_others_videos_are_warned_of(make_sampler, t
     assert all("`worker_number`" in text for text in warnings)
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver", engines=ENGINES), indirect=True)
 @pytest.mark.filterwarnings("ignore:.*Overwriting existing videos")
 def test_workers_with_videos_of_their_own_are_not_warned_of(make_sampler, tmp_path, caplog):
     # All environments of one worker have its number.

@@ -13,6 +13,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, SerializationError, UsageError
 from streamsampler.testing import Fault, Faults
 from streamsampler.workers.base import Worker
+from tests.contracts.conftest import slow_on
 from tests.scripted.agents import Drawing, always_zero
 from tests.scripted.envs import AnyLength
 
@@ -55,6 +56,7 @@ def test_each_seed_is_used_once_and_in_order(make_sampler):
     assert np.array_equal(first.lengths, second.lengths)
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_seeds_of_another_call_give_the_same_trajectories(make_sampler):
     """Everything that is random in a trajectory follows from its seed: environment, agent and global generators."""
     sampler = make_sampler(Drawing(), Told, n_workers=2, seed=1)
@@ -64,6 +66,7 @@ def test_seeds_of_another_call_give_the_same_trajectories(make_sampler):
         assert np.array_equal(getattr(first, name), getattr(again, name))
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_options_for_all_and_for_each(make_sampler):
     sampler = make_sampler(always_zero, Told, n_workers=2, seed=1)
     each = sampler.obtain_trajectories(seeds=SEEDS, reset_options=LEVELS)
@@ -108,6 +111,7 @@ def test_seeds_and_options_reach_workers_in_the_place_of_lost_ones(make_local, t
         }
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_what_raises_is_left_out_and_none_takes_its_place(make_sampler):
     if make_sampler.side_by_side:
         return  # such workers leave out nothing
@@ -138,6 +142,7 @@ def test_one_for_each_worker(make_sampler):
     assert told(batch, "level") == [options["level"] for options in LEVELS]
 
 
+@pytest.mark.parametrize("engine", slow_on("forkserver"), indirect=True)
 def test_the_sampler_tells_its_seeds(make_sampler):
     sampler = make_sampler(always_zero, Told, n_workers=2, seed=1)
     for version in (1, 2):

@@ -45,7 +45,7 @@ def counts(tree):
     return {"/".join(path): timer.count for path, timer in tree.walk() if timer.count}
 
 
-@pytest.mark.parametrize("engine", MAKERS)
+@pytest.mark.parametrize("engine", ["local", "processes", pytest.param("queues", marks=pytest.mark.slow)])
 def test_each_timestep_is_timed_once_in_its_phase(engine):
     with MAKERS[engine](seed=1) as sampler:
         batches = [sampler.obtain_samples(300) for _ in range(2)]

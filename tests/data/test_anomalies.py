@@ -68,7 +68,13 @@ SAMPLERS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "options"), SAMPLERS, ids=["local", "three", "processes", "vec", "vec of two"])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(*sampler, marks=pytest.mark.slow if name in ("three", "vec of two") else [], id=name)
+        for name, sampler in zip(["local", "three", "processes", "vec", "vec of two"], SAMPLERS, strict=True)
+    ],
+)
 def test_what_is_returned_is_counted_and_told_once(make, options, caplog):
     with caplog.at_level(logging.WARNING, "streamsampler"), make(Zeros(), Doubtful, seed=4, **options) as sampler:
         batch = sampler.obtain_samples(60)

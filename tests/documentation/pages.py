@@ -16,7 +16,17 @@ import streamsampler
 
 MODULES = [
     *("", "errors", "samplers", "samplers.obtaining", "samplers.lifecycle", "samplers.progress", "samplers.ray"),
-    *("filters", "filters.running", "filters.base", "stepping", "stepping.manager", "workers.seams", "workers.hooks"),
+    *(
+        "filters",
+        "filters.running",
+        "filters.base",
+        "stepping",
+        "stepping.manager",
+        "stepping.lifecycle",
+        "stepping.inference",
+        "workers.seams",
+        "workers.hooks",
+    ),
     *("workers.trajectory_context", "data.batch_fragments", "data.batch_estimates", "data.batch_episodes", "data.raw"),
     *("agents", "agents.base", "agents.draws"),
     *("agents.independence", "agents.updates"),
@@ -31,8 +41,10 @@ MODULES = [
     *("evaluation.compare", "evaluation.comparison", "evaluation.merging"),
     *("checking", "checking.check", "checking.report"),
     *("checking.findings", "checking.speed", "checking.recommending"),
+    *("benchmarking", "benchmarking.bench", "benchmarking.report"),
     *("protocol.fingerprints", "protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli"),
     *("examples", "examples.reinforce", "examples.evolution_strategy", "examples.ppo"),
+    *("examples.trpo", "examples.ppo_recurrent", "examples.evaluate_sb3"),
 ]
 # A type that is defined by itself cannot be looked up from another module.
 RECURSIVE = re.compile(r"Error parsing type annotation .*\bTree\b")

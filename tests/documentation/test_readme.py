@@ -15,7 +15,8 @@ from streamsampler.cli.commands import cli
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 LINKS = re.findall(r"\]\(([^)#]+)\)", README)
-GUIDES = sorted({link for link in LINKS if link.endswith(".py")})
+# Examples are programs, with options of their own; some import what is not installed with the package.
+GUIDES = sorted({link for link in LINKS if link.endswith(".py") and not link.startswith("streamsampler/examples/")})
 
 
 def guide(path):

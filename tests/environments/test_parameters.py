@@ -60,7 +60,9 @@ def check_drawn(batch):
     assert batch.rewards.tolist() == np.repeat(drawn["mass"] + 50.0, batch.lengths).tolist()
 
 
-@pytest.mark.parametrize("env", [Weighed, WithMethod, WithTask])
+@pytest.mark.parametrize(
+    "env", [Weighed, *(pytest.param(env, marks=pytest.mark.slow) for env in (WithMethod, WithTask))]
+)
 def test_parameters_are_drawn_from_the_seed_whatever_runs_the_trajectory(env):
     with LocalSampler(always_zero, SetParameters(DRAWN, env), seed=1) as one:
         expected = one.obtain_trajectories(10)
@@ -244,3 +246,27 @@ def test_files_say_that_parameters_were_set(tmp_path):
         assert replay(tmp_path / "a.npz", 3, env="Weighed-v0").same is False
     finally:
         del gymnasium.registry["Weighed-v0"]
+
+
+@pytest.mark.parametrize("kind", [Uniform, LogUniform, Normal])
+def test_distributions_print_all_of_a_number(kind):
+    """Files compare what they print: a resumed folder must not mix ranges."""
+    assert repr(kind(1, 1_000_000)) == f"{kind.__name__}(1, 1e+06)"
+    assert repr(kind(1, 1_000_001)) == f"{kind.__name__}(1, 1000001.0)"
+    assert repr(kind(0.1, 0.1 + 0.2)) == f"{kind.__name__}(0.1, 0.30000000000000004)"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[Uniform(1, 2), 1], {"a": {"b": Uniform(1, 2)}}, (1, [Uniform(1, 2)]), Choice([Uniform(1, 2), 3])],
+    ids=["list", "dict", "tuple", "choice"],
+)
+def test_a_distribution_within_a_value_is_an_error(value):
+    with pytest.raises(UsageError, match=r"the parameter 'mass' has Uniform\(1, 2\) within its value"):
+        SetParameters({"mass": value})
+
+
+def test_a_method_is_no_parameter():
+    sampler = LocalSampler(always_zero, SetParameters({"step": 3, "mass": 2}, Weighed), seed=1)
+    with sampler, pytest.raises(RolloutError, match="Weighed has a method of the name step, which no"):
+        sampler.obtain_trajectories(1)

@@ -89,7 +89,13 @@ def numbers(sampler, **update):
 
 
 @pytest.mark.parametrize("make", [LocalSampler, MultiprocessingSampler])
-@pytest.mark.parametrize("vec", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}], ids=["", "vec"])
+@pytest.mark.parametrize(
+    "vec",
+    [
+        pytest.param({}, id=""),
+        pytest.param({"worker_class": VecWorker, "worker_args": {"n_envs": 2}}, marks=pytest.mark.slow, id="vec"),
+    ],
+)
 def test_each_worker_has_its_number(make, vec, tmp_path):
     agents = [lambda _: 0] * 3  # one for each worker: then each has trajectories that no other one runs
     with make(agents, Numbered, n_workers=3, check=None, **vec) as sampler:

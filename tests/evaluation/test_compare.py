@@ -226,7 +226,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("until", [1, 2])
+@pytest.mark.parametrize("until", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_finished_survives_ctrl_c(until):
     asked: Any = {"num_trajectories": 2_000} if until == 2 else {"until_decided": 0.05, "bounds": (-1e4, 1e4)}
     with pytest.raises(EvaluationInterruptedError) as caught:

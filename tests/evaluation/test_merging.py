@@ -107,7 +107,7 @@ def test_files_of_parts_become_the_file_of_one_run(tmp_path, of):
 
 @pytest.mark.parametrize(
     ("of", "size"),
-    [(1, 12), (4, 12), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((7, 1), (7, 30), (3, 1000)))],
+    [(4, 12), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 12), (7, 1), (7, 30), (3, 1000)))],
 )
 def test_folders_of_parts_become_the_folder_of_one_run(tmp_path, of, size):
     sharded(None, tmp_path / "whole", size=size)
@@ -118,7 +118,7 @@ def test_folders_of_parts_become_the_folder_of_one_run(tmp_path, of, size):
     assert len(found) == N
 
 
-@pytest.mark.parametrize("of", [1, 3, 7])
+@pytest.mark.parametrize("of", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))])
 def test_evaluations_of_parts_become_that_of_one_run(tmp_path, of):
     seeds = [number * 7 % 31 for number in range(N)]
     scenarios = [{"seed": seed, "name": f"s{seed}", "options": {"level": seed}} for seed in seeds]
@@ -207,7 +207,8 @@ def test_successes_that_only_one_part_knows_of(tmp_path):
 # ---------------------------------------------------------------------- killed, and continued
 
 
-@pytest.mark.parametrize(("of", "kills"), [((2, 3), (9, 30)), pytest.param((1, 1), (14,), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("of", "kills"), [((2, 3), (9, 30)), ((1, 1), (14,))])
 def test_a_part_of_a_folder_is_killed_and_resumed(tmp_path, of, kills):
     expected = contents(sharded(of, tmp_path / "expected", size=5))
     for at in kills:
@@ -235,7 +236,7 @@ def test_a_damaged_shard_of_a_part_is_sampled_again(tmp_path):
     assert contents(tmp_path / "merged") == contents(sharded(None, tmp_path / "whole", size=5))
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 9])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
 def test_a_killed_merge_is_continued(tmp_path, every):
     whole = contents(sharded(None, tmp_path / "whole", size=10))
     parts = in_parts(sharded, tmp_path, 3, size=10)
@@ -281,8 +282,16 @@ def test_missing_and_doubled_parts_are_named(tmp_path):
     ("options", "words"),
     [
         ({"seed": 4}, "seed is 3 in .*part-1.*, and 4 in .*other"),
-        ({"max_episode_length": 2}, "max_episode_length is None in .*part-1.*, and 2 in .*other"),
-        ({"env": "CartPole-v1"}, "environment is '.*' in .*part-1.*, and 'CartPole-v1' in .*other"),
+        pytest.param(
+            {"max_episode_length": 2},
+            "max_episode_length is None in .*part-1.*, and 2 in .*other",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"env": "CartPole-v1"},
+            "environment is '.*' in .*part-1.*, and 'CartPole-v1' in .*other",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_parts_of_different_runs_are_told_apart(tmp_path, options, words):

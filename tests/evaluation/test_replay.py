@@ -71,7 +71,12 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+QUICK = "default", "lanes", "vector with masks"
+
+
+@pytest.mark.parametrize(
+    "form", [form if form in QUICK else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
+)
 def test_each_trajectory_of_each_amount_is_the_same(form, tmp_path):
     agent, env, options = FORMS[form]
     with LocalSampler(agent, env, seed=3, check=None, **options) as sampler:
@@ -166,7 +171,9 @@ def test_what_raises_raises_again():
         assert sampler.replay(1, last, recorded=batch).same
 
 
-@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("NEXT_STEP", "DISABLED")), "SAME_STEP"]
+)
 def test_seeds_that_were_given_to_a_vector_environment(mode):
     options, env = vec(block_size=7), Vector(mode)
     with LocalSampler(lambda _: 0, env, seed=3, check=None, **options) as sampler:

@@ -22,6 +22,7 @@ def evaluated(outcome: Result) -> float:
     return float(outcome.stdout.splitlines()[-1].split()[3])
 
 
+@pytest.mark.slow
 def test_it_learns_and_the_number_of_workers_changes_nothing():
     first, other = (run("CartPole-v1", *FEW, "--workers", workers) for workers in ("1", "3"))
     assert first.stdout == other.stdout

@@ -31,7 +31,9 @@ def nothing_is_left() -> Any:
 
 
 @pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name", [name if name == "nested" else pytest.param(name, marks=pytest.mark.slow) for name in SCENARIOS]
+)
 def test_the_same_batches_as_in_this_process(name, n_workers):
     scenario = SCENARIOS[name]
     with PipeSampler(scenario.agent, scenario.env, n_workers=n_workers, seed=SEED) as sampler:
@@ -39,6 +41,7 @@ def test_the_same_batches_as_in_this_process(name, n_workers):
     assert_same(batches, expected(name, n_workers))
 
 
+@pytest.mark.slow
 def test_a_sampler_that_was_pickled_goes_on():
     with PipeSampler(always_zero, AnyLength, n_workers=2, seed=1) as sampler:
         sampler.obtain_trajectories(3)
@@ -58,6 +61,7 @@ def test_a_killed_worker_changes_nothing(tmp_path):
     assert sampler.stats.restarts <= 1
 
 
+@pytest.mark.slow
 def test_after_an_error_the_sampler_goes_on(tmp_path):
     # Each time: where a copy in the other worker succeeds first, the failure is forgotten.
     failing = Fault("raise", trajectory=2, times=None), Fault("exit", trajectory=1, version=2, times=None)

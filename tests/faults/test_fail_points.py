@@ -36,10 +36,8 @@ def undisturbed(payload):
 # A diagonal in every run, all of it in the slow tier.
 DIAGONAL = {
     ("start", "first", 1, "forkserver", "small"),
-    ("continue", "second", 1, "fork", "small"),
     ("rollout", "last", 1, "fork", "small"),
     ("write", "last", 2, "forkserver", "shared memory"),
-    ("send", "first", 2, "forkserver", "small"),
     ("sent", "second", 2, "fork", "shared memory"),
     ("exit", "first", 2, "forkserver", "small"),
 }

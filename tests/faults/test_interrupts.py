@@ -48,7 +48,7 @@ def raise_once(monkeypatch, owner, name, error):
     monkeypatch.setattr(owner, name, function)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, slow(MemoryError)])
 @pytest.mark.parametrize(("owner", "place"), [(MessageReader, "read"), (links, "send"), (links, "unpack_answer")])
 @pytest.mark.parametrize("call", ["obtain", "stream"])
 def test_a_break_inside_a_call(sampler, monkeypatch, error, owner, place, call):
@@ -167,7 +167,7 @@ class Forking(Env):
             file.write(f"{pid}\n")
 
 
-@pytest.mark.parametrize("method", [slow("forkserver"), slow("fork"), "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", slow("fork"), slow("spawn")])
 def test_a_death_is_seen_although_a_grandchild_lives_on(tmp_path, method):
     pid_file = tmp_path / "pids"
     faults = Faults(tmp_path, Fault("kill", step=2))

@@ -26,7 +26,7 @@ def check_nothing_left(run, n_envs, seconds=2.0):
     assert gone_within([*left, *notes(run.folder)], seconds)
 
 
-@pytest.mark.parametrize("method", PROCESSES)
+@pytest.mark.parametrize("method", ALL_SLOW)
 def test_the_parent_is_killed(tmp_path, method):
     with Run.of_library(tmp_path, method, "kill", 0.0) as run:
         run.await_events("made", 2)

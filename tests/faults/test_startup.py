@@ -67,7 +67,7 @@ def test_nothing_is_left_when_a_worker_cannot_be_asked_for(monkeypatch, method, 
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("failing", [1, 2, 3])
+@pytest.mark.parametrize("failing", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 3))])
 def test_nothing_is_left_when_a_worker_cannot_be_known(monkeypatch, method, failing):
     """The process runs, and there is no descriptor left for it."""
     open_pidfd, pids = worker_child.open_pidfd, []  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ sampler.obtain_trajectories(1)
 
 @pytest.mark.parametrize(
     ("method", "program"),
-    [("forkserver", PROGRAM), ("spawn", SPAWNED_LATER)],
+    [("forkserver", PROGRAM), slow("spawn", SPAWNED_LATER)],
     ids=["the fork server", "a spawned worker"],
 )
 def test_orphans_in_start_up(tmp_path, method, program):

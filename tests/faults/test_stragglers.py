@@ -40,6 +40,7 @@ def zero(observation):
     return 0
 
 
+@pytest.mark.slow
 def test_a_call_does_not_wait_for_a_slow_worker(tmp_path):
     def make_env():
         return SlowInOneProcess(tmp_path)

@@ -47,7 +47,7 @@ def test_in_a_daemonic_process(tmp_path, method):
     assert daemon.exitcode == 0
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork", SPAWN])
+@pytest.mark.parametrize("method", ["forkserver", slow("fork"), SPAWN])
 def test_in_a_thread_that_ends_before_the_sampler(tmp_path, method):
     """The kernel's own signal for a parent's death would come when the thread ends."""
     faults = Faults(tmp_path, Fault("kill", trajectory=2, version=2), seed=SEED)
@@ -125,7 +125,7 @@ class Jumping:
         return 1.7e9 + self.dice.uniform(-10_000, 10_000)
 
 
-@pytest.mark.parametrize("method", ["fork", FORK_SERVER])
+@pytest.mark.parametrize("method", [slow("fork"), FORK_SERVER])
 def test_a_wall_clock_that_is_set_back_and_forth(tmp_path, monkeypatch, method):
     """With all limits on: none of them is taken from it. By fork the workers have it, too."""
     monkeypatch.setattr(time, "time", Jumping())

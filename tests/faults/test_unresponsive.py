@@ -194,6 +194,7 @@ print(*sampler.worker_pids())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PROCESSES)
 def test_the_end_of_a_program_without_descriptors_of_processes(method):
     """Since Python 3.12 no thread can be started any more by then."""

@@ -61,6 +61,32 @@ class Forgetful(gymnasium.Env[Any, Any]):
         return self.observe(), 1.0, self.t == 100, False, {}
 
 
+class Wandering(Forgetful):
+    """Begins in one and the same place, and goes on elsewhere each time."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.hidden = 0.0
+        return self.observe(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.hidden = random.SystemRandom().random()
+        return super().step(action)
+
+
+class Noisy(Forgetful):
+    """Draws from a global generator."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.hidden = random.random()
+        return self.observe(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.hidden = random.random()
+        return super().step(action)
+
+
 class Sticky(gymnasium.Env[Any, Any]):
     """Terminates, truncates, or does both; a short, a middling or a long episode, by its seed."""
 
@@ -84,6 +110,39 @@ class Sticky(gymnasium.Env[Any, Any]):
         return self.observe(), self.t + action / 2, last and self.end != 1, last and self.end != 0, info
 
 
+class HalfState(Restorable):
+    """Gives its state, and takes none."""
+
+    set_state = None  # type: ignore[assignment]
+
+
+class CountsRows:
+    """Counts the timesteps of each row's episode; has no `reset`, and cannot give the counts."""
+
+    def get_actions(self, observations: Any, *, starts: Any) -> Any:
+        self.seen = np.where(starts, 0, getattr(self, "seen", 0)) + 1
+        return (self.seen % 3 > 1).astype(np.int64), {}
+
+    def get_action(self, observation: Any) -> Any:
+        raise NotImplementedError
+
+
+class Counter:
+    """Counts its actions, and is never reset; but its count can be given to another worker."""
+
+    n = 0
+
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        self.n += 1
+        return self.n // 3 % 2, {"n": self.n}
+
+    def get_state(self) -> Any:
+        return self.n
+
+    def set_state(self, state: Any) -> None:
+        self.n = state
+
+
 class Drawn:
     """Draws for each row from its episode's stream, and remembers how much it saw in each row."""
 
@@ -91,7 +150,7 @@ class Drawn:
 
     def __init__(self) -> None:
         self.weight = 0.0
-        self.seen = np.zeros(3)
+        self.seen = np.zeros(())  # for any number of rows
 
     def get_actions(self, observations: Any, *, starts: Any, draws: Any) -> Any:
         self.seen = np.where(starts, 0.0, self.seen) + observations.mean(axis=1)
@@ -109,6 +168,43 @@ class Drawn:
 
     def set_state(self, state: Any) -> None:
         self.seen = state.copy()
+
+
+class Fleeting:
+    """Draws for each row from its episode's stream, and remembers nothing: it may be asked for any rows at any time."""
+
+    row_independent = True
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+
+    def get_actions(self, observations: Any, *, draws: Any) -> Any:
+        noise = draws.random() + draws.normal(2).sum(axis=1)
+        return (noise + self.weight * observations.mean(axis=1) > 0.5).astype(np.int64), {"noise": noise}
+
+    def get_action(self, observation: Any) -> Any:
+        raise NotImplementedError
+
+    def set_param_values(self, values: Any) -> None:
+        self.weight = float(values[0])
+
+
+class Alone(Linear):
+    """Is asked for one action at a time, and says that it does not mind which other rows there are."""
+
+    row_independent = True
+
+
+class Following:
+    """Acts by what it sees in numbers that the action space cannot hold, and remembers nothing."""
+
+    row_independent = True
+
+    def get_actions(self, observations: Any) -> Any:
+        return np.tanh(observations[:, :1] + 0.1).astype(np.float64), {}
+
+    def get_action(self, observation: Any) -> Any:
+        raise NotImplementedError
 
 
 class Mixing:

@@ -10,11 +10,19 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, PerWorker, TrajectoryBatch, load
+from streamsampler import (
+    DefaultWorker,
+    LocalSampler,
+    MultiprocessingSampler,
+    PerWorker,
+    TrajectoryBatch,
+    VecWorker,
+    load,
+)
 from streamsampler.data.batch import StepType
 from streamsampler.errors import DataError, RolloutError, UsageError
 from tests.fragments.agents import Recurrent, Restorable, Sticky
-from tests.scripted.agents import Drawing, always_zero
+from tests.scripted.agents import Drawing, Rowwise, always_zero
 from tests.scripted.envs import GlobalNoise, Rough, Steps, Wide
 
 SEED = 20_260_711
@@ -43,7 +51,7 @@ def local(agent: Any = None, env: Any = Sticky, **options: Any) -> LocalSampler:
     return LocalSampler(agent or Restorable(), env, seed=SEED, **options)
 
 
-@pytest.mark.parametrize("n_workers", [2, 3, 7])
+@pytest.mark.parametrize("n_workers", [pytest.param(2, marks=pytest.mark.slow), 3, 7])
 @pytest.mark.parametrize("env", ["CartPole-v1", Sticky])
 def test_any_number_of_workers_gives_the_same(n_workers, env):
     with local(Recurrent(), env) as one, local(Recurrent(), env, n_workers=n_workers) as several:
@@ -87,11 +95,17 @@ def test_short_fragments_are_long_ones_cut():
         assert joined.tobytes() == whole.as_grid(name).tobytes()
 
 
+def vec(n_envs: int) -> dict[str, Any]:
+    return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs}}
+
+
+@pytest.mark.parametrize("agent", [Restorable, Rowwise])
+@pytest.mark.parametrize("options", [{}, vec(3), *(pytest.param(vec(n), marks=pytest.mark.slow) for n in (1, 4))])
 @pytest.mark.parametrize("env", [Sticky, lambda: gymnasium.make("CartPole-v1")])
-def test_equals_the_vector_environment_of_gymnasium(env):
+def test_equals_the_vector_environment_of_gymnasium(env, options, agent):
     """Step for step, for the same actions, with each episode's seed."""
     n_envs, vector = 4, SyncVectorEnv([env] * 4, autoreset_mode=AutoresetMode.DISABLED)
-    with local(Restorable(), env, n_workers=2) as sampler:
+    with local(agent(), env, n_workers=2, **options) as sampler:
         batches = [sampler.obtain_fragments(25, n_envs) for _ in range(6)]
     episode = [0] * n_envs
     seeds = {}
@@ -171,7 +185,8 @@ def test_a_pickled_sampler_begins_fresh_environments():
     with local() as sampler:
         sampler.obtain_fragments(5, 2)
         with pickle.loads(pickle.dumps(sampler)) as copied:
-            batch = copied.obtain_fragments(5, 2)
+            batch = copied.obtain_fragments(5)
+            assert batch.as_grid("rewards").shape == (5, 2)
             assert not batch.continued.any()
             assert batch.agent_version == 2
 
@@ -216,13 +231,21 @@ def test_what_fragments_do_not_go_with(options, message):
 
 def test_bad_numbers_and_updates():
     with local(n_workers=2) as sampler:
-        for arguments in ((0, 2), (5, 0), (2.5, 2)):
+        for arguments in ((0, 2), (-3, 2), (5, 0), (2.5, 2)):
             with pytest.raises(UsageError):
                 sampler.obtain_fragments(*arguments)
         with pytest.raises(UsageError, match="one agent and one environment"):
             sampler.obtain_fragments(5, 2, agent_update=PerWorker([np.zeros(4), np.ones(4)]))
+        with pytest.raises(UsageError, match="one agent and one environment"):
+            sampler.obtain_fragments(5, 2, env_update=PerWorker([Sticky, Sticky]))
+        for number in (5, np.int64(5), 0.5):
+            with pytest.raises(UsageError, match=r"The third one updates the agent, which a number cannot") as it:
+                sampler.obtain_fragments(5, 2, number)
+            assert str(it.value).startswith(
+                f"obtain_fragments(5, 2, {number!r}): the arguments are (n_timesteps, n_envs="
+            )
         sampler.obtain_fragments(5, 2)
-        with pytest.raises(UsageError, match="cannot be replayed"):
+        with pytest.raises(UsageError, match="replayed from what was recorded"):
             sampler.replay(1, 0)
 
 

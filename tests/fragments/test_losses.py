@@ -15,10 +15,22 @@ import pytest
 from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, RaySampler, VecWorker
 from streamsampler.filters import RunningNorm
 from streamsampler.testing import Fault, Faults
-from tests.fragments.agents import Forgetful, Recurrent, Restorable, Sticky
+from tests.fragments.agents import (
+    Counter,
+    CountsRows,
+    Forgetful,
+    HalfState,
+    Noisy,
+    Recurrent,
+    Restorable,
+    Sticky,
+    Wandering,
+)
 from tests.scripted.agents import Linear
 
 SEED = 7
+TWO = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
+DIFFERENT = "did not lead to the same observations"
 
 
 @functools.cache
@@ -36,7 +48,7 @@ def kill(pids: Any) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_killed_between_calls(n_workers):
     with MultiprocessingSampler(Recurrent(), Sticky, seed=SEED, n_workers=n_workers) as sampler:
         for call, expected in enumerate(undisturbed(6, 13, 5)):
@@ -46,7 +58,7 @@ def test_killed_between_calls(n_workers):
         assert sampler.stats.restarts >= 3
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_killed_within_calls(tmp_path, n_workers):
     faults = Faults(tmp_path, Fault("kill", "step", step=20, times=3))
     with MultiprocessingSampler(Recurrent(), faults.env(Sticky), seed=SEED, n_workers=n_workers) as sampler:
@@ -57,13 +69,22 @@ def test_killed_within_calls(tmp_path, n_workers):
 
 
 @pytest.mark.parametrize(
-    ("agent", "env", "why"),
-    [(Linear(), "CartPole-v1", "no get_state"), (Restorable(), Forgetful, "did not lead to the same observations")],
+    ("agent", "env", "options", "why"),
+    [
+        (Linear(), "CartPole-v1", {}, "no get_state"),
+        (HalfState(), "CartPole-v1", {}, "no get_state"),
+        (Restorable(), Forgetful, {}, DIFFERENT),
+        pytest.param(Recurrent(), Noisy, {}, DIFFERENT, id="agent and environment draw from one generator"),
+        pytest.param(Restorable(), Noisy, TWO, DIFFERENT, id="two environments do", marks=pytest.mark.slow),
+        pytest.param(Linear(), "CartPole-v1", TWO, "no get_state", id="copies for rows", marks=pytest.mark.slow),
+        pytest.param(HalfState(), "CartPole-v1", TWO, "no get_state", id="copies that take none"),
+        pytest.param(CountsRows(), "CartPole-v1", TWO, "no get_state", id="a memory by rows without reset"),
+    ],
 )
-def test_what_cannot_be_restored_begins_again(agent, env, why, caplog):
+def test_what_cannot_be_restored_begins_again(agent, env, options, why, caplog):
     with (
         caplog.at_level(logging.WARNING, "streamsampler"),
-        MultiprocessingSampler(agent, env, seed=SEED, n_workers=1, check=None) as sampler,
+        MultiprocessingSampler(agent, env, seed=SEED, n_workers=1, check=None, **options) as sampler,
     ):
         first = sampler.obtain_fragments(5, 2)
         assert first.cut.all()
@@ -72,7 +93,44 @@ def test_what_cannot_be_restored_begins_again(agent, env, why, caplog):
         assert sampler.stats.failed_trajectories in (2, 3)  # the ticket of the lost worker, too
     assert not second.continued.any()
     assert second.indices.tolist()[0] == 2
-    assert why in caplog.text
+    assert caplog.text.count(why) == 2
+
+
+@pytest.mark.parametrize("options", [{}, TWO])
+def test_an_agent_that_is_never_reset_goes_on_where_it_was(options):
+    with (
+        LocalSampler(Counter(), "CartPole-v1", seed=SEED, check=None, **options) as reference,
+        MultiprocessingSampler(Counter(), "CartPole-v1", seed=SEED, n_workers=1, check=None, **options) as sampler,
+    ):
+        for _ in range(3):
+            expected = reference.obtain_fragments(5, 2)
+            assert expected.cut.all()
+            assert sampler.obtain_fragments(5, 2) == expected
+            kill(sampler.worker_pids())
+
+
+@pytest.mark.parametrize("options", [{}, TWO])
+def test_what_the_last_action_led_to_is_compared(options, caplog):
+    """Of an episode of one timestep nothing else can differ."""
+    with (
+        caplog.at_level(logging.WARNING, "streamsampler"),
+        MultiprocessingSampler("random", Wandering, seed=SEED, n_workers=1, check=None, **options) as sampler,
+    ):
+        sampler.obtain_fragments(1, 2)
+        kill(sampler.worker_pids())
+        assert not sampler.obtain_fragments(1, 2).continued.any()
+    assert caplog.text.count(DIFFERENT) == 2
+
+
+def test_an_environment_that_alone_draws_from_a_global_generator_is_restored():
+    with (
+        LocalSampler(Restorable(), Noisy, seed=SEED) as reference,
+        MultiprocessingSampler(Restorable(), Noisy, seed=SEED, n_workers=1) as sampler,
+    ):
+        for _ in range(2):
+            assert sampler.obtain_fragments(9, 3) == reference.obtain_fragments(9, 3)
+            kill(sampler.worker_pids())
+        assert sampler.obtain_fragments(9, 3) == reference.obtain_fragments(9, 3)
 
 
 @pytest.mark.slow
@@ -88,6 +146,22 @@ def test_two_hundred_kills_over_fifty_calls():
             kills += 4
             assert one_call(sampler, call, 40, 7) == expected[call]
         assert kills == 200
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}])
+def test_an_agent_that_was_replaced_begins_in_the_middle_of_restored_episodes(options):
+    with (
+        LocalSampler(Recurrent(), Sticky, seed=SEED, **options) as reference,
+        MultiprocessingSampler(Recurrent(), Sticky, seed=SEED, n_workers=1, **options) as sampler,
+    ):
+        for sampled in (reference, sampler):
+            sampled.obtain_fragments(9, 3)
+        kill(sampler.worker_pids())
+        expected = reference.obtain_fragments(9, 3, agent_update=Recurrent())
+        assert expected.continued.any()
+        assert sampler.obtain_fragments(9, 3, agent_update=Recurrent()) == expected
+        kill(sampler.worker_pids())
+        assert sampler.obtain_fragments(9, 3) == reference.obtain_fragments(9, 3)
 
 
 def test_the_random_agent_is_restored():
@@ -108,14 +182,14 @@ def test_torch_agents_are_restored(env_id):
     agent = agent_for(env_id)
     with (
         LocalSampler(agent, env_id, seed=SEED) as reference,
-        MultiprocessingSampler(agent, env_id, seed=SEED, n_workers=2) as sampler,
+        MultiprocessingSampler(agent, env_id, seed=SEED, n_workers=1) as sampler,
     ):
         for _ in range(3):
             assert sampler.obtain_fragments(20, 3) == reference.obtain_fragments(20, 3)
             kill(sampler.worker_pids())
 
 
-@pytest.mark.parametrize("worker_class", [DefaultWorker, VecWorker])
+@pytest.mark.parametrize("worker_class", [pytest.param(DefaultWorker, marks=pytest.mark.slow), VecWorker])
 def test_filters_go_on_after_a_loss(worker_class):
     def sampler_of(make: Any, **options: Any) -> Any:
         norm = RunningNorm(clip=5.0)

@@ -2,9 +2,11 @@
 
 A program is drawn from one number: a sampler (start method, workers, kind of worker, agents and environments for all
 or for each, what is done about failures), and what is done with it: calls of every kind, with and without updates,
-updates that are refused, streams that are left early or run into an error, copies by pickling. Meanwhile its workers
-are killed and stopped, at random instants. The same is done with a `LocalSampler`, whose workers nobody disturbs, and
-every batch and every error is compared. No program is left out.
+updates that are refused, streams that are left early or run into an error, copies by pickling. Some programs have hooks
+with metrics, a `drop_if`, or filters. A third of them has `staleness=1`, and learns between calls while workers run
+ahead. Meanwhile its workers are killed and stopped, at random instants. The same is done with a `LocalSampler`, whose
+workers nobody disturbs, and every batch, every metric, all statistics of filters and every error are compared. No
+program is left out.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 
 from streamsampler import LocalSampler, PerWorker, SetTaskUpdate, VecWorker
 from streamsampler.errors import SamplerError
+from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
 from tests.proofs._engines import kept_open, make_sampler
 from tests.scripted.failing import Brittle
 
@@ -81,6 +84,49 @@ class Apart(Drawer):
         return (observations[:, 1] * 10 + drawn * 100 + self.parameter).astype(np.int64) % 3, {"drawn": drawn}
 
 
+class Measuring:
+    """Hooks with metrics that keep something of the trajectory in hand; in some trajectories one raises.
+
+    Args:
+        one_in: In one trajectory of so many; 0 for none.
+        where: Which of them raises.
+    """
+
+    aggregation: ClassVar = {"weighted": "sum", "last": "last"}
+
+    def __init__(self, one_in: int, where: str) -> None:
+        self.one_in, self.where = one_in, where
+
+    def _maybe(self, where: str, context: Any) -> None:
+        if where == self.where and self.one_in and context.seed % self.one_in == 0:
+            raise LookupError("no such table")
+
+    def on_trajectory_start(self, context: Any) -> None:
+        """Begin to add up."""
+        self.weighted, self.index = 0.0, context.index
+        self._maybe("start", context)
+
+    def on_timestep(self, context: Any) -> None:
+        """Add a reward."""
+        assert self.index == context.index
+        self.weighted += context.reward * context.timestep + context.agent_info.get("drawn", 0.0)
+        context.metrics["steps"] = context.timestep
+        if context.timestep == 3:
+            self._maybe("timestep", context)
+            context.metrics["third"] = float(context.observation[0])
+
+    def on_trajectory_end(self, context: Any) -> None:
+        """Say what was found."""
+        assert len(context.rewards) == context.timestep
+        context.metrics.update(weighted=self.weighted, last=context.index, mean=context.rewards.mean())
+        self._maybe("end", context)
+
+
+def is_odd(info: dict[str, Any]) -> bool:
+    """Return whether a trajectory is abnormal, which some of the long ones are."""
+    return bool(info.get("left") == 21)
+
+
 @dataclass
 class Program:
     """What is made, and what is done with it.
@@ -111,10 +157,12 @@ class Author:
 
     def __init__(self, number: int, start_methods: tuple[str, ...]) -> None:
         self.dice = dice = random.Random(number)
+        self.of_extras = random.Random(f"hooks {number}")  # on their own: programs stay what they were
         self.vec = dice.random() < 0.35
         self.n_workers = dice.randint(1, 4)
         self.width = dice.choice([2, 3, 1100])
         self.start_method = dice.choice(start_methods)
+        self.lags = number % 3 == 2
 
     def env(self) -> Any:
         dice = self.dice
@@ -132,7 +180,7 @@ class Author:
 
     def program(self) -> Program:
         dice = self.dice
-        options: dict[str, Any] = {"seed": dice.randrange(10**6)}
+        options: dict[str, Any] = {"seed": dice.randrange(10**6), "staleness": int(self.lags)}
         if self.vec:
             args: dict[str, Any] = {"n_envs": dice.randint(1, 4)}
             args |= {"block_size": args["n_envs"] * dice.randint(1, 3)} if dice.random() < 0.4 else {}
@@ -151,7 +199,30 @@ class Author:
         envs = self.for_each(self.env) if dice.random() < 0.2 else self.env()
         program = Program(self.n_workers, agents, envs, options, self.start_method, kills, stops)
         program.steps = [self.step() for _ in range(dice.randint(4, 12))]
+        self.add_extras(options)
+        if self.lags:
+            program.steps = [step for one in program.steps for step in (self.lagging(one), self.learning())]
         return program
+
+    def add_extras(self, options: dict[str, Any]) -> None:
+        dice = self.of_extras
+        if dice.random() < 0.4:
+            one_in, where = dice.choice([0, 0, 0, 20, 60]), dice.choice(["start", "timestep", "end"])
+            options["hooks"] = Measuring(one_in, where)
+        if dice.random() < 0.25:
+            options["drop_if"] = is_odd
+        if not self.lags and dice.random() < 0.4:
+            options["observation_filter"] = RunningNorm(clip=dice.choice([None, 1.0, 10.0]))
+        if not self.lags and dice.random() < 0.2:
+            options["reward_filter"] = RunningReturnNorm(dice.choice([0.0, 0.9, 1.0]))
+
+    def lagging(self, step: tuple[str, tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]]:
+        """Return a step that a sampler with staleness=1 takes: no stream."""
+        kind, arguments = step
+        return ("samples", (arguments[0] + 1, arguments[2])) if kind == "stream" else step
+
+    def learning(self) -> tuple[str, tuple[Any, ...]]:
+        return "learn", (self.dice.choice([0, 10_000, 1_000_000]),)
 
     def updates(self) -> dict[str, Any]:
         dice, found = self.dice, {}
@@ -198,6 +269,10 @@ class Runner:
             told = getattr(error, "trajectory", None), getattr(error, "phase", None)
             self.outcomes.append((type(error).__name__, *told, type(getattr(error, "original", None)).__name__))
             return False
+        if metrics := self.sampler.stats.metrics:
+            self.outcomes.append(dict(metrics))
+        if filters := self.sampler.filters:
+            self.outcomes.append(filters)
         return True
 
     def samples(self, n: int, updates: dict[str, Any]) -> None:
@@ -217,6 +292,10 @@ class Runner:
             self.open.append(stream)  # the next call ends it
         else:
             stream.close()
+
+    def learn(self, n: int) -> None:
+        """Take some time, in which workers run ahead."""
+        sum(range(n))
 
     def copy(self, closing: bool) -> None:
         old = self.sampler
@@ -297,7 +376,8 @@ def run_program(
     faulthandler.cancel_dump_traceback_later()
     tally["programs"] += 1
     for outcome in expected:
-        tally["errors" if isinstance(outcome, tuple) else "batches"] += 1
+        kinds = {tuple: "errors", dict: "metrics", Filters: "filters"}
+        tally[kinds.get(type(outcome), "batches")] += 1
     tally["restarts"] += runner.sampler.stats.restarts
     _compare(number, program, expected, found)
 
@@ -332,3 +412,5 @@ def prove(scale: str, engine: str | None = None, start_method: str | None = None
     assert tally["programs"] == n_programs
     assert tally["batches"] > n_programs
     assert tally["errors"] > 0
+    assert tally["metrics"] > 0
+    assert tally["filters"] > 0

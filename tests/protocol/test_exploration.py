@@ -54,7 +54,7 @@ def visit(capsys):
     ("capacity", "plans"),
     [
         (1, (Exactly(4), AtLeast(3))),
-        (2, (AtLeast(3), ExactlyPerWorker(1, N_WORKERS))),
+        pytest.param(2, (AtLeast(3), ExactlyPerWorker(1, N_WORKERS)), marks=slow),
         pytest.param(1, (Exactly(6), AtLeast(5)), marks=slow),
         pytest.param(2, (Exactly(6), AtLeast(5)), marks=slow),
         pytest.param(2, (AtLeast(7), ExactlyPerWorker(2, N_WORKERS)), marks=slow),
@@ -70,7 +70,7 @@ def test_two_calls_without_faults_always_complete(visit, capacity, plans):
 @pytest.mark.parametrize(
     ("capacity", "plans", "faults"),
     [
-        (2, (Exactly(3),), {"deaths": 1}),
+        pytest.param(2, (Exactly(3),), {"deaths": 1}, marks=slow),
         (1, (Exactly(1), AtLeast(2)), {"refusals": 1}),
         *(
             pytest.param(CAPACITY, (Exactly(4), AtLeast(3)), {fault: 1}, marks=slow)
@@ -89,7 +89,9 @@ def test_what_is_run_again_changes_nothing(visit, capacity, plans, faults):
 @pytest.mark.parametrize(
     ("capacity", "plans", "faults"),
     [
-        *((capacity, (Exactly(1), AtLeast(2)), {fault: 1}) for capacity in (1, 2) for fault in ("deaths", "refusals")),
+        pytest.param(1, (Exactly(1), AtLeast(2)), {"deaths": 1}, marks=slow),
+        (2, (Exactly(1), AtLeast(2)), {"deaths": 1}),
+        *((capacity, (Exactly(1), AtLeast(2)), {"refusals": 1}) for capacity in (1, 2)),
         *(
             pytest.param(CAPACITY, (Exactly(4), AtLeast(3)), {fault: 1}, marks=slow)
             for fault in ("deaths", "failures", "refusals")
@@ -107,15 +109,15 @@ def test_a_fault_anywhere_fails_at_most_one_call(visit, capacity, plans, faults)
 @pytest.mark.parametrize(
     ("capacity", "plans", "doomed", "options", "n_completed"),
     [
-        (2, (Exactly(4),), [2], {}, 0),
+        pytest.param(2, (Exactly(4),), [2], {}, 0, marks=slow),
         (1, (AtLeast(3), Exactly(1)), [2], {}, 2),
-        (2, (AtLeast(4),), [3], {"slowness": 4.0}, 1),
+        pytest.param(2, (AtLeast(4),), [3], {"slowness": 4.0}, 1, marks=slow),
         (2, (AtLeast(4),), [2], {"slowness": 4.0}, 0),
-        (2, (Exactly(4),), [2], {"unsendable": True}, 0),
+        pytest.param(2, (Exactly(4),), [2], {"unsendable": True}, 0, marks=slow),
         (2, (AtLeast(3),), [2], {"unsendable": True}, 1),
         (2, (AtLeast(7),), [6], {"layout": BLOCKS}, 1),
-        (2, (AtLeast(7),), [5], {"layout": BLOCKS}, 0),
-        (2, (AtLeast(4),), [3, 4], {"deaths": 1, "policy": ONE_LOSS}, 1),
+        pytest.param(2, (AtLeast(7),), [5], {"layout": BLOCKS}, 0, marks=slow),
+        pytest.param(2, (AtLeast(4),), [3, 4], {"deaths": 1, "policy": ONE_LOSS}, 1, marks=slow),
         pytest.param(1, (AtLeast(5), Exactly(1)), [3], {}, 2, marks=slow),
         pytest.param(2, (AtLeast(6),), [2, 3], {}, 0, marks=slow),
         pytest.param(2, (Exactly(5), AtLeast(4)), [3], {}, 1, marks=slow),
@@ -134,10 +136,11 @@ def test_a_failure_counts_only_where_it_is_needed(visit, capacity, plans, doomed
 @pytest.mark.parametrize(
     ("capacity", "plans", "faults"),
     [
-        (2, (AtLeast(3), ExactlyPerWorker(1, N_WORKERS)), {}),
-        (2, (Exactly(1),), {"deaths": 2}),
-        (2, (Exactly(2),), {"deaths": 1}),
-        (2, (Exactly(1),), {"failures": 3}),
+        pytest.param(2, (AtLeast(3), ExactlyPerWorker(1, N_WORKERS)), {}, marks=slow),
+        pytest.param(2, (Exactly(1),), {"deaths": 2}, marks=slow),
+        (1, (Exactly(2),), {"deaths": 1}),
+        pytest.param(2, (Exactly(2),), {"deaths": 1}, marks=slow),
+        pytest.param(2, (Exactly(1),), {"failures": 3}, marks=slow),
         pytest.param(2, (Exactly(3),), {"deaths": 1}, marks=slow),
         pytest.param(1, (Exactly(3), AtLeast(4)), {}, marks=slow),
         pytest.param(2, (Exactly(2), AtLeast(2)), {"hangs": 1}, marks=slow),
@@ -156,8 +159,9 @@ def test_copies_of_what_a_slow_worker_has_change_nothing(visit, capacity, plans,
     [
         (1, (AtLeast(5), AtLeast(2)), {}),
         (2, (AtLeast(7), AtLeast(4)), {}),
-        (2, (AtLeast(6),), {"deaths": 1}),
-        (2, (AtLeast(5),), {"slowness": 4.0, "deaths": 1}),
+        pytest.param(2, (AtLeast(6),), {"deaths": 1}, marks=slow),
+        pytest.param(2, (AtLeast(4),), {"slowness": 4.0, "deaths": 1}, marks=slow),
+        pytest.param(2, (AtLeast(5),), {"slowness": 4.0, "deaths": 1}, marks=slow),
         pytest.param(2, (AtLeast(7),), {"deaths": 1}, marks=slow),
         pytest.param(1, (AtLeast(7),), {"deaths": 2}, marks=slow),
         pytest.param(2, (AtLeast(9), AtLeast(5)), {"deaths": 1}, marks=slow),
@@ -173,11 +177,12 @@ def test_blocks_lose_nothing(visit, capacity, plans, faults):
     ("capacity", "plans", "faults", "n_completed"),
     [
         (2, (AtLeast(5), AtLeast(4)), {}, 2),
-        (2, (AtLeast(5),), {"deaths": 1}, 1),
+        (2, (AtLeast(4),), {"deaths": 1}, 1),
+        pytest.param(2, (AtLeast(5),), {"deaths": 1}, 1, marks=slow),
         (2, (AtLeast(4),), {"slowness": 4.0}, 1),
         (2, (AtLeast(4),), {"doomed": [(1, 3)]}, 1),
         (2, (AtLeast(4),), {"doomed": [(1, 2)]}, 0),
-        (2, (AtLeast(4),), {"doomed": [(1, 3)], "unsendable": True}, 1),
+        pytest.param(2, (AtLeast(4),), {"doomed": [(1, 3)], "unsendable": True}, 1, marks=slow),
         pytest.param(2, (AtLeast(7), AtLeast(4)), {"deaths": 1}, 2, marks=slow),
     ],
     ids=str,
@@ -259,6 +264,7 @@ class Recorded(dict):
         return following
 
 
+@slow
 def test_every_transition_of_both_tables_is_taken(monkeypatch, visit):
     """So the table has none too many; and without one of them the exploration would raise."""
     tables = {state: Recorded(table) for state, table in states._TRANSITIONS.items()}

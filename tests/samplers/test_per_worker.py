@@ -178,7 +178,7 @@ class Three(Two):
     observation_space = spaces.Discrete(4)
 
 
-@pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
+@pytest.mark.parametrize("kind", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
 def test_environments_of_different_spaces_make_no_batch(kind):
     with kind(Linear(1.0), [Two, Three], n_workers=2, seed=0) as sampler:
         words = r"must have the same spaces: worker 0 has Discrete\(3\) .*, worker 1 has Discrete\(4\)"

@@ -242,7 +242,7 @@ class Shortening(WorkerFactory):
         return self.worker_class(dataclasses.replace(context, max_episode_length=self.limit), **self.worker_args)
 
 
-@pytest.mark.parametrize("cls", [LocalSampler, MultiprocessingSampler])
+@pytest.mark.parametrize("cls", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
 def test_a_subclass_of_worker_factory_is_used_as_it_is(cls):
     factory = Shortening(2, n_workers=2, seed=11)
     with cls.from_worker_factory(factory, Agent(), Env, check="error") as sampler:
@@ -257,7 +257,14 @@ class ShowsCheck(DefaultWorker):
         raise ValueError(f"check is {self.context.check!r}")
 
 
-@pytest.mark.parametrize("options", [{}, {"check": "error"}, {"check": None}], ids=["default", "error", "none"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="default"),
+        pytest.param({"check": "error"}, id="error"),
+        pytest.param({"check": None}, marks=pytest.mark.slow, id="none"),
+    ],
+)
 def test_workers_know_what_the_sampler_is_to_check(make, options):
     sampler = make(Agent(), Env, worker_class=ShowsCheck, **options)
     for each in (sampler, pickle.loads(pickle.dumps(sampler))):
@@ -429,10 +436,12 @@ def test_a_script_without_a_main_guard(tmp_path):
     assert python(script) == OUTPUT
 
 
+@pytest.mark.slow
 def test_an_interactive_session_on_standard_input():
     assert python("-", input=SCRIPT) == OUTPUT
 
 
+@pytest.mark.slow
 def test_code_that_is_executed_like_a_notebook_cell():
     cell = textwrap.indent(SCRIPT, "    ")
     assert python("-c", f'code = """\n{cell}\n"""\nimport textwrap\nexec(textwrap.dedent(code))') == OUTPUT

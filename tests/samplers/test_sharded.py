@@ -39,7 +39,7 @@ def whole(tmp_path_factory):
 # ---------------------------------------------------------------------- what the folder holds
 
 
-@pytest.mark.parametrize("amount", [{"num_samples": 500}, {"n_trajectories": 20}])
+@pytest.mark.parametrize("amount", [{"num_samples": 500}, pytest.param({"n_trajectories": 20}, marks=pytest.mark.slow)])
 def test_a_folder_holds_what_one_call_returns(tmp_path, amount):
     with make() as sampler:
         folder = sample_to_folder(sampler, str(tmp_path / "out"), shard_size=100, **amount)
@@ -138,7 +138,8 @@ def test_a_complete_folder_stays_as_it_is(whole):
     before, seen = contents(whole), []
     with make() as sampler:
         folder = sample_to_folder(sampler, whole, **AMOUNT, resume=True, progress=seen.append)
-        assert sampler.agent_version == 0, "no worker had anything to do"
+        assert sampler.agent_version == 1, "it counts as a call, as an uninterrupted one does"
+        assert sampler.stats.ran_timesteps == 0, "no worker had anything to do"
     assert (folder.complete, contents(whole), seen) == (True, before, [])
 
 
@@ -186,6 +187,7 @@ def test_damaged_files_are_named_or_sampled_again(whole, tmp_path, caplog):
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["sampled again"] * 2
 
 
+@pytest.mark.slow
 def test_a_sampler_that_made_calls_before_is_resumed_by_one_that_made_as_many(whole, tmp_path):
     def advanced():
         sampler = make()
@@ -215,12 +217,18 @@ def test_a_sampler_that_made_calls_before_is_resumed_by_one_that_made_as_many(wh
     [
         ({"seed": 4}, {}, "seed is 3 there, and 4 here"),
         ({}, {"num_samples": 501}, "wanted is {'timesteps': 500} there, and {'timesteps': 501} here"),
-        ({}, {"num_samples": None, "n_trajectories": 5}, "and {'trajectories': 5} here"),
-        ({}, {"shard_size": 101}, "shard_size is 100 there, and 101 here"),
-        ({"max_episode_length": 9}, {}, "max_episode_length is None there, and 9 here"),
-        ({"on_failure": "drop"}, {}, "on_failure is 'raise' there, and 'drop' here"),
-        ({"worker_threads": None}, {}, "worker_threads is 1 there, and None here"),
-        ({}, {"provenance": {"agent": "b"}}, "agent is None there, and 'b' here"),
+        pytest.param(
+            {}, {"num_samples": None, "n_trajectories": 5}, "and {'trajectories': 5} here", marks=pytest.mark.slow
+        ),
+        pytest.param({}, {"shard_size": 101}, "shard_size is 100 there, and 101 here", marks=pytest.mark.slow),
+        pytest.param(
+            {"max_episode_length": 9}, {}, "max_episode_length is None there, and 9 here", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"on_failure": "drop"}, {}, "on_failure is 'raise' there, and 'drop' here", marks=pytest.mark.slow
+        ),
+        pytest.param({"worker_threads": None}, {}, "worker_threads is 1 there, and None here", marks=pytest.mark.slow),
+        pytest.param({}, {"provenance": {"agent": "b"}}, "agent is None there, and 'b' here", marks=pytest.mark.slow),
         ({}, {"provenance": {"environment": "b"}}, "environment is 'CartPole-v1' there, and 'b' here"),
     ],
 )

@@ -43,7 +43,9 @@ ON_THE_COMMAND_LINE = {
     "observation_filter": None,
     "reward_filter": None,
     "hooks": None,
+    "inference": None,
     "drop_if": None,
+    "staleness": None,
 }
 
 
@@ -188,7 +190,7 @@ class Sized(Env):
         return observation, float(self.size), *rest
 
 
-@pytest.mark.parametrize("cls", SAMPLERS)
+@pytest.mark.parametrize("cls", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
 def test_env_kwargs_reach_factories_and_lists_of_them(cls):
     for envs in (Sized, [Sized, Sized]):
         with cls(Agent(), envs, env_kwargs={"size": 7}, n_workers=2) as sampler:
@@ -208,6 +210,14 @@ def test_env_kwargs_need_something_to_make():
     for wrong in (["size"], {1: 2}, "size"):
         with pytest.raises(UsageError, match="env_kwargs must be a dict"):
             LocalSampler(Agent(), Sized, env_kwargs=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"inference": "parent"}])
+def test_worker_args_are_names_and_values(options):
+    wrong: Any
+    for wrong in ([4], {1: 2}, 3):
+        with pytest.raises(UsageError, match="worker_args must be a dict"):
+            MultiprocessingSampler(Agent(), Sized, worker_args=wrong, **options)
 
 
 def test_no_limit_of_length_may_be_written_as_infinity():

@@ -209,7 +209,7 @@ def balanced(call, index):
     ("costs", "n_rows", "length", "plan", "at_least"),
     [
         (CARTPOLE, 32, twenty, AtLeast(30_000), {1: 0.985, 2: 0.98, 8: 0.95}),
-        (CARTPOLE, 32, falling, AtLeast(100_000), {1: 0.98, 2: 0.96, 8: 0.90}),
+        pytest.param(CARTPOLE, 32, falling, AtLeast(100_000), {1: 0.98, 2: 0.96, 8: 0.90}, marks=pytest.mark.slow),
         (CARTPOLE, 32, falling, AtLeast(30_000), {1: 0.95, 2: 0.925, 8: 0.80}),
         # 60 trajectories: on eight workers eight of 32 rows have one.
         (CARTPOLE, 32, balanced, AtLeast(30_000), {1: 0.98, 2: 0.98, 8: 0.65}),
@@ -217,7 +217,9 @@ def balanced(call, index):
         (WALKER, 8, varied, AtLeast(4_000), {1: 0.88, 2: 0.75, 8: 0.43}),
         (CHEETAH, 8, varied, AtLeast(100_000), {1: 0.97, 2: 0.95, 8: 0.84}),
         # Tickets that fill their time with one trajectory for each row, or less.
-        (Costs(3e-3, 2e-4), 32, falling, AtLeast(100_000), {1: 0.93, 2: 0.92, 8: 0.84}),
+        pytest.param(
+            Costs(3e-3, 2e-4), 32, falling, AtLeast(100_000), {1: 0.93, 2: 0.92, 8: 0.84}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_lanes_lose_little(costs, n_rows, length, plan, at_least):

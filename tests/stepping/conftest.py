@@ -1,4 +1,4 @@
-"""Every test of the calls runs against every manager."""
+"""Every test of the calls runs against every manager; where all environments share one process, in the slow tier."""
 
 import functools
 from typing import Any
@@ -15,7 +15,7 @@ MANAGERS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=MANAGERS)
+@pytest.fixture(params=["serial", "processes", pytest.param("one process", marks=pytest.mark.slow)])
 def new_manager(request):
     """Makes a manager, which is closed at the end."""
     made = []

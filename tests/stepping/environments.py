@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -45,6 +46,22 @@ class Counting(gymnasium.Env):
         return f"frame {self._t}"
 
 
+class Graded(gymnasium.Env):
+    """Shows the action, of which it takes as many as it is told to; raises on others."""
+
+    def __init__(self, n=2):
+        self.action_space = spaces.Discrete(n)
+        self.observation_space = spaces.Box(0, n, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1), {}
+
+    def step(self, action):
+        if not self.action_space.contains(action):
+            raise RuntimeError("there is no such grade")
+        return np.full(1, float(action)), 0.0, False, False, {}
+
+
 class Doomed(Counting):
     """Kills its process, or hangs, at an action."""
 
@@ -54,3 +71,114 @@ class Doomed(Counting):
         if action == 8:
             threading.Event().wait()
         return super().step(action)
+
+
+class Varied(gymnasium.Env):
+    """Draws data of many kinds from its own generator; its infos come and go, and so do their keys."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 5}  # type: ignore[misc]
+    observation_space: Any = spaces.Dict(
+        position=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        parts=spaces.Tuple([spaces.Discrete(7, start=-2), spaces.MultiBinary(3)]),
+        image=spaces.Box(0, 255, (2, 2), np.uint8),
+    )
+    action_space: Any = spaces.Dict(choice=spaces.Discrete(5), force=spaces.Box(-1, 1, (2,), np.float32))
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+        self._t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        return self._observation(np.zeros(2)), self._info()
+
+    def step(self, action):
+        self._t += 1
+        ends = self.np_random.random(2) < 0.15
+        return self._observation(action["force"]), float(action["choice"]), bool(ends[0]), bool(ends[1]), self._info()
+
+    def _observation(self, force):
+        draw = self.np_random
+        return {
+            "position": (draw.normal(size=2) + force).astype(np.float32),
+            "parts": (np.int64(draw.integers(-2, 5)), draw.integers(0, 2, 3).astype(np.int8)),
+            "image": draw.integers(0, 256, (2, 2)).astype(np.uint8),
+        }
+
+    def _info(self):
+        every: dict[str, Any] = {
+            "time": self._t,
+            "name": f"step {self._t}",
+            "place": np.full((2, 1), self._t, np.float32),
+            "deep": {"share": self._t / 7, "more": {"is_even": self._t % 2 == 0}},
+            "empty": {},
+        }
+        return {key: value for key, value in every.items() if self.np_random.random() < 0.4}
+
+    def render(self):
+        return np.full((4, 4, 3), self._t, np.uint8)
+
+
+class Strolling(gymnasium.Env):
+    """Moves by its actions, and shows what they exactly were: as long as its seed says."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    class Agent:
+        """Acts by numbers that the action space's dtype cannot hold."""
+
+        row_independent = True
+
+        def get_action(self, observation):
+            return np.tanh(observation + 0.1), {}
+
+        def get_actions(self, observations):
+            return np.tanh(observations + 0.1), {"kind": np.ones(len(observations))}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 12))
+        self.place = self.np_random.random(2)
+        return self.place, {"left": self.left} if self.left % 2 else {}
+
+    def step(self, action):
+        self.left -= 1
+        self.place = self.place + action + 0.1 * self.np_random.random(2)
+        return self.place, float(action[0]), self.left == 0, False, {"x": self.left} if self.left % 3 == 0 else {}
+
+
+class Perishing(Strolling):
+    """Loses its process in a step, the third or a later one of those that its process takes, so many times in all.
+
+    Args:
+        folder: Where each time leaves a file.
+        times: How many times.
+        how: "kill", "hang", or "forget" to be killed and to have been another one after that.
+    """
+
+    def __init__(self, folder, times=1, how="kill"):
+        self.folder, self.times, self.how = folder, times, how
+        self.n_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        is_other = self.how == "forget" and len(os.listdir(self.folder)) > 0
+        return super().reset(seed=seed + is_other, options=options)
+
+    def step(self, action):
+        self.n_steps += 1
+        if self.n_steps > 2 and self.left > 1 and self.dies():
+            if self.how == "hang":
+                threading.Event().wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+    def dies(self):
+        for time in range(self.times):
+            try:
+                os.close(os.open(os.path.join(self.folder, str(time)), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            return True
+        return False

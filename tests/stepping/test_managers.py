@@ -1,6 +1,8 @@
 """The calls of managers of environments: the same for those in this process and in worker processes."""
 
 import functools
+import subprocess
+import sys
 from typing import Any
 
 import gymnasium
@@ -10,7 +12,7 @@ import pytest
 from streamsampler.errors import ActionError, ClosedError, RolloutError, UsageError
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.stepping.states import EnvState
-from tests.stepping.environments import Counting
+from tests.stepping.environments import Counting, Graded
 
 
 def counting(**arguments):
@@ -152,11 +154,15 @@ def test_calls_and_attributes(new_manager):
     assert manager.render([1]) == ["frame 0"]
     with pytest.raises(AttributeError, match=r"environment 1 \(Counting\) has no attribute 'levle'"):
         manager.get_attr("levle", [1])
+    with pytest.raises(AttributeError, match=r"environment 0 \(Counting\) has no attribute 'levle'"):
+        manager.set_attr("levle", 3)
+    manager.create_attr("levle", 3)
+    assert manager.get_attr("levle") == [3, 3]
     assert manager.random_actions().shape == (2,)
 
 
 def test_an_environment_that_raises(new_manager):
-    manager = new_manager(Counting, n_envs=3, seed=0)
+    manager = new_manager(Counting, n_envs=3, seed=0, on_failure="raise")
     manager.reset()
     with pytest.raises(RolloutError, match=r"environment 1 raised in step.*the gearbox is stuck") as caught:
         manager.step(np.array([1, 9, 1]))
@@ -252,8 +258,29 @@ def test_arguments_that_cannot_work(new_manager):
             new_manager(Counting, **options)
     with pytest.raises(UsageError, match="envs has 1 items, but there are 2"):
         new_manager([Counting], n_envs=2)
-    with pytest.raises(UsageError, match=r"observation space of environment 1 is .*, and that of environment 0 is"):
+    match = r"observation space of environment 1 is .*, and that of environment 0 is .* differ in their bounds only"
+    with pytest.raises(UsageError, match=match):
         new_manager(["CartPole-v1", "MountainCar-v0"], n_envs=2).launch()
+
+
+def test_spaces_may_differ_in_their_bounds(new_manager):
+    manager = new_manager([functools.partial(Graded, n) for n in (1, 2, 50)], n_envs=3, seed=0)
+    manager.reset()
+    assert [space.n for space in manager.action_spaces] == [1, 2, 50]
+    assert [space.high.item() for space in manager.observation_spaces] == [1, 2, 50]
+    for name in ("observation_space", "action_space"):
+        with pytest.raises(UsageError, match=f"the {name.replace('_', ' ')} of environment 1 .*{name}s of a manager"):
+            getattr(manager, name)
+    actions = np.array([manager.random_actions() for _ in range(30)])
+    assert actions[:, 0].max() == 0
+    assert actions[:, 1].max() == 1
+    assert actions[:, 2].max() > 1
+    steps = manager.step(np.array([0, 1, 49]))
+    assert steps.observations.tolist() == [[0], [1], [49]]
+    strict = new_manager([functools.partial(Graded, n) for n in (9, 3)], n_envs=2, on_failure="raise")
+    strict.reset()
+    with pytest.raises(RolloutError, match=r"environment 1 .*action .*5.* is outside Discrete\(3\)"):
+        strict.step(np.array([5, 5]))
 
 
 def test_nested_spaces(new_manager):
@@ -298,3 +325,23 @@ def test_of_an_environment_that_is_there_each_gets_a_copy(new_manager):
     assert manager.reset(seed=[3, 4]).observations[:, 0].tolist() == [3, 4]
     manager.set_attr("level", [1, 2])
     assert manager.get_attr("level") == [1, 2]
+
+
+def test_options_are_forgotten(new_manager):
+    manager = new_manager(counting(length=1), n_envs=2, seed=0)
+    manager.reset(options={"hard": True})
+    manager.forget_options([1])
+    manager.step(np.array([0, 0]))
+    manager.step(np.array([0, 0]))
+    assert manager.get_attr("options") == [{"hard": True}, None]
+
+
+def test_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['stable_baselines3'] = None\n"
+        "from streamsampler import SerialEnvManager\n"
+        "manager = SerialEnvManager('CartPole-v1', n_envs=1, autoreset='same_step')\n"
+        "try:\n    manager.sb3_env()\nexcept ImportError as error:\n    print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("sb3_env() needs Stable-Baselines3: pip install 'streamsampler[sb3]'")

@@ -1,9 +1,11 @@
 """What only worker processes do: die, hang, and give the same data whatever their number."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -61,7 +63,7 @@ def test_asynchronous_episodes_are_functions_of_seed_and_actions():
 
 
 def test_a_worker_that_dies_is_an_error_that_names_its_environments():
-    with EnvManager(Doomed, n_envs=4, n_workers=2, seed=0) as manager:
+    with EnvManager(Doomed, n_envs=4, n_workers=2, seed=0, on_failure="raise") as manager:
         manager.reset()
         with pytest.raises(WorkerDiedError, match=r"worker 0 was killed by SIGKILL.*in it are environments 0, 1"):
             manager.step(np.array([7, 1, 1, 1]))
@@ -103,7 +105,7 @@ def test_deaths_are_counted_against_a_quota():
 
 
 def test_a_worker_that_hangs_is_killed_and_shows_its_stack():
-    with EnvManager(Doomed, n_envs=2, n_workers=2, seed=0, step_timeout=0.2) as manager:
+    with EnvManager(Doomed, n_envs=2, n_workers=2, seed=0, step_timeout=0.2, on_failure="raise") as manager:
         manager.reset()
         with pytest.raises(WorkerHungError, match="worker 1 made no progress") as caught:
             manager.step(np.array([1, 8]))
@@ -145,6 +147,36 @@ def test_waiting_uses_no_cpu():
         assert time.process_time() - before < 0.02
 
 
+class Sleeping(Counting):
+    """Takes most of a second for a step, and no CPU."""
+
+    def step(self, action):
+        threading.Event().wait(0.7)
+        return super().step(action)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [{}, {"step_timeout": 30, "reset_timeout": 20, "construction_timeout": 60}])
+def test_waiting_for_environments_that_sleep_takes_less_than_2_percent_of_a_core(limits):
+    with EnvManager(Sleeping, n_envs=6, n_workers=3, seed=0, **limits) as manager:
+        manager.reset()
+        actions = np.ones(6, np.int64)
+
+        def step_by_step():
+            manager.send(actions)
+            assert manager.wait()
+            received = 0
+            while received < 6:
+                received += len(manager.recv(min_envs=1))
+
+        for wait in (lambda: manager.step(actions), step_by_step):
+            began, used = time.perf_counter(), time.process_time()
+            wait()
+            used, waited = time.process_time() - used, time.perf_counter() - began
+            assert waited > 1.4
+            assert used < 0.02 * waited
+
+
 def test_samplers_and_managers_in_one_process():
     """Each kind of worker has a fork server of its own."""
     with EnvManager("CartPole-v1", n_envs=1, n_workers=1) as manager:
@@ -169,7 +201,8 @@ print(manager.step(manager.random_actions()).timesteps.tolist(), *manager.worker
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_script_without_a_main_guard_that_does_not_close(method):
     code = SCRIPT.replace("METHOD", repr(method))
     run = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60)
@@ -196,3 +229,51 @@ def test_any_number_of_deaths_mixes_nothing_up():
             continued = (steps.timesteps > 0) & ~steps.failed
             assert np.array_equal(steps.previous_observations[continued], observations[continued])
         assert manager.failures == 120
+
+
+def test_an_environment_whose_making_hangs(tmp_path):
+    (tmp_path / "mark").touch()
+    manager = EnvManager(functools.partial(Hanging, tmp_path / "mark"), n_envs=1, n_workers=1, construction_timeout=0.3)
+    with pytest.raises(WorkerHungError, match="while making the environment"):
+        manager.launch()
+    manager.close()
+
+
+class Hanging(Counting):
+    """Hangs in a reset of the seed 13, or while it is made where `there` is a file."""
+
+    def __init__(self, there=None):
+        super().__init__()
+        if there is not None and os.path.exists(there):
+            threading.Event().wait()
+
+    def reset(self, *, seed=None, options=None):
+        if seed == 13:
+            threading.Event().wait()
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.slow
+def test_a_reset_has_a_time_limit_of_its_own():
+    with EnvManager(Hanging, n_envs=3, n_workers=2, seed=0, reset_timeout=0.2, on_failure="raise") as manager:
+        with pytest.raises(WorkerHungError, match="while resetting the environment 1; in it are environments 0, 1"):
+            manager.reset(seed={1: 13})
+        manager.reset(seed={1: 14})
+        assert manager.step(np.ones(3, np.int64)).rewards.tolist() == [1] * 3
+
+
+@pytest.mark.slow
+def test_making_environments_again_has_a_time_limit_and_keeps_nobody_waiting(tmp_path):
+    mark = tmp_path / "mark"
+    options: dict[str, Any] = {"n_envs": 2, "n_workers": 2, "seed": 0, "on_failure": "reset", "close_timeout": 0.1}
+    with EnvManager(functools.partial(Hanging, mark), construction_timeout=8, max_restarts=1, **options) as manager:
+        manager.reset()
+        mark.touch()
+        pid = manager.worker_pids()[0]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert manager.step(np.ones(2, np.int64)).failed.tolist() == [True, False]
+        manager.send(np.ones(2, np.int64))  # the first is made again for it, and that hangs
+        assert manager.recv(min_envs=1).env_ids.tolist() == [1]
+        with pytest.raises(WorkerHungError, match="while making the environment; in it are environments 0"):
+            manager.recv()

@@ -91,6 +91,7 @@ def test_the_script_runs(tmp_path):
     subprocess.run([sys.executable, HERE / "script.py", tmp_path], check=True)
 
 
+@pytest.mark.slow
 def test_the_newcomers_ppo_learns():
     run = subprocess.run([sys.executable, HERE / "ppo.py", "6", "1000"], check=True, capture_output=True, text=True)
     returns = [float(line.split()[1]) for line in run.stdout.splitlines()]

@@ -3,6 +3,8 @@
 import random
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,3 +174,49 @@ class TestGenerators:
         monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
         with preserved_generators():
             seed_generators(5)
+
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "random": random.random,
+    "gauss": lambda: random.gauss(0, 1),
+    "getrandbits": lambda: random.getrandbits(1),
+    "numpy": np.random.random,
+    "normal": np.random.normal,
+    "both": lambda: (random.random(), np.random.random()),
+}
+
+
+class TestStates:
+    @pytest.fixture(autouse=True)
+    def quietly(self):
+        with preserved_generators():
+            yield
+
+    @pytest.mark.parametrize("implementation", ["cpython", "another"])
+    def test_what_seeding_makes_is_known_and_every_draw_shows(self, implementation, monkeypatch):
+        monkeypatch.setattr(sys.implementation, "name", implementation)
+        of_global = generators._PythonState(random.getstate.__self__)  # type: ignore[attr-defined]
+        monkeypatch.setattr(generators, "_python_state", of_global)
+        monkeypatch.setattr(generators, "_scratch", generators._Scratch())
+        assert (of_global.read()[1] is None) or implementation == "cpython"
+        for draw in DRAWS.values():
+            seed_generators(5)
+            fresh = generators.fresh_states(5)
+            assert generators.drawn_states(fresh) is None
+            draw()
+            assert generators.drawn_states(fresh) is not None
+
+    def test_the_memory_of_random_is_read(self):
+        assert isinstance(generators._python_state.read()[0], bytes)
+
+    @pytest.mark.parametrize("name", DRAWS)
+    @pytest.mark.parametrize("n_before", [1, 2, 700])
+    def test_states_go_on_where_they_were(self, name, n_before):
+        seed_generators(5)
+        for _ in range(n_before):
+            DRAWS[name]()
+        states = generators.drawn_states(generators.fresh_states(5))
+        expected = [[draw() for draw in DRAWS.values()] for _ in range(3)]
+        seed_generators(6)
+        generators.set_states(5, states)
+        assert [[draw() for draw in DRAWS.values()] for _ in range(3)] == expected

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler
+from streamsampler import DefaultWorker, LocalSampler, MultiprocessingSampler, VecWorker, Worker
 from streamsampler.agents.base import as_agent
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.testing.scripted import ScriptedAgent, ScriptedEnv
+from streamsampler.workers.seams import refuse_ignored_seams
 from tests.workers.contexts import context_of, new_board
 
 
@@ -224,12 +225,10 @@ def trials(n_workers: int, make: Any, **options: Any) -> Any:
         return sampler.obtain_trajectories(12)
 
 
-MORE = [pytest.param(MultiprocessingSampler, n, marks=pytest.mark.slow) for n in (2, 7)]
+MORE = [pytest.param(MultiprocessingSampler, n, marks=pytest.mark.slow) for n in (1, 2, 7)]
 
 
-@pytest.mark.parametrize(
-    ("make", "n_workers"), [(LocalSampler, 3), (MultiprocessingSampler, 1), (MultiprocessingSampler, 3), *MORE]
-)
+@pytest.mark.parametrize(("make", "n_workers"), [(LocalSampler, 3), (MultiprocessingSampler, 3), *MORE])
 def test_trials_are_the_same_for_any_number_of_workers(make, n_workers):
     batch = trials(n_workers, make)
     assert batch == trials(1, LocalSampler)
@@ -238,3 +237,21 @@ def test_trials_are_the_same_for_any_number_of_workers(make, n_workers):
         assert batch.agent_infos["n"][start : start + length].tolist() == list(range(1, length + 1))
     assert batch.terminated.all()
     assert batch.episode_infos["episodes"].tolist() == [3] * 12
+
+
+class SideBySide(VecWorker):
+    def before_step(self, context: Any) -> Any:
+        return context.agent.get_action(context.observation)
+
+
+class OfItsOwn(Worker):
+    """Calls its method itself."""
+
+    def before_step(self, context: Any) -> Any:
+        return context
+
+
+def test_a_seam_that_nothing_would_call_is_refused() -> None:
+    with pytest.raises(UsageError, match="SideBySide has before_step, which VecWorker does not call: only DefaultWork"):
+        LocalSampler("random", "CartPole-v1", worker_class=SideBySide)
+    refuse_ignored_seams(OfItsOwn)  # type: ignore[type-abstract]

@@ -100,6 +100,7 @@ def test_spawned_workers_load_libraries_with_the_number(threads, clean):
     assert (batch.agent_infos["variables"] == 1).all()
 
 
+@pytest.mark.slow
 def test_one_is_the_default_and_none_leaves_all_as_it_is(threads, clean):
     for engine in (LocalSampler, MultiprocessingSampler):
         with engine(Summing(), Env, seed=1, n_workers=1) as sampler:
@@ -170,15 +171,15 @@ class Late(Summing):
         return 0.0, {"torch": sys.modules["torch"].number, "at_update": self.at_update}
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(3, marks=pytest.mark.slow), None])
+@pytest.mark.parametrize("number", [1, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, None))])
 def test_torch_that_is_loaded_with_the_agent(number, clean):
-    clean.delitem(sys.modules, "torch", raising=False)
+    clean.setitem(sys.modules, "torch", None)  # so that what is there afterwards is what was there before
+    del sys.modules["torch"]
     for engine in (LocalSampler, MultiprocessingSampler):
         with engine(Late(), Env, n_workers=1, worker_threads=number) as sampler:
             infos = sampler.obtain_trajectories(2, agent_update=()).agent_infos
         assert {*infos["torch"].tolist(), *infos["at_update"].tolist()} == {7 if number is None else number}
     assert sys.modules["torch"].number == 7
-    clean.delitem(sys.modules, "torch")
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", True])

@@ -21,6 +21,7 @@ from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import Stream, derived_seed, derived_seeds
 from streamsampler.serialization import dumps, loads
+from streamsampler.workers.agent_memory import give_memory, is_restorable, memory_of
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.columns import Columns
 from streamsampler.workers.vec.rows import row_of
@@ -40,10 +41,15 @@ class BatchedAgent(ABC):
     Attributes:
         row: The row in hand, for error messages; -1 for all of them.
         one_by_one: Whether `choose` has to know which rows are live.
+        can_wait: Whether `choose` may be called for some rows while the trajectories of others wait.
+        draws: What rows draw from: those that wait are not to (`Draws.only`).
+        agents: Those that choose: agent number `row % len(agents)` for a row.
     """
 
+    agents: Sequence[Agent]
     row = -1
-    one_by_one = False
+    one_by_one = can_wait = False
+    draws: Draws | None = None
 
     def begin_block(self, seed: int) -> None:  # noqa: B027 - most agents do nothing then
         """Begin a block, in which nothing may be seen of what was before.
@@ -101,7 +107,7 @@ class _Together(BatchedAgent):
     """An agent with `get_actions`."""
 
     def __init__(self, agent: Any, n_rows: int) -> None:
-        self._agent = agent
+        self._agent, self.agents = agent, [agent]
         self._get_actions = agent.get_actions
         self._reset = reset_agent_function(agent)
         self._n_rows = n_rows
@@ -110,9 +116,10 @@ class _Together(BatchedAgent):
         self._seeds = [0] * n_rows
         self._starts = np.ones(n_rows, dtype=np.bool_)
         self._by_row = bool(self._keywords - {"slots"})
+        self.can_wait = self._keywords <= {"draws", "seeds"}  # nothing is remembered from step to step
 
     def _draw_from(self, draws: Draws) -> None:
-        self._draws = draws
+        self._draws = self.draws = draws
         self._same = {"draws": draws} if "draws" in self._keywords else _NONE  # what keywords stand for in each step
 
     def begin_block(self, seed: int) -> None:
@@ -130,13 +137,14 @@ class _Together(BatchedAgent):
         return mine, self._draws.prepare(mine) if "draws" in self._keywords else None
 
     def get_state(self) -> Any:
-        known, state = _state_of(self._agent)
-        return (self._draws, self._seeds, self._starts, state) if known else None
+        if not is_restorable(self._agent, by_rows=True):
+            return None
+        return self._draws, self._seeds, self._starts, memory_of(self._agent)
 
     def set_state(self, state: Any) -> None:
         draws, self._seeds, self._starts, of_agent = state
         self._draw_from(draws)
-        _set_state(self._agent, of_agent)
+        give_memory(self._agent, of_agent)
 
     def begin(self, row: int, prepared: Any, position: int) -> None:
         seeds, drawn = prepared
@@ -177,6 +185,7 @@ class _ByMask(_Together):
 
     def __init__(self, agent: Any, n_rows: int, mask_name: str) -> None:
         super().__init__(agent, n_rows)
+        self.can_wait = False
         self._keywords -= {"starts"}
         self._reset_rows = agent.reset
         self._mask_name = mask_name
@@ -219,26 +228,28 @@ class _ByMask(_Together):
 class _OneByOne(BatchedAgent):
     """An agent without `get_actions`; one for all rows, or a copy for each where it keeps state."""
 
-    one_by_one = True
+    one_by_one = can_wait = True
 
     def __init__(self, agents: list[Agent], n_rows: int) -> None:
         self._n_rows = n_rows
-        self._agents = agents
+        self._agents = self.agents = agents
         self._get_action = [agent.get_action for agent in agents]
         self._reset = [reset_agent_function(agent) for agent in agents]
-        self._begun = set[int]()  # agents that have seen the start of a trajectory
+        # Agents that may remember something: they were reset, or never will be.
+        self._begun = {number for number, reset in enumerate(self._reset) if reset is None}
 
     def get_state(self) -> Any:
-        states = {number: _state_of(self._agents[number]) for number in sorted(self._begun)}
-        known = all(is_known for is_known, _ in states.values())
-        return {number: state for number, (_, state) in states.items()} if known else None
+        agents = {number: self._agents[number] for number in sorted(self._begun)}
+        if not all(map(is_restorable, agents.values())):
+            return None
+        return {number: memory_of(agent) for number, agent in agents.items()}
 
     def set_state(self, state: Any) -> None:
         self._begun = set(state)
         for number, of_agent in state.items():
             if (reset := self._reset[number]) is not None:
                 reset(0)  # what the agent makes there must be there
-            _set_state(self._agents[number], of_agent)
+            give_memory(self._agents[number], of_agent)
 
     def prepare(self, seeds: list[int]) -> Any:
         return derived_seeds(seeds, Stream.AGENT) if any(self._reset) else None
@@ -271,20 +282,6 @@ class _OneByOne(BatchedAgent):
         self.row = -1
         first = actions[live[0]]
         return [actions.get(row, first) for row in range(self._n_rows)], _NONE
-
-
-def _state_of(agent: Any) -> tuple[bool, Any]:
-    """Return whether an agent's state is known, and the state."""
-    get_state = getattr(agent, "get_state", None)
-    if callable(get_state):
-        return True, get_state()
-    return reset_agent_function(agent) is None, None
-
-
-def _set_state(agent: Any, state: Any) -> None:
-    set_state = getattr(agent, "set_state", None)
-    if callable(set_state):
-        set_state(state)
 
 
 class AgentPool:

@@ -21,9 +21,10 @@ from streamsampler.data.copying import Allocate
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace, misfit, short
-from streamsampler.data.trees import Array, Tree, snapshot
+from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.workers.vec.infos import BatchInfos
+from streamsampler.workers.vec.parts import children_of, leaves_of, nested, values_of
 
 __all__ = ["Column", "Columns", "RowRecorder"]
 
@@ -65,6 +66,15 @@ class Column:
         else:
             self.at(step)[...] = values
 
+    def extend(self, step: int, values: Array) -> None:
+        """Copy values, (k, ...) of the column's dtype, to as many steps from one on; there is one row."""
+        stop = step + len(values)
+        if stop > len(self._buffer):
+            shorter = self._buffer
+            self._buffer = np.empty((2 * stop, *shorter.shape[1:]), shorter.dtype)
+            self._buffer[:step] = shorter[:step]
+        self._buffer[step:stop, 0] = values
+
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Array:
         """Return the values of some numbers, in their order.
 
@@ -103,7 +113,7 @@ class Columns:
     def __init__(self, space: AnySpace, n_rows: int, path: str, error: type[DataError] = DataError) -> None:
         self.n_steps = 0
         self._space, self._path, self._error = space, path, error
-        self._leaves = [_LeafColumn(leaf, n_rows, name, error) for name, leaf in _leaves_of(space, path)]
+        self._leaves = [_LeafColumn(leaf, n_rows, name, error) for name, leaf in leaves_of(space, path)]
         self._n_rows = n_rows
         self._only = self._leaves[0] if isinstance(space, _TYPED) else None
 
@@ -123,6 +133,12 @@ class Columns:
             self._write(self.n_steps, self._space, batch, self._path, iter(self._leaves))
         self.n_steps += 1
 
+    def extend(self, values: Tree, n: int) -> None:
+        """Write copies of n values that were checked, leaves of (n, ...), as the next n steps; there is one row."""
+        for leaf, (_, part) in zip(self._leaves, leaves(values), strict=True):
+            leaf.extend(self.n_steps, part)
+        self.n_steps += n
+
     def row_batch(self, step: int) -> Tree:
         """Return the (n_rows, ...) values of a step, which is at most the next one: views to read, or to write to.
 
@@ -131,7 +147,7 @@ class Columns:
         """
         if self._only is not None:
             return self._only.at(step)
-        return _tree(self._space, (leaf.at(step) for leaf in self._leaves))
+        return nested(self._space, (leaf.at(step) for leaf in self._leaves))
 
     def put(self, step: int, row: int, value: Any) -> None:
         """Check a single value and write a copy of it to a row of a step.
@@ -139,12 +155,12 @@ class Columns:
         Raises:
             DataError: It does not fit; says both shapes.
         """
-        for leaf, part in zip(self._leaves, _values(self._space, value, self._path, self._error), strict=True):
+        for leaf, part in zip(self._leaves, values_of(self._space, value, self._path, self._error), strict=True):
             leaf.at(step)[row] = leaf.converted(part)
 
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Tree:
         """Return the values of some numbers, in their order: a tree of (k, ...); see `Column.gather`."""
-        return _tree(self._space, (leaf.gather(numbers, allocate) for leaf in self._leaves))
+        return nested(self._space, (leaf.gather(numbers, allocate) for leaf in self._leaves))
 
     def forget_before(self, step: int) -> None:
         """Forget what was written before a step, which has the number 0 then."""
@@ -158,7 +174,7 @@ class Columns:
 
     def _write(self, step: int, space: AnySpace, batch: Any, path: str, leaves: Iterator[_LeafColumn]) -> None:
         """Write a batch of a space to the leaves that follow: arrays nested as the space, or single values."""
-        children = _children(space, path)
+        children = children_of(space, path)
         if children is None:
             next(leaves).write(step, batch)
         elif isinstance(batch, Mapping if isinstance(space, gym_spaces.Dict) else tuple):
@@ -169,10 +185,10 @@ class Columns:
             for name, child, key in children:
                 self._write(step, child, batch[key], name, leaves)
         else:
-            mine = list(islice(leaves, sum(1 for _ in _leaves_of(space, path))))
+            mine = list(islice(leaves, sum(1 for _ in leaves_of(space, path))))
             for row, value in enumerate(_sequence(batch, self._n_rows, path, self._error)):
                 with _at_row(row):
-                    for leaf, part in zip(mine, _values(space, value, path, self._error), strict=True):
+                    for leaf, part in zip(mine, values_of(space, value, path, self._error), strict=True):
                         leaf.at(step)[row] = leaf.converted(part)
 
 
@@ -308,6 +324,17 @@ class RowRecorder:
         # Trajectories one after the other, and in each every `n_rows`-th number.
         numbers = np.repeat(first - (stops - lengths) * n_rows, lengths)
         numbers += np.arange(0, len(numbers) * n_rows, n_rows)
+        return self.gathered_numbers(
+            numbers, lengths, episodes, allocate, rewards, last_observations, terminated, truncated
+        )
+
+    def gathered_numbers(
+        self, numbers: NDArray[np.int64], lengths: NDArray[np.int64], episodes: NDArray[np.int64], allocate: Allocate,
+        rewards: Callable[[NDArray[np.int64]], Array], last_observations: Callable[[], Tree],
+        terminated: NDArray[np.bool_], truncated: NDArray[np.bool_],
+    ) -> Rollouts:  # fmt: skip
+        """Return trajectories, of which `numbers` has the numbers of all values; see `gathered`."""
+        stops = np.cumsum(lengths)
         actions = self.actions.gather(numbers, allocate)
         refuse_actions_outside(self._action_space, actions, lengths)
 
@@ -337,51 +364,6 @@ def _at_row(row: int) -> Iterator[None]:
     except DataError as error:
         error.row = row
         raise
-
-
-def _children(space: AnySpace, path: str) -> list[tuple[str, AnySpace, Any]] | None:
-    """Return path, space and key of each part of a Dict or a Tuple; None for a leaf."""
-    if isinstance(space, gym_spaces.Dict):
-        return [(f"{path}[{key!r}]", child, key) for key, child in space.spaces.items()]
-    if isinstance(space, gym_spaces.Tuple):
-        return [(f"{path}[{i}]", child, i) for i, child in enumerate(space.spaces)]
-    return None
-
-
-def _leaves_of(space: AnySpace, path: str) -> Iterator[tuple[str, AnySpace]]:
-    children = _children(space, path)
-    if children is None:
-        yield path, space
-    else:
-        for name, child, _ in children:
-            yield from _leaves_of(child, name)
-
-
-def _tree(space: AnySpace, arrays: Iterator[Array]) -> Tree:
-    """Nest arrays, one for each leaf in order, as a space does."""
-    if isinstance(space, gym_spaces.Dict):
-        return {key: _tree(child, arrays) for key, child in space.spaces.items()}
-    if isinstance(space, gym_spaces.Tuple):
-        return tuple([_tree(child, arrays) for child in space.spaces])
-    return next(arrays)
-
-
-def _values(space: AnySpace, value: Any, path: str, error: type[DataError]) -> Iterator[Any]:
-    """Yield what each leaf has of a single value."""
-    children = _children(space, path)
-    if children is None:
-        yield value
-        return
-    if isinstance(space, gym_spaces.Dict):
-        fits = isinstance(value, Mapping) and value.keys() == space.spaces.keys()
-    else:
-        # An array stands for the tuple of its rows: environments of several discrete parts hand out such.
-        is_sequence = isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim > 0)
-        fits = is_sequence and len(value) == len(children)
-    if not fits:
-        raise misfit(value, cast(Any, space), path, error)
-    for name, child, key in children:
-        yield from _values(child, value[key], name, error)
 
 
 def _sequence(batch: Any, n_rows: int, path: str, error: type[DataError]) -> list[Any]:

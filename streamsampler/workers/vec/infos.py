@@ -22,7 +22,18 @@ from streamsampler.data.infos import info_value, places_of
 from streamsampler.data.trees import Array
 from streamsampler.errors import DataError
 
-__all__ = ["BatchInfos"]
+__all__ = ["BatchInfos", "info_of_row"]
+
+
+def info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return the info of one row of a batch's infos; see `BatchInfos.record`."""
+    found = {}
+    for key, value in infos.items():
+        mask = _mask(infos.get(f"_{key}"))
+        if _is_mask(key, value, infos) or not (mask is None or mask[row]):
+            continue
+        found[key] = info_of_row(value, row) if isinstance(value, Mapping) else value[row]
+    return found
 
 
 class _Piece(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.step_values import FLAGS, flag_of, number_of
 from streamsampler.data.trees import snapshot
-from streamsampler.errors import ActionError, DataError, ObservationError
+from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
@@ -134,6 +134,14 @@ class LaneRunner:
         """Return the trajectories of the ticket in hand that have ended, in its order."""
         return self._tickets.in_hand.ended()
 
+    def left_out(self) -> list[Trajectory]:
+        """Return the trajectories of the ticket in hand that were left out, in its order."""
+        return self._tickets.in_hand.left_out()
+
+    def metrics(self) -> tuple[tuple[str, str], ...]:
+        """Return how each metric of the ticket in hand becomes one number; see `messages.Report`."""
+        return ()
+
     def gather(self, most: int | None) -> Rollouts:
         """Return the first trajectories of the ticket in hand, or all of them; see `StepRecorder.gather`."""
         return self._recorder.gather(self.ended()[:most], self._worker.context.allocate)
@@ -145,7 +153,7 @@ class LaneRunner:
 
     def forget(self) -> tuple[int, int]:
         """Forget all tickets, and return how many trajectories had begun, and the timesteps that are in no answer."""
-        forgotten = len(self._tickets.begun()), self.n_ran
+        forgotten = sum(each.left_out is None for each in self._tickets.begun()), self.n_ran
         self._tickets.clear()
         self._running = [None] * self._n_rows
         self._live, self._steps = [], []
@@ -186,7 +194,7 @@ class LaneRunner:
         words[worker.row.trajectory_word] = index + 1
         words[phase_word] = _RESET_NUMBER
         worker.trajectory, worker.phase = index, _RESET
-        observation, info = begin_of(reset_one(env, worker.resets, index, running.seeds[position]))
+        observation, info = begin_of(self._reset(row, index, running.seeds[position]))
         if running.prepared is not None:
             words[phase_word] = _AGENT_RESET_NUMBER
             worker.phase = _AGENT_RESET
@@ -199,6 +207,9 @@ class LaneRunner:
             raise
         words[phase_word] = _STEP_NUMBER
 
+    def _reset(self, row: int, index: int, seed: int) -> Any:
+        return reset_one(self._envs[row], self._worker.resets, index, seed)
+
     def _end(self, row: int, observation: Any, terminated: bool, truncated: bool) -> None:
         """End a row's trajectory, and begin its next one, if there is one."""
         trajectory = self._running[row]
@@ -207,13 +218,17 @@ class LaneRunner:
         trajectory.last, trajectory.terminated, trajectory.truncated = snapshot(observation), terminated, truncated
         trajectory.ticket.n_ended += 1
         self._running[row] = None
+        self._fill_row(row)
+        self._worker.phase = _STEP
+
+    def _fill_row(self, row: int) -> None:
+        """Begin a row's next trajectory, if there is one."""
         began = perf_counter()
         if (found := self._tickets.next_in(row)) is not None:
             self._begin(row, *found)
         elapsed = perf_counter() - began
         self.seconds[0] += elapsed
         self.seconds[2] -= elapsed
-        self._worker.phase = _STEP
 
     # ------------------------------------------------------------------ stepping
 
@@ -261,7 +276,10 @@ class LaneRunner:
         self._singles = singles_of(self.spaces[1], actions)
         if infos:
             worker.phase = _RECORDING
-            recorder.record_agent_infos(infos)
+            self._record_agent_infos(infos)
+
+    def _record_agent_infos(self, infos: dict[str, Any]) -> None:
+        self._recorder.record_agent_infos(infos)
 
     def _record_agent_info(self, row: int, info: Any) -> None:
         self._recorder.record_agent_info((self._recorder.step - 1) * self._n_rows + row, info)
@@ -330,11 +348,11 @@ class LaneRunner:
         row, timestep = -1, None
         if at_fault is not None:
             worker.trajectory, row = at_fault.index, at_fault.row
-            timestep = self._recorder.step - at_fault.begun
+            timestep = self._timestep_of(at_fault)
         in_step = worker.phase is Phase.STEP
         if in_step and isinstance(error, DataError):
             worker.phase = _RECORDING
-        elif in_step:
+        elif in_step and self._singles and not isinstance(error, UsageError):  # which says what is wrong already
             better = step_error(error, self._singles[row], self.spaces[1], self._step_all)
             if better is not None:
                 worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
@@ -345,6 +363,9 @@ class LaneRunner:
             follows = in_step and isinstance(error, ObservationError)
             locate(cast("DataError", error), self._envs[0], timestep - (not follows))
 
+    def _timestep_of(self, trajectory: Trajectory) -> int:
+        return self._recorder.step - trajectory.begun
+
     def _found_at_fault(self, error: BaseException) -> Trajectory | None:
         """Return the trajectory that an exception is about; None if it may be one of several."""
         agent, worker = self._agent, self._worker
@@ -354,7 +375,7 @@ class LaneRunner:
             row = row_at_fault(error, -1)
         if row >= 0 and self._running[row] is not None:
             return self._running[row]
-        running = sorted((each for each in self._running if each is not None), key=lambda each: each.index)
+        running = sorted(self._in_hand(), key=lambda each: each.index)
         if not running or self._tickets.ran_ahead:
             return None  # the ticket in hand is run again alone
         names = ", ".join(str(each.index) for each in running)
@@ -363,13 +384,15 @@ class LaneRunner:
             return next((each for each in running if self._raises_alone(each)), running[0])
         return running[0]
 
+    def _in_hand(self) -> list[Trajectory]:
+        return [each for each in self._running if each is not None]
+
     def _raises_alone(self, trajectory: Trajectory) -> bool:
         """Return whether the agent raises when all rows have one trajectory's observation."""
         assert self._agent is not None
-        row = trajectory.row
-        batch = self._recorder.repeated(row)
+        batch = self._recorder.repeated(trajectory.row)
         try:
-            self._agent.choose(batch, [row], self._worker, lambda _row, _info: None)
+            self._agent.choose(batch, [trajectory.row], self._worker, lambda _row, _info: None)
         except Exception:
             return True
         finally:

@@ -70,7 +70,7 @@ class NativeRunner(NativeEnv):
         recorder.clear()
         # Where a call has given some seeds or options, an environment that resets itself takes them only when the whole
         # of it is reset: then a block has one trajectory for each of its environments.
-        one_each = worker.resets is not None and self.resets_itself
+        one_each = self.resets_itself and worker.resets is not None and not worker.resets.says_only_version
         size = min(self.n_slots, ticket.block) if one_each else ticket.block
         seconds = [0.0, 0.0, 0.0]
         may_run = True

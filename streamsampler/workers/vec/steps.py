@@ -17,9 +17,10 @@ from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree, leaves, map_tree, object_array, snapshot
 from streamsampler.errors import DataError, ObservationError
+from streamsampler.protocol.messages import Dropped
 from streamsampler.workers.vec.columns import RowRecorder
 
-__all__ = ["AlignedCopies", "StepRecorder", "Trajectory"]
+__all__ = ["AlignedCopies", "StepRecorder", "Trajectory", "last_observations"]
 
 _ALIGNMENT = 64
 
@@ -39,6 +40,7 @@ class Trajectory:
         last: Its last observation.
         terminated: How it ended.
         truncated: How it ended.
+        left_out: Why it is left out; None if it is not.
     """
 
     ticket: Any
@@ -51,6 +53,7 @@ class Trajectory:
     last: Any = None
     terminated: bool = False
     truncated: bool = False
+    left_out: Dropped | None = None
 
 
 class StepRecorder(RowRecorder):
@@ -62,6 +65,7 @@ class StepRecorder(RowRecorder):
         observation_space: The space of a single observation.
         action_space: The space of a single action.
         n_rows: How many rows.
+        episode_infos: Records the infos of resets; None for what a recorder has by default.
 
     Attributes:
         encoded: The rows' next observations: a loop may write the bytes of one of just that `dtype` and `shape`.
@@ -71,8 +75,11 @@ class StepRecorder(RowRecorder):
         record_env_info: Takes (number, info).
     """
 
-    def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_rows: int) -> None:
-        env_infos, self._resets = InfoRecorder("env_infos"), InfoRecorder("episode_infos")
+    def __init__(
+        self, observation_space: AnySpace, action_space: AnySpace, n_rows: int,
+        episode_infos: InfoRecorder | None = None,
+    ) -> None:  # fmt: skip
+        env_infos, self._resets = InfoRecorder("env_infos"), episode_infos or InfoRecorder("episode_infos")
         super().__init__(observation_space, action_space, n_rows, env_infos, self._resets)
         self.record_env_info: Callable[[int, dict[str, Any]], None] = env_infos.record
         self._last = make_recorder(observation_space, "observation", ObservationError)
@@ -163,22 +170,10 @@ class StepRecorder(RowRecorder):
             np.array([each.number for each in trajectories], dtype=np.int64),
             allocate,
             lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),  # a view that stays cannot grow
-            partial(self._last_of, trajectories),
+            partial(last_observations, self._last, trajectories),
             np.array([each.terminated for each in trajectories], dtype=np.bool_),
             np.array([each.truncated for each in trajectories], dtype=np.bool_),
         )
-
-    def _last_of(self, trajectories: Sequence[Trajectory]) -> Tree:
-        last = self._last
-        last.clear()
-        try:
-            for each in trajectories:
-                last.record(each.last)
-            return map_tree(np.copy, last.view(0, len(trajectories)))
-        except DataError as error:
-            error.position = last.count() if error.row is None else error.row
-            error.timestep = trajectories[error.position].length
-            raise
 
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
         """Forget what none of these trajectories needs, if that is worth it; all others are over."""
@@ -200,6 +195,27 @@ class StepRecorder(RowRecorder):
         for each in trajectories:
             each.begun -= step
             each.number -= number
+
+
+def last_observations(recorder: Any, trajectories: Sequence[Trajectory]) -> Tree:
+    """Return the last observations of trajectories, leaves of (n, ...).
+
+    Args:
+        recorder: What `data.copying.make_recorder` returned for them; what is in it is forgotten.
+        trajectories: The trajectories.
+
+    Raises:
+        ObservationError: One does not fit its space.
+    """
+    recorder.clear()
+    try:
+        for each in trajectories:
+            recorder.record(each.last)
+        return cast("Tree", map_tree(np.copy, recorder.view(0, len(trajectories))))
+    except DataError as error:
+        error.position = recorder.count() if error.row is None else error.row
+        error.timestep = trajectories[error.position].length
+        raise
 
 
 class AlignedCopies:

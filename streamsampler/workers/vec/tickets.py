@@ -19,6 +19,10 @@ _LOOK_SECONDS = 1e-3
 """How often rows without a trajectory look for a ticket: looking costs some microseconds."""
 
 
+def _position_of(trajectory: Trajectory) -> int:
+    return trajectory.position
+
+
 @dataclass(slots=True, eq=False)
 class RunningTicket:
     """A ticket whose trajectories run, or will.
@@ -41,7 +45,12 @@ class RunningTicket:
 
     def ended(self) -> list[Trajectory]:
         """Return the trajectories that have ended, in the ticket's order."""
-        return sorted((each for each in self.begun if each.length), key=lambda each: each.position)
+        ended = (each for each in self.begun if each.length and each.left_out is None)
+        return sorted(ended, key=_position_of)
+
+    def left_out(self) -> list[Trajectory]:
+        """Return the trajectories that were left out, in the ticket's order."""
+        return sorted((each for each in self.begun if each.left_out is not None), key=_position_of)
 
 
 class RunningTickets:

@@ -27,26 +27,31 @@ from streamsampler.scheduling.blocks import Layout
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import dumps, loads
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
+from streamsampler.workers.distinct_envs import are_one, refuse_copies_of
 from streamsampler.workers.generators import generator_states, seed_generators, set_states
+from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import RunningGroups
+from streamsampler.workers.vec.hooked import HookedRunner
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.native_seeds import using_seeds
 
-__all__ = ["VecWorker"]
+__all__ = ["DRAWS", "VecWorker"]
 
 _LOG = logging.getLogger("streamsampler")
 _N_ENVS = 8
-_DRAWS = (
+DRAWS = (
     "something drew from a global generator (random, numpy.random or torch) while trajectories ran side by side, so "
     "that they depend on one another. Let get_actions take the keyword draws, and the environment draw from its "
     'np_random; or pass worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
 )
-_NO_FRAGMENTS = (
-    "a vector environment runs no fragments: pass an environment that is not vectorised, of which VecWorker makes "
-    "several itself"
+_SINGLE = "pass an environment that is not vectorised, of which VecWorker makes several itself"
+_NO_FRAGMENTS = f"a vector environment runs no fragments: {_SINGLE}"
+_NO_HOOKS = (
+    "a vector environment calls no hooks and no drop_if, because nothing can be called between the timesteps of one "
+    f"trajectory: it steps all its environments in one call; {_SINGLE}"
 )
 _INDEPENDENT = ("error", "fallback")
 
@@ -71,7 +76,7 @@ class VecWorker(Worker):
     `get_actions` is asked for one action at a time; if it has `reset`, every environment gets a copy of its own, which
     is reset with the trajectory's seed, just as in `DefaultWorker`.
 
-    It also takes an environment that is vectorised natively, a `gymnasium.vector.VectorEnv`; see
+    It also takes an environment that is vectorised natively, a `gymnasium.vector.VectorEnv`, without hooks; see
     `native.NativeRunner`. Where that one resets itself, `batch.seeds[i]` restarts a trajectory only if it is the
     first of its slot in its block.
 
@@ -89,9 +94,7 @@ class VecWorker(Worker):
         UsageError: An argument cannot work.
     """
 
-    can_rehearse = True
-    can_continue = True
-    can_take_options = True
+    can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = True
     revision = "trajectories in lanes, or in blocks of one size"
 
     def __init__(
@@ -109,6 +112,7 @@ class VecWorker(Worker):
         self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
         self._groups: RunningGroups | None = None
+        self._callers: list[HookCaller] = []
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
@@ -200,10 +204,10 @@ class VecWorker(Worker):
         for _ in range(1, self._n_envs or _N_ENVS):
             mine = update if pickled is None else loads(pickled)
             env = apply_any_env_update(mine, old.pop(0) if old else None)
-            if any(env is other for other in envs):
-                # The update hands out one and the same environment: each slot gets a copy of the update, and with it
-                # an environment of its own.
+            if any(are_one(env, other) for other in envs):
+                # Each slot gets a copy of the update, and with it an environment of its own, if the update has it.
                 env = apply_any_env_update(loads(dumps(update, "the environment")), None)
+                refuse_copies_of(env, envs, update)
             envs.append(env)
         return envs
 
@@ -217,16 +221,21 @@ class VecWorker(Worker):
                     f"a block of {self._block} trajectories cannot fill a vector environment of {first.num_envs}: "
                     f'pass worker_args={{"n_envs": {first.num_envs}}}'
                 )
+            if self.context.hooks is not None:
+                raise UsageError(_NO_HOOKS)
             return NativeRunner(first, self)
         single = [env for env in envs if isinstance(env, gymnasium.Env)]
+        one = first.observation_space, first.action_space
         for env in single[1:]:
-            if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
+            if (another := (env.observation_space, env.action_space)) != one:
                 raise DataError(
-                    "the environments of one worker must have the same spaces: one has "
-                    f"{first.observation_space} and {first.action_space}, another has {env.observation_space} and "
-                    f"{env.action_space}"
+                    f"the environments of one worker must have the same spaces: one has {one[0]} and {one[1]}, "
+                    f"another has {another[0]} and {another[1]}"
                 )
-        return LaneRunner(single, self)
+        if self.context.hooks is None:
+            return LaneRunner(single, self)
+        self._callers = self._callers or [HookCaller(self, self.context.hooks) for _ in single]
+        return HookedRunner(single, self, self._callers)
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -266,7 +275,6 @@ class VecWorker(Worker):
         if self.spoiled:
             self.spoiled = False
             seconds = self._rebuilt()
-        lost = 0
         try:
             return self._run(ticket, seeds, seconds)
         except (Exception, SystemExit):
@@ -288,9 +296,11 @@ class VecWorker(Worker):
             self._forget_groups()
             if isinstance(self._runner, NativeRunner):
                 raise UsageError(_NO_FRAGMENTS)
-            n_rows = self._lane_runner.n_slots
-            self._groups = RunningGroups(self, order.base_version, n_rows, self._more_envs)
+            self._groups = self._make_groups(order.base_version)
         return self._groups.run(ticket, order)
+
+    def _make_groups(self, base_version: int) -> RunningGroups:
+        return RunningGroups(self, base_version, self._lane_runner.n_slots, self._more_envs)
 
     def _more_envs(self, n: int) -> list[AnyEnv]:
         """Make more environments like the worker's own."""
@@ -333,22 +343,28 @@ class VecWorker(Worker):
                 may_run = runner.run_blocks(ticket, seeds, agent)
             if not may_run:
                 return self._given_up()
-            rollouts = self.finished_in_order(runner.gather, ticket.indices, self._envs[0])
+            left_out = runner.left_out()
+            indices = [each.index for each in runner.ended()] if left_out else ticket.indices
+            rollouts = self.finished_in_order(runner.gather, indices, self._envs[0]) if indices else None
         except BaseException:
             self.ran_timesteps, self._failed_ahead = runner.n_ran, runner.failed_ahead
             runner.forget()
             raise
+        metrics = runner.metrics()
         runner.end_ticket()
-        self.ran_timesteps = rollouts.n_timesteps
-        runner.n_ran -= rollouts.n_timesteps
+        n_timesteps = 0 if rollouts is None else rollouts.n_timesteps
+        self.ran_timesteps = n_timesteps + sum(each.length for each in left_out)
+        runner.n_ran -= self.ran_timesteps
         self.running_timesteps = runner.n_ran
-        return Outcome(rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=tuple(runner.seconds))
+        dropped = tuple(each.left_out for each in left_out if each.left_out is not None)
+        seconds = tuple(runner.seconds)
+        return Outcome(rollouts, len(indices), n_timesteps, seconds=seconds, dropped=dropped, metrics=metrics)
 
     def _refuse_draws(self, before: tuple[Any, ...], ticket: Ticket) -> None:
         """Check that nothing has drawn from the global generators, which trajectories share."""
         if generator_states()[: len(before)] != before:
             self.phase, self.trajectory = Phase.STEP, ticket.indices[0]
-            raise UsageError(_DRAWS)
+            raise UsageError(DRAWS)
 
     def _given_up(self) -> Outcome:
         runner = self._lane_runner

@@ -233,7 +233,9 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow) if c in ("nested", "remembering") else c for c in CASES]
+)
 @pytest.mark.parametrize("limit", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_a_trajectory_does_not_depend_on_others(case, limit):
     agent, env = CASES[case]
@@ -291,7 +293,7 @@ def test_rows_are_busy_while_there_are_tickets():
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
-@pytest.mark.parametrize("case", ["network", "masked", "single"])
+@pytest.mark.parametrize("case", ["network", pytest.param("masked", marks=pytest.mark.slow), "single"])
 def test_what_raises_ahead_raises_at_its_own_turn(case, where):
     agent, _ = CASES[case]
     expected = [next(parts(alone(index, agent(), Walk))) for index in range(26)]

@@ -48,7 +48,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("n_envs", "block_size"), [(1, 1), (3, 6), (4, 13)])
+@pytest.mark.parametrize(("n_envs", "block_size"), [pytest.param(1, 1, marks=pytest.mark.slow), (3, 6), (4, 13)])
 def test_the_same_trajectories_as_one_at_a_time(name, n_envs, block_size):
     agent, env = CASES[name]
     with LocalSampler(agent, env, seed=SEED) as one, vec(agent, env, n_envs=n_envs, block_size=block_size) as many:

@@ -1,0 +1,92 @@
+"""Draw the learning curves of the examples.
+
+    python -m benchmarks examples                          # all of them on CartPole-v1, two seeds each
+    python -m benchmarks examples --only ppo --seeds 5
+
+Each example runs as a user runs it, in a process of its own, and the curve is what it prints. The curves do not depend
+on the machine's speed or the number of workers. They are kept in `results/examples.json`, to which each run is added,
+and drawn in `results/examples.png`. Needs torch and matplotlib.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.harness.running import ROOT
+
+__all__ = ["curve_of", "draw", "main"]
+
+RESULTS = ROOT / "benchmarks" / "results" / "examples.json"
+EXAMPLES = {
+    "reinforce": "REINFORCE, NumPy",
+    "evolution_strategy": "evolution strategy, NumPy",
+    "trpo": "TRPO, torch",
+    "ppo": "PPO, torch",
+    "ppo_recurrent": "PPO with a GRU, velocities hidden",
+}
+_LINE = re.compile(r"iteration \d+: .*?return (-?[\d.]+)")
+
+
+def curve_of(printed: str) -> list[float]:
+    """Return the mean return of each iteration of what an example printed."""
+    return [float(value) for value in _LINE.findall(printed)]
+
+
+def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
+    """Draw a panel for each example, with a line for each seed."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, row = pyplot.subplots(1, len(curves), figsize=(3.2 * len(curves), 3), sharey=True, squeeze=False)
+    for axis, (name, by_seed) in zip(row[0], curves.items(), strict=True):
+        for seed, curve in by_seed.items():
+            axis.plot(range(len(curve)), curve, lw=1.2, label=f"seed {seed}")
+        axis.set(title=EXAMPLES[name], xlabel="iteration", ylim=(0, 510))
+        axis.title.set_size(9)
+        axis.grid(alpha=0.3)
+    row[0][0].set_ylabel("mean return on CartPole-v1")
+    row[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--only", multiple=True, type=click.Choice([*EXAMPLES]), help="Run these; all by default.")
+@click.option("--seeds", default=2, help="How many.")
+@click.option("--workers", default=2, help="Worker processes.")
+@click.option("--iterations", type=int, help="How many; by default each example's own number.")
+@click.option("--out", default=str(RESULTS), help="The curves; a picture goes next to it.")
+def main(only: tuple[str, ...], seeds: int, workers: int, iterations: int | None, out: str) -> None:
+    """Run the examples, and draw their learning curves."""
+    path = Path(out)
+    curves: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for seed in range(seeds):
+        for name in only or EXAMPLES:
+            command = [sys.executable, "-m", f"streamsampler.examples.{name}", "CartPole-v1", "--seed", str(seed)]
+            command += ["--workers", str(workers), *([] if iterations is None else ["--iterations", str(iterations)])]
+            run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+            if not (curve := curve_of(run.stdout)):
+                raise click.ClickException(f"{name} printed no curve, and ended with {run.returncode}:\n{run.stdout}")
+            click.echo(f"{name} seed {seed}: {run.stdout.splitlines()[-1]}", err=True)
+            curves.setdefault(name, {})[str(seed)] = curve
+            ordered = {known: curves[known] for known in EXAMPLES if known in curves}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = ",\n".join(f"{json.dumps(known)}: {json.dumps(of_it)}" for known, of_it in ordered.items())
+            path.write_text(f"{{\n{rows}\n}}\n")
+            try:
+                draw(ordered, path.with_suffix(".png"))
+            except ImportError:
+                click.echo("no picture: pip install matplotlib", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Measure roughly what an environment and an agent take, to plan how ways to step them are measured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from gymnasium import Space
+
+from streamsampler.benchmarking.stepped import ready_agent
+from streamsampler.environments.updates import EnvUpdate, apply_env_update, describe
+from streamsampler.errors import SamplerError
+from streamsampler.workers.explain import begin_of, summary_of
+
+__all__ = ["BenchEnvError", "Costs", "Probed", "agent_seconds", "probe"]
+
+_PROBED_STEPS, _PROBED_SECONDS = 100, 0.2
+_LONGEST = 0.5
+"""Seconds of a trajectory in this process, which nothing can interrupt."""
+_FAST_CONSTRUCTION = 0.02
+_OURS_HERE, _OURS_FROM_HERE = 20e-6, 0.5e-3
+"""Seconds that this library takes for a timestep here, and for one of all environments from here, at most."""
+
+
+class BenchEnvError(SamplerError):
+    """The environment cannot be made, reset and stepped; `__cause__` is why."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What things take in one process, in seconds.
+
+    Attributes:
+        construction: Making an environment.
+        reset: A reset.
+        step: A step of an environment.
+        agent: A call of the agent: for all environments if it is `batched`, otherwise for one.
+        batched: Whether the agent chooses actions for several environments at once.
+    """
+
+    construction: float
+    reset: float
+    step: float
+    agent: float = 0.0
+    batched: bool = True
+
+    def n_envs(self, most: int, seconds: float) -> int:
+        """Return how many environments a process has, so that they are made and stepped within their share of the time.
+
+        Args:
+            most: How many at most.
+            seconds: What all of it is to take.
+        """
+        n_envs, share = most, min(_LONGEST, max(_PROBED_SECONDS, seconds / 20))
+        # Side by side they are made in each of the four ways that have several, and once for the others.
+        while n_envs > 1 and (
+            5 * n_envs * self.construction > seconds / 4
+            or n_envs * self.reset + self.of_a_timestep(n_envs) > max(share, self.of_a_timestep(1))
+        ):
+            n_envs //= 2
+        return n_envs
+
+    def of_a_timestep(self, n_envs: int) -> float:
+        """Return what a timestep of so many environments takes that are stepped in turn."""
+        return n_envs * self.step + self.agent * (1 if self.batched else n_envs)
+
+    def first_timesteps(self, n_envs: int, *, made: bool) -> float:
+        """Return what it takes until each of the environments of a process has been reset and stepped.
+
+        Args:
+            n_envs: How many there are.
+            made: Whether they are made already.
+        """
+        return n_envs * (self.reset + (0.0 if made else self.construction)) + self.of_a_timestep(n_envs)
+
+    def longest(self, n_envs: int, n_processes: int, seconds: float) -> int:
+        """Return how many timesteps trajectories may have, so that none takes long that nothing can interrupt.
+
+        Args:
+            n_envs: How many environments a process has.
+            n_processes: How many processes there are: an agent in this one is asked for all their environments.
+            seconds: What all of it is to take.
+        """
+        asked = n_envs * self.step + self.agent * (1 if self.batched else n_envs * n_processes)
+        here = _LONGEST / (self.of_a_timestep(1) + _OURS_HERE)
+        return max(1, int(min(here, max(2 * _LONGEST, seconds / 6) / (asked + _OURS_FROM_HERE))))
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What was found by stepping an environment for a short time with random actions.
+
+    Attributes:
+        spaces: Its observation space and action space.
+        observation: An observation.
+        costs: What it takes.
+        time_limit: Timesteps after which it truncates trajectories; None if that is unknown.
+        length: How many timesteps a trajectory was seen to have at least.
+    """
+
+    spaces: tuple[Space[Any], Space[Any]]
+    observation: Any
+    costs: Costs
+    time_limit: int | None
+    length: float
+
+
+def probe(update: EnvUpdate) -> Probed:
+    """Make an environment here, and step it for a short time.
+
+    Raises:
+        BenchEnvError: It cannot be made, or raises. That it cannot be closed says nothing of its speed.
+    """
+    began = perf_counter()
+    doing = "made"
+    try:
+        env = apply_env_update(update, None)
+        construction = perf_counter() - began
+        if _FAST_CONSTRUCTION < construction < _LONGEST:  # the first one may bring libraries along
+            with contextlib.suppress(Exception):
+                env.close()
+            began = perf_counter()
+            env = apply_env_update(update, None)
+            construction = min(construction, perf_counter() - began)
+        doing = "reset and stepped"
+        try:
+            return _stepped(env, construction)
+        finally:
+            with contextlib.suppress(Exception):
+                env.close()
+    except Exception as error:
+        raise BenchEnvError(
+            f"{describe(update)} cannot be {doing}: {summary_of(error)}. streamsampler check says more"
+        ) from error
+
+
+def _stepped(env: Any, construction: float) -> Probed:
+    began = perf_counter()
+    observation = begin_of(env.reset(seed=0))[0]
+    reset = perf_counter() - began
+    n_steps, n_ended, seconds = 0, 0, 0.0
+    while n_steps < _PROBED_STEPS and seconds < _PROBED_SECONDS:
+        action = env.action_space.sample()
+        began = perf_counter()
+        _, _, terminated, truncated, _ = env.step(action)
+        seconds += perf_counter() - began
+        n_steps += 1
+        if terminated or truncated:
+            n_ended += 1
+            if n_ended * reset > _PROBED_SECONDS:
+                break
+            begin_of(env.reset())
+    limit = None if env.spec is None else env.spec.max_episode_steps
+    costs = Costs(construction, reset, seconds / n_steps)
+    return Probed((env.observation_space, env.action_space), observation, costs, limit, n_steps / max(1, n_ended))
+
+
+def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool]:
+    """Return what a call of the agent takes, and whether it chooses actions for several environments at once.
+
+    An agent that raises is found to do so by all the ways.
+    """
+    with contextlib.suppress(Exception):
+        acting = ready_agent(agent, *probed.spaces)
+        batched = getattr(acting, "get_actions", None) is not None
+        seconds = math.inf
+        for _ in range(2):  # the first call may bring libraries along
+            began = perf_counter()
+            acting.get_action(probed.observation)
+            seconds = min(seconds, perf_counter() - began)
+            if seconds > _PROBED_SECONDS:
+                break
+        return seconds, batched
+    return 0.0, True

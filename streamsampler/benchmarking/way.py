@@ -1,0 +1,132 @@
+"""A way to step an environment with an agent, which can be measured for a short time."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streamsampler.benchmarking.tally import Tally
+from streamsampler.environments.updates import EnvUpdate
+from streamsampler.errors import SamplerError
+
+__all__ = ["CLOSE_SECONDS", "Problem", "Round", "TooSlowError", "Way"]
+
+CLOSE_SECONDS = 1.0
+"""How long processes may take to close environments: one that hangs must not take the time of the other ways."""
+
+
+class TooSlowError(SamplerError):
+    """No timestep came within the time that a way has for its first ones."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"given up: no timestep within {seconds:.3g} s")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is measured, and on how many processes.
+
+    Attributes:
+        env: What makes the environment.
+        env_code: What stands for it in a call, as Python code, arguments for making it included.
+        agent: The agent, as samplers take it.
+        n_workers: How many processes there are.
+        n_envs: How many environments each has, where it has several.
+        max_episode_length: Timesteps after which samplers truncate trajectories: one that never ends would never
+            give this process back.
+        cuts: Whether that is before environments end them, so that it must be the same in all ways.
+        length: Timesteps that trajectories are known to have.
+        reset_seconds: What a reset takes, about.
+        step_timeout: Seconds that a timestep or a reset may take in a process.
+        construction_timeout: Seconds that making the environments of a process may take.
+    """
+
+    env: EnvUpdate
+    env_code: str
+    agent: Any
+    n_workers: int
+    n_envs: int
+    max_episode_length: int
+    cuts: bool
+    length: float
+    reset_seconds: float
+    step_timeout: float
+    construction_timeout: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """How long a way is measured.
+
+    Attributes:
+        seconds: How long its timesteps are counted, besides the first resets; longer where they come later.
+        most: How long they are counted where there are few.
+        patience: After how many seconds without any it is given up.
+        watch: Called now and then; what it raises ends the measurement.
+    """
+
+    seconds: float
+    most: float
+    patience: float
+    watch: Callable[[], Any]
+
+    def ends(self, tally: Tally, seconds: float) -> bool:
+        """Return whether it ends, so many seconds after its beginning."""
+        return tally.ends(seconds, self.seconds, self.most)
+
+
+class Way(abc.ABC):
+    """A way to step environments, which can be measured between `start` and `close`.
+
+    Args:
+        problem: What is measured.
+
+    Attributes:
+        name: What it is called.
+        call: How to use it, as Python code.
+        in_parent: Whether the agent lives in the caller's process.
+        n_processes: How many processes it has besides that.
+        n_in_turn: How many environments are stepped in each process, one after the other.
+        lacking: What it lacks; empty where it can be tried.
+    """
+
+    name: str
+    call: str
+    in_parent = False
+    n_processes = 0
+    n_in_turn = 1
+    lacking = ""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    @property
+    def n_envs(self) -> int:
+        """How many environments there are in all processes."""
+        return max(1, self.n_processes) * self.n_in_turn
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Make what steps environments, and processes for it.
+
+        Raises:
+            Exception: It cannot run.
+        """
+
+    @abc.abstractmethod
+    def run(self, measured: Round) -> Tally:
+        """Reset environments, and step them for about so long.
+
+        Raises:
+            TooSlowError: There was no timestep for too long.
+            Exception: It cannot run.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End what was started; may be repeated."""
+
+    def _new_tally(self) -> Tally:
+        return Tally(self.n_envs, self.problem.length, self.n_in_turn * self.problem.reset_seconds)

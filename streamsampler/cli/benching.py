@@ -1,0 +1,37 @@
+"""Carry out `streamsampler bench`: measure, and print what was found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, bench_update
+from streamsampler.benchmarking.report import BenchReport
+from streamsampler.cli.environments import env_update_of
+from streamsampler.cli.reports import agent_maker, print_report
+from streamsampler.samplers.progress_output import Output
+
+__all__ = ["execute"]
+
+
+def execute(ctx: click.Context, env_id: str, options: dict[str, Any], **printing: Any) -> None:
+    """Measure, print what was found, and exit: with 1 where no way could be measured.
+
+    Args:
+        ctx: The command's context.
+        env_id: The environment.
+        options: The options of what is measured, by their names.
+        **printing: See `print_report`.
+    """
+
+    def measure(bar: Output) -> BenchReport:
+        env_kwargs = options.pop("env_kwargs")
+        env, make_agent = env_update_of(env_id, env_kwargs), agent_maker(options)
+        code = repr(env_id) + (f", env_kwargs={env_kwargs!r}" if env_kwargs else "")
+        return bench_update(env, code, make_agent, BenchSettings(**options), bar)
+
+    def has_failed(report: BenchReport) -> bool:
+        return report.recommendation is None
+
+    print_report(ctx, measure, has_failed, BenchInterruptedError, ("measuring", "measured"), **printing)

@@ -1,0 +1,148 @@
+"""Make each batch with the parameters of the call before: `staleness=1`.
+
+A learner that wants its next batch sampled while it learns from the last one gives up one agent version: the batch of
+call c is of version c - 1, whose parameters came with call c - 1. Here is which trajectories that are.
+
+A call *begins anew* where there is nothing to go on with: the first one, one with an `env_update`, and one after a call
+that raised. Its batch is of its own version, from trajectory 0 on, and the next call's batch is of the same version,
+from the first trajectory that is not in a batch. From then on each batch is of the version before its call's, from
+trajectory 0 on. All that follows from the calls alone, whatever workers have run between them.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streamsampler.data.statistics import Stats
+from streamsampler.engines.base import Event
+from streamsampler.errors import UsageError
+from streamsampler.filters.base import Filters
+from streamsampler.samplers.beginning import pickled_resets, put_in_force
+from streamsampler.samplers.call import Call
+from streamsampler.samplers.run_ahead import RunAhead
+from streamsampler.samplers.session import Session
+from streamsampler.samplers.updates import Kind
+from streamsampler.scheduling.plans import GatherPlan
+from streamsampler.scheduling.result import Order
+from streamsampler.workers.resets import Resets
+
+__all__ = ["Lag", "check_staleness"]
+
+
+def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
+    """Return the argument `staleness` of samplers.
+
+    Raises:
+        UsageError: It is neither 0 nor 1, or does not go together with the other arguments.
+    """
+    is_number = isinstance(staleness, numbers.Real) and not isinstance(staleness, bool)
+    if not is_number or staleness not in (0, 1):
+        raise UsageError(f"staleness must be 0 or 1, got {staleness!r}")
+    if staleness and order == "arrival":
+        raise UsageError(
+            'staleness=1 needs order="index": which trajectories arrive first in the next batch would depend on how '
+            "long you learn from this one"
+        )
+    if staleness and filters:
+        raise UsageError(
+            "staleness=1 takes no observation_filter and no reward_filter: their statistics are those of all batches "
+            "before, and the next batch is sampled before this one is returned. Normalise in the agent, whose "
+            "parameters you update"
+        )
+    return int(staleness)
+
+
+class Lag:
+    """Which trajectories the next batch of a sampler with `staleness=1` is made of.
+
+    Args:
+        first: What `first` is.
+
+    Attributes:
+        first: The index of the first trajectory of the next batch, whose version is the last call's; None if the next
+            call begins anew.
+    """
+
+    def __init__(self, first: int | None = None) -> None:
+        self.first = first
+        self._ahead: RunAhead | None = None
+
+    def copy(self) -> Lag:
+        """Return the same for another sampler, whose workers have not begun with anything."""
+        return Lag(self.first)
+
+    def refuse(self, what: str) -> None:
+        """Refuse a kind of call.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            f"{what} cannot be had from a sampler with staleness=1, whose workers sample the next batch while you "
+            "learn from the last one: use another sampler"
+        )
+
+    def next_of(self, last: int) -> tuple[int, int]:
+        """Return the agent version and the first trajectory of the next batch, unless its call has an `env_update`.
+
+        Args:
+            last: The agent version of the last call.
+        """
+        return (last + 1, 0) if self.first is None else (last, self.first)
+
+    def begun(
+        self, session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], stats: Stats, resets: Resets | None
+    ) -> Call:
+        """Begin a call; for the arguments see `beginning.begun`.
+
+        Until `complete`, the next call begins anew.
+        """
+        own = session.version + 1
+        version, first = (own, 0) if "env" in updates else self.next_of(session.version)
+        plan, resets = plan.starting_at(first), replace(resets or Resets(), version=version, first=first)
+        payload = pickled_resets(resets)
+        session.publish_levels()
+        session.renew_after_tasks(resets)
+        before, used, accepted = session.updates.snapshot(), session.used.snapshot(), session.sampled.snapshot()
+        try:
+            put_in_force(session, updates)
+            session.use(before if version < own else session.updates.snapshot())
+            session.set_call(plan, resets, payload)
+            taken_over = None if self._ahead is None else self._ahead.taken_over(session, plan, payload)
+            # An update is tried out in the call after its own: if it is refused, that call's is not kept, either.
+            return Call(session, plan, accepted, stats, version, taken_over)
+        except BaseException:
+            session.updates.restore(before)
+            session.use(used)
+            raise
+        finally:
+            if session.version == own:
+                self.first = self._ahead = None
+
+    def complete(self, call: Call, session: Session) -> None:
+        """Note that the batch of a call is complete."""
+        self.first = call.gathering.result.next if call.version == session.version else 0
+
+    def run_ahead(self, call: Call, session: Session) -> None:
+        """Let workers begin with the next batch, when a complete call has ended."""
+        assert session.resets is not None
+        if session.cancelled or not session.engine.concurrent or session.verdicts.exclusive or session.resets.is_fixed:
+            return
+        version, first = self.next_of(session.version)
+        payload = pickled_resets(replace(session.resets, version=version, first=first))
+        assert payload is not None
+        plan = call.gathering.plan.starting_at(first)
+        try:
+            self._ahead = RunAhead(session, plan, payload, call.take_in)
+        except BaseException as error:
+            self.first = None
+            if not (isinstance(error, OSError | ValueError) and session.cancelled):
+                raise  # otherwise another thread closed the sampler; the batch is complete all the same
+
+    def pop_events(self) -> list[Event]:
+        """Return, once, what workers have answered and no call will handle: the sampler is being closed."""
+        ahead, self._ahead = self._ahead, None
+        return [] if ahead is None else ahead.events

@@ -1,0 +1,194 @@
+"""What the parent keeps of the episodes that go on, so that an environment can be restored. Pure: no I/O."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.data.trees import leaves, map_tree, take
+from streamsampler.stepping.parameter_sets import NumberedParameters, ParameterSets
+from streamsampler.stepping.past_requests import PastRequest
+from streamsampler.stepping.rows import Rows
+from streamsampler.workers.restoring import NotRestoredError
+
+__all__ = ["Histories", "RestoreOrder", "digest_of"]
+
+_FIRST_CAPACITY = 64
+
+
+@dataclass(frozen=True)
+class RestoreOrder:
+    """Make an environment what it was: n timesteps after the reset of its episode.
+
+    Attributes:
+        env_id: The environment.
+        remake: Whether it is there, and to be made anew.
+        seed: The seed of the episode's reset; None if there is no episode, and the environment is made anew only.
+        actions: Leaves of (n, ...).
+        rewards: (n,) what these actions led to.
+        slot: Where the last observation lies in the environment's rows.
+        digests: (n + 1,) of the observations, or of all but the last one; None where no digests are kept.
+        requests: What is to be repeated that was requested before and between these actions.
+        options: Those of the reset, where they are forgotten since; None where they are those that are remembered.
+        parameters: Those that the reset set; None where it set none.
+    """
+
+    env_id: int
+    remake: bool = False
+    seed: int | None = None
+    actions: Any = None
+    rewards: NDArray[np.float64] | None = None
+    slot: int = 0
+    digests: NDArray[np.uint32] | None = None
+    options: dict[str, Any] | None = None
+    parameters: NumberedParameters | None = None
+    requests: Sequence[PastRequest] = ()
+
+
+def digest_of(observation: Any) -> int:
+    """Return the digest of one observation: leaves of (1, ...)."""
+    digest = 0
+    for _, leaf in leaves(observation):
+        digest = zlib.crc32(np.ascontiguousarray(leaf), digest)  # type: ignore[arg-type]
+    return digest
+
+
+class Histories:
+    """The seed, the actions and the rewards of the episode that goes on in each environment.
+
+    Row t of an array is about timestep t of each environment's episode, from 1. Row 0 takes what is not kept.
+
+    Args:
+        rows: The rows of the environments.
+        n_envs: How many environments there are.
+        limit: How many timesteps of an episode are kept at most.
+        with_digests: Whether digests of all observations are kept.
+        parameters: What resets set.
+
+    Attributes:
+        limit: As above.
+        seeds: The seed of each environment's episode.
+        set_numbers: The number of the parameters of each environment's episode.
+    """
+
+    def __init__(self, rows: Rows, n_envs: int, limit: int, with_digests: bool, parameters: ParameterSets) -> None:
+        self.limit = limit
+        self.seeds = [0] * n_envs
+        self.set_numbers = [0] * n_envs
+        self._parameters = parameters
+        self._rows = rows
+        self._capacity = 0
+        self._actions: Any = map_tree(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), rows.actions)
+        self._rewards = np.zeros((0, n_envs))
+        self._digests = np.zeros((0, n_envs), np.uint32) if with_digests else None
+        self._grow(min(limit, _FIRST_CAPACITY) + 1)
+
+    def _grow(self, capacity: int) -> None:
+        def grown(rows: Any) -> Any:
+            longer = np.zeros((capacity, *rows.shape[1:]), rows.dtype)
+            longer[: len(rows)] = rows
+            return longer
+
+        self._actions = map_tree(grown, self._actions)
+        self._rewards = grown(self._rewards)
+        self._digests = None if self._digests is None else grown(self._digests)
+        self._capacity = capacity
+
+    def _places(self, timesteps: NDArray[np.int64]) -> NDArray[np.int64]:
+        most = int(timesteps.max())
+        if most > self.limit:
+            timesteps = np.where(timesteps > self.limit, 0, timesteps)
+            most = int(timesteps.max())
+        if most >= self._capacity:
+            self._grow(min(2 * most, self.limit) + 1)
+        return timesteps
+
+    def sent(self, env_ids: list[int], actions: Any, timesteps: NDArray[np.int64]) -> None:
+        """Keep actions that are sent.
+
+        Args:
+            env_ids: The K environments.
+            actions: Leaves of (K, ...).
+            timesteps: (K,) the timesteps that they are for, from 1.
+        """
+        if env_ids:
+            places = self._places(timesteps)
+            _put(self._actions, places, env_ids, actions)
+
+    def handed_out(
+        self,
+        ids: NDArray[np.int64],
+        timesteps: NDArray[np.int64],
+        rewards: NDArray[np.float64],
+        observations: Any,
+    ) -> None:
+        """Keep what is handed to the caller: of K environments, leaves of (K, ...); timestep 0 is a reset's."""
+        if not len(ids):
+            return
+        self._rewards[self._places(timesteps), ids] = rewards
+        if self._digests is not None:
+            for row, (env_id, timestep) in enumerate(zip(ids.tolist(), timesteps.tolist(), strict=True)):
+                if timestep <= self.limit:
+                    self._digests[timestep, env_id] = digest_of(take(observations, slice(row, row + 1)))
+
+    def begin(self, env_id: int) -> None:
+        """Begin an episode, with the seed and the parameters in the environment's rows."""
+        self.seeds[env_id] = int(self._rows.seeds[env_id])
+        self.set_numbers[env_id] = int(self._rows.parameters[env_id])
+
+    def order(self, env_id: int, n: int, slot: int, remake: bool) -> RestoreOrder:
+        """Return the order for an environment of which n timesteps were handed out, and that is wanted as it was then.
+
+        Args:
+            env_id: The environment.
+            n: As above.
+            slot: Where the last of these observations lies.
+            remake: Whether the environment is there, and to be made anew.
+
+        Raises:
+            NotRestoredError: So many are not kept.
+        """
+        return self._order(env_id, n, slot, n + 1, remake)
+
+    def order_of_result(self, env_id: int, n: int, remake: bool) -> RestoreOrder:
+        """Return the order for an environment whose n-th timestep has arrived, and is not handed out.
+
+        Raises:
+            NotRestoredError: So many are not kept.
+        """
+        if n <= self.limit:
+            self._rewards[n, env_id] = self._rows.rewards[env_id]
+        return self._order(env_id, n, int(self._rows.slots[env_id]), n, remake)
+
+    def order_of_reset(self, env_id: int, remake: bool) -> RestoreOrder:
+        """Return the order for an environment whose reset has arrived, and is not handed out."""
+        order = self._order(env_id, 0, int(self._rows.slots[env_id]), 0, remake)
+        parameters = self._parameters.of(int(self._rows.parameters[env_id]))
+        return replace(order, seed=int(self._rows.seeds[env_id]), parameters=parameters)
+
+    def _order(self, env_id: int, n: int, slot: int, n_digests: int, remake: bool) -> RestoreOrder:
+        if n > self.limit:
+            raise NotRestoredError(
+                f"its episode has {n:,} timesteps, and restore_limit is {self.limit:,}: give a larger one"
+            )
+        actions = map_tree(lambda leaf: leaf[1 : n + 1, env_id].copy(), self._actions)
+        rewards = self._rewards[1 : n + 1, env_id].copy()
+        digests = None if self._digests is None else self._digests[:n_digests, env_id].copy()
+        parameters = self._parameters.of(self.set_numbers[env_id])
+        return RestoreOrder(env_id, remake, self.seeds[env_id], actions, rewards, slot, digests, parameters=parameters)
+
+
+def _put(kept: Any, places: NDArray[np.int64], env_ids: list[int], actions: Any) -> None:
+    if isinstance(kept, dict):
+        for key, child in kept.items():
+            _put(child, places, env_ids, actions[key])
+    elif isinstance(kept, tuple):
+        for child, part in zip(kept, actions, strict=True):
+            _put(child, places, env_ids, part)
+    else:
+        kept[places, env_ids] = actions

@@ -1,0 +1,397 @@
+"""The environments of a sampler whose agent stays in its own process: reset and stepped in others, and restored there.
+
+What an environment was asked since its trajectory began is kept. Where its process dies or hangs, the same is asked of
+a new one, and what it answers last is compared, before anything goes on: so a loss does not change a trajectory.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from streamsampler.data.trees import Tree, leaves, map_tree, same, snapshot
+from streamsampler.engines.linked import STUCK_SECONDS
+from streamsampler.errors import NotReproducibleError, WorkerError
+from streamsampler.serialization import Payload
+from streamsampler.stepping.inference.env_processes import EnvProcesses, Launch
+from streamsampler.stepping.inference.episodes import Episode, History, put_exactly
+from streamsampler.stepping.inference.proxies import EnvProxy
+from streamsampler.stepping.inference.raised import HIDDEN, RAISED, TOO_LONG, not_restored, own
+from streamsampler.stepping.inference.stepper import order_of
+from streamsampler.stepping.inference.transport import RolloutTransport
+from streamsampler.stepping.transport import Broken, Done
+from streamsampler.workers.resets import Resets
+
+__all__ = ["Environments"]
+
+_LOG = logging.getLogger("streamsampler")
+
+
+class Environments:
+    """The environments, by their numbers.
+
+    Args:
+        n_envs: How many there are.
+        launch: Returns the processes that they live in.
+        close_timeout: Seconds that all of them together may take to close.
+
+    Attributes:
+        proxies: What stands for them in this process.
+        history_of: Takes an environment and a number, and returns so many actions since its trajectory began; see
+            `Episode.complete`. None where all are kept here.
+        infos: The infos of last results that were not taken yet, by environment.
+        losses: The errors of processes that were lost, and are made again.
+        n_repeated: How many timesteps were run again for that, or in vain.
+        restoring: Environments that are being restored: their rows are not what they were yet.
+        tells_what_raises: Whether what one raises while it is restored means that it cannot be; else it is raised.
+    """
+
+    def __init__(self, n_envs: int, launch: Launch, close_timeout: float) -> None:
+        self.n_envs = n_envs
+        self.losses: list[BaseException] = []
+        self.n_repeated = 0
+        self.restoring: set[int] = set()
+        self.tells_what_raises = False
+        self._processes = EnvProcesses(n_envs, launch, close_timeout, self._note_loss)
+        self._episodes = [Episode() for _ in range(n_envs)]
+        self.infos: dict[int, dict[str, Any]] = {}
+        self._raised: dict[int, BaseException] = {}
+        self._arrived: set[int] = set()  # environments with results that were not told of yet
+        self._to_ask: dict[int, None] = {}  # environments that are being restored, and wait for their next request
+        self.proxies: list[EnvProxy] = []
+        self.history_of: Callable[[int, int], History | None] | None = None
+        self._not_restored: NotReproducibleError | None = None
+
+    # ------------------------------------------------------------------ life
+
+    def update(self, payload: Payload) -> None:
+        """Make the environments, or change those that are there; see `EnvProcesses.update`."""
+        self.proxies = []
+        if self._processes.running and not self.settle(range(self.n_envs), STUCK_SECONDS):
+            self._processes.shut_down()  # one hangs, after the end of the call that it ran in
+        facts = self._processes.update(payload)
+        rows = self.transport.rows
+        self._begin_anew()
+        spaces = rows.observation_space, rows.action_space
+        self.proxies = [EnvProxy(self, env_id, *spaces, facts[env_id]) for env_id in range(self.n_envs)]
+
+    def _begin_anew(self) -> None:
+        """Forget what environments were asked: there are others, or none."""
+        self._episodes = [Episode() for _ in range(self.n_envs)]
+        for forgotten in (self.infos, self._raised, self._to_ask, self._arrived, self.restoring):
+            forgotten.clear()
+
+    def close_all(self) -> None:
+        """Close the environments, and let their processes wait for others; see `EnvProcesses.close_environments`."""
+        self.proxies = []
+        self._begin_anew()
+        self._processes.close_environments()
+
+    def shut_down(self) -> None:
+        """Close the environments, and end their processes; may be repeated."""
+        self.proxies = []
+        self._processes.shut_down()
+
+    @property
+    def transport(self) -> RolloutTransport:
+        """What carries requests to their processes."""
+        return self._processes.transport
+
+    def pids(self) -> list[int]:
+        """Return the ids of the processes that there are."""
+        return self._processes.pids()
+
+    def _note_loss(self, error: WorkerError) -> None:
+        self.losses.append(error)
+        _LOG.warning("%s; a new one takes its place", error.worded(error.quota))
+
+    # ------------------------------------------------------------------ requests
+
+    def reset(self, env_id: int, index: int, seed: int, resets: Resets | None) -> None:
+        """Request that an environment begins a trajectory."""
+        self.settle([env_id])
+        self._episodes[env_id] = Episode(order_of(index, seed, resets))
+        self._ask(env_id)
+
+    def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:
+        """Request a step of each of some environments that have no open request."""
+        given, now = {}, []
+        rows = self.transport.rows.actions
+        for env_id, action in zip(env_ids, actions, strict=True):
+            episode = self._episodes[env_id]
+            episode.actions[episode.n_asked] = action
+            episode.n_asked += 1
+            if env_id in self.restoring:
+                continue  # it is asked when it is what it was
+            now.append(env_id)
+            if not put_exactly(rows, env_id, action):
+                given[env_id] = action
+        if given:
+            self.transport.give(given, "actions")
+        self.transport.step(now)
+
+    def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
+        """Request a step of each of some environments, with actions that `history_of` knows from now on.
+
+        Args:
+            env_ids: The environments, which have no open request, and are not being restored.
+            actions: Their actions, leaves of (k, …) of the dtypes of the action space.
+        """
+        for env_id in env_ids:
+            self._episodes[env_id].n_asked += 1
+        for (_, rows), (_, given) in zip(leaves(self.transport.rows.actions), leaves(actions), strict=True):
+            rows[env_ids] = given
+        self.transport.step(env_ids)
+
+    def _ask(self, env_id: int) -> None:
+        """Ask the environment for what its process has not carried out yet."""
+        episode = self._episodes[env_id]
+        assert episode.order is not None
+        if not episode.n_carried_out:
+            self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
+            return
+        action = episode.actions[episode.n_carried_out - 1]
+        if not put_exactly(self.transport.rows.actions, env_id, action):
+            self.transport.give({env_id: action}, "actions")
+        self.transport.step([env_id])
+
+    # ------------------------------------------------------------------ results
+
+    def result(self, env_id: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Wait for the result of an environment's open request, and return it.
+
+        Returns:
+            The observation, which lies where the next but one is going to be written; the reward, how it ended, and the
+            info.
+
+        Raises:
+            WorkerError: Too many processes were lost.
+            NotReproducibleError: The environment cannot be restored.
+            Exception: What the environment raised.
+        """
+        episode = self._episodes[env_id]
+        while episode.is_open:
+            self.take_in(None)
+        self._arrived.discard(env_id)
+        self.check(env_id)
+        observation = self.observation(env_id)
+        info = self.take_info(env_id)
+        reward, terminated, truncated = self._results(env_id)
+        episode.reward = reward
+        if terminated or truncated:
+            episode.order = None
+        return observation, reward, terminated, truncated, info
+
+    def check(self, env_id: int) -> None:
+        """Raise what an environment raised instead of giving its last result."""
+        if self._raised and (error := self._raised.pop(env_id, None)) is not None:
+            raise error
+
+    def has_raised(self, env_id: int) -> bool:
+        """Whether an environment raised instead of giving its last result."""
+        return env_id in self._raised
+
+    def take_info(self, env_id: int) -> dict[str, Any]:
+        """Return the info of an environment's last result, and forget it."""
+        return self.infos.pop(env_id, {})
+
+    def end(self, env_id: int) -> None:
+        """End an environment's trajectory: nothing goes on in it."""
+        self._episodes[env_id].order = None
+
+    def last_action(self, env_id: int) -> Any:
+        """Return the last action that an environment was asked to take."""
+        episode = self._episodes[env_id]
+        timestep = episode.n_asked - 1
+        if timestep not in episode.actions and self.history_of is not None:
+            episode.complete(self.history_of(env_id, episode.n_asked))
+        return episode.actions[timestep]
+
+    def observation(self, env_id: int) -> Any:
+        """Return a view of an environment's last observation."""
+        rows = self.transport.rows
+        slot = int(rows.slots[env_id])
+        return map_tree(lambda leaf: leaf[slot, env_id], rows.observations)
+
+    def current(self, env_id: int) -> Any:
+        """Return a copy of the last observation of an environment, when it is what it was."""
+        while self._episodes[env_id].is_open:
+            self.take_in(None)
+        self.check(env_id)
+        return snapshot(self.observation(env_id))
+
+    def forget_actions(self, env_id: int) -> None:
+        """Forget an environment's actions so far, which `history_of` knows from now on, unless they are needed now."""
+        if env_id not in self.restoring:
+            self._episodes[env_id].actions, self._episodes[env_id].reward = {}, self._results(env_id)[0]
+
+    def give_up(self) -> None:
+        """Forget what environments were asked; steps under way are waited for, so that they are counted."""
+        self.forget()
+        if not isinstance(sys.exception(), KeyboardInterrupt | WorkerError):
+            self.settle(range(self.n_envs), STUCK_SECONDS)
+
+    def settle(self, env_ids: Iterable[int], seconds: float | None = None) -> bool:
+        """Wait for the results of open requests, at most so long, and throw them away; return whether all came."""
+        until = None if seconds is None else perf_counter() + seconds
+        for env_id in env_ids:
+            is_under_way, episode = self._is_under_way(env_id), self._episodes[env_id]
+            while episode.is_open:
+                if until is not None and perf_counter() >= until:
+                    return False
+                self.take_in(None if until is None else max(0.0, until - perf_counter()))
+            self.n_repeated += is_under_way
+            self._raised.pop(env_id, None)
+            self.infos.pop(env_id, None)
+            self._arrived.discard(env_id)
+        return True
+
+    @property
+    def n_open_steps(self) -> int:
+        """How many steps have no result yet, or one that was not told of."""
+        return sum(map(self._is_under_way, range(self.n_envs)))
+
+    def _is_under_way(self, env_id: int) -> bool:
+        episode = self._episodes[env_id]
+        is_new = env_id in self._arrived and env_id not in self._raised
+        return episode.n_asked > 0 and (is_new or (episode.order is not None and episode.is_asked))
+
+    def forget(self) -> None:
+        """Forget what environments were asked: nothing goes on in them but open requests."""
+        for episode in self._episodes:
+            episode.is_wanted = False
+            if not episode.is_open:
+                episode.order = None
+
+    def take_arrived(self, timeout: float | None) -> list[int]:
+        """Return the environments whose open requests have got results since the last time.
+
+        Args:
+            timeout: Seconds to wait at most until something happens, if there are none; None for any time.
+        """
+        if timeout == 0.0 or self._arrived <= self.restoring:
+            self.take_in(timeout)
+        # What arrived from a process that was lost at once lies in rows that are being written again.
+        arrived = self._arrived - self.restoring
+        self._arrived -= arrived
+        return sorted(arrived)
+
+    def take_in(self, timeout: float | None) -> None:
+        """Take in what happened; wait for something at most so many seconds, None for any time.
+
+        Raises:
+            WorkerError: Too many processes were lost.
+            NotReproducibleError: An environment cannot be restored.
+        """
+        self._not_restored = None
+        for event in self.transport.collect(timeout):
+            if isinstance(event, Broken):
+                self._break(event)
+                continue
+            assert isinstance(event, Done)  # this class restores environments itself
+            for env_id in event.env_ids:
+                self._done(env_id, event.infos.get(env_id))
+        # When all is known: what a lost process answered before is no reason to ask a new one for what comes next.
+        to_ask, self._to_ask = self._to_ask, {}
+        for env_id in to_ask:
+            self._ask(env_id)
+        if self._not_restored is not None:
+            raise self._not_restored
+
+    def _done(self, env_id: int, info: dict[str, Any] | None) -> None:
+        episode = self._episodes[env_id]
+        episode.n_carried_out += 1
+        if episode.n_carried_out > episode.n_known:
+            episode.n_known += 1
+            episode.slot = int(self.transport.rows.slots[env_id])
+            if info:
+                self.infos[env_id] = info
+            self._arrived.add(env_id)
+            return
+        self.n_repeated += 1
+        if not episode.is_wanted:
+            episode.order = None
+            self.restoring.discard(env_id)
+            return
+        if episode.n_carried_out == episode.n_known:
+            self.restoring.discard(env_id)
+            self._compare(env_id, episode)
+        if episode.n_carried_out <= episode.n_asked:
+            self._to_ask[env_id] = None
+
+    # ------------------------------------------------------------------ failures
+
+    def _break(self, event: Broken) -> None:
+        if event.is_new:
+            self._name_trajectory(event)
+        if event.is_final:
+            raise event.error
+        if not event.is_new:
+            (env_id,) = event.env_ids
+            episode, is_being_restored = self._episodes[env_id], env_id in self.restoring
+            self.restoring.discard(env_id)
+            if is_being_restored and self.tells_what_raises:
+                self._not_restored = not_restored(env_id, episode.index, RAISED)
+                episode.order = None
+                return
+            self._raised[env_id] = own(event.error)
+            episode.n_carried_out = episode.n_known = episode.n_asked + 1
+            self._arrived.add(env_id)
+            return
+        assert isinstance(event.error, WorkerError)
+        self._note_loss(event.error)
+        self._restore(event.env_ids)
+
+    def _name_trajectory(self, event: Broken) -> None:
+        """Let the error of a lost process name the trajectory that ran there."""
+        order = None if event.culprit is None else self._episodes[event.culprit].order
+        error = event.error
+        if order is None or not isinstance(error, WorkerError) or error.trajectory is not None:
+            return
+        error.trajectory = order.index
+        error.what = f"{error.what}; environment {event.culprit} ran trajectory {order.index}"
+        error.args = (error.worded(error.quota, error.outlook),)
+
+    def _restore(self, env_ids: Sequence[int]) -> None:
+        """Ask new environments for what the lost ones were asked since their trajectories began."""
+        for env_id in env_ids:
+            episode = self._episodes[env_id]
+            if episode.order is None or env_id in self._raised:
+                continue
+            if not episode.is_wanted:
+                episode.order = None
+                self.restoring.discard(env_id)
+                continue
+            if self.history_of is not None and not episode.complete(self.history_of(env_id, episode.n_asked)):
+                self._not_restored = not_restored(env_id, episode.index, TOO_LONG)
+                episode.order = None
+                self.restoring.discard(env_id)
+                continue
+            if episode.n_known and episode.n_carried_out >= episode.n_known:
+                # Of an open request, something may have been written already.
+                results = (episode.reward, False, False) if episode.is_asked else self._results(env_id)
+                episode.last = self._observed(env_id, episode.slot), results
+            episode.n_carried_out = 0
+            if episode.n_known:
+                self.restoring.add(env_id)
+            self._to_ask[env_id] = None
+
+    def _observed(self, env_id: int, slot: int) -> Any:
+        return map_tree(lambda leaf: np.array(leaf[slot, env_id]), self.transport.rows.observations)
+
+    def _results(self, env_id: int) -> tuple[float, bool, bool]:
+        rows = self.transport.rows
+        return float(rows.rewards[env_id]), bool(rows.terminated[env_id]), bool(rows.truncated[env_id])
+
+    def _compare(self, env_id: int, episode: Episode) -> None:
+        """Compare the last result that was known with the same one of the new environment."""
+        known, episode.last = episode.last, None
+        slot = episode.slot = int(self.transport.rows.slots[env_id])
+        if known is None or same(known, (self._observed(env_id, slot), self._results(env_id))):
+            return
+        self._not_restored = not_restored(env_id, episode.index, HIDDEN)

@@ -1,0 +1,130 @@
+"""A manager of environments as a `VecEnv` of Stable-Baselines3; needs the extra `sb3`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsampler.errors import UsageError
+from streamsampler.stepping.going_on import receive_on, send_on
+from streamsampler.stepping.stepper import name_of_class
+from streamsampler.stepping.steps import row_of
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError as error:
+    raise ImportError(
+        "sb3_env() needs Stable-Baselines3: pip install 'streamsampler[sb3]'; vector_env() does not"
+    ) from error
+
+if TYPE_CHECKING:
+    from streamsampler.stepping.manager import BaseEnvManager
+    from streamsampler.stepping.steps import Steps
+
+__all__ = ["ManagedVecEnv"]
+
+
+class ManagedVecEnv(VecEnv):  # type: ignore[misc]
+    """Steps all environments of a manager at once; for Stable-Baselines3's algorithms and wrappers.
+
+    `seed(s)` gives environment e the seed s + e at the next reset, as Stable-Baselines3 does. Later episodes get seeds
+    derived from it, where Stable-Baselines3's environments draw on: the same for any number of workers.
+
+    An episode that ended because its environment failed is truncated, and marked with `info["env_failed"]`.
+
+    Args:
+        manager: The manager, which `close` closes; its environments are reset in the step that ends an episode.
+
+    Attributes:
+        manager: As above.
+
+    Raises:
+        UsageError: The manager has another autoreset mode.
+    """
+
+    def __init__(self, manager: BaseEnvManager) -> None:
+        if manager.autoreset != "same_step":
+            raise UsageError(
+                "Stable-Baselines3 takes environments that are reset in the step that ends an episode: make the "
+                f'manager with autoreset="same_step" (it has "{manager.autoreset}")'
+            )
+        self.manager = manager
+        super().__init__(manager.n_envs, manager.observation_space, manager.action_space)
+
+    def reset(self) -> Any:
+        """Reset all environments with the seeds and options that were set since the last reset."""
+        seeds = {env_id: seed for env_id, seed in enumerate(self._seeds) if seed is not None}
+        steps = self._reset(seeds, self._options)
+        self._reset_seeds()
+        self._reset_options()
+        self.reset_infos = [steps.info_by_row.get(row, {}) for row in range(self.num_envs)]
+        return steps.observations
+
+    def _reset(self, seeds: dict[int, int], options: Sequence[dict[str, Any]]) -> Steps:
+        if len(options) != self.num_envs:
+            raise UsageError(f"there are options for {len(options)} environments, but {self.num_envs} environments")
+        if not any(options):
+            return self.manager.reset(seed=seeds or None)
+        for env_id, of_one in enumerate(options):
+            seed = {env_id: seeds[env_id]} if env_id in seeds else None
+            self.manager.async_reset([env_id], seed=seed, options=of_one or None)
+        steps = self.manager.recv_from()
+        self.manager.forget_options()
+        return steps
+
+    def step_async(self, actions: Any) -> None:
+        """Send one action to each environment."""
+        send_on(self.manager, actions)
+
+    def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        """Return the results of the actions that were sent."""
+        steps = receive_on(self.manager)
+        ended = steps.ended
+        infos = [dict(steps.info_by_row.get(row, {})) for row in range(self.num_envs)]
+        for row in np.flatnonzero(ended).tolist():
+            of_reset = infos[row]
+            infos[row] = dict(of_reset.pop("final_info", {}))
+            infos[row]["terminal_observation"] = row_of(steps.last_observations, row)
+            self.reset_infos[row] = of_reset
+        for info, is_cut in zip(infos, (steps.truncated & ~steps.terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = is_cut
+        for row in np.flatnonzero(steps.failed).tolist():
+            infos[row]["env_failed"] = True
+        return steps.observations, steps.rewards.astype(np.float32), ended, infos
+
+    def close(self) -> None:
+        """Close the manager."""
+        self.manager.close()
+
+    def get_images(self) -> list[Any]:
+        """Return what each environment renders as pixels."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(f'the render mode is {self.render_mode!r}, and images need "rgb_array"', stacklevel=2)
+            return [None] * self.num_envs
+        return self.manager.render()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Return an attribute of environments."""
+        return self.manager.get_attr(attr_name, self._chosen(indices))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of environments to one value, which may be a list."""
+        chosen = self._chosen(indices)
+        self.manager.create_attr(attr_name, [value] * len(chosen), chosen)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Call a method of environments, and return the results."""
+        return self.manager.call(method_name, *method_args, env_ids=self._chosen(indices), **method_kwargs)
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """Return which environments have a wrapper of a class, or of a subclass of it."""
+        name = name_of_class(wrapper_class)
+        return [name in names for names in self.manager.wrappers(self._chosen(indices))]
+
+    def _chosen(self, indices: int | Iterable[int] | None) -> list[int]:
+        everything = range(self.num_envs)
+        return [everything[index] for index in self._get_indices(indices)]

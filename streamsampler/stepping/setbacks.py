@@ -1,0 +1,96 @@
+"""The errors of environments that failed, counted against the quotas. Pure: no process is touched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from streamsampler.errors import (
+    RemoteTraceback,
+    RolloutError,
+    SpentQuota,
+    WorkerDiedError,
+    WorkerError,
+    WorkerHungError,
+)
+from streamsampler.protocol.messages import Phase
+from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
+
+__all__ = ["Setbacks"]
+
+
+class Setbacks:
+    """Makes the errors of environments that raised and of workers that were lost, and counts them as a sampler does.
+
+    Args:
+        policy: The quotas, and which exceptions count.
+        envs_of: The environments of each worker.
+    """
+
+    def __init__(self, policy: Policy, envs_of: Sequence[Sequence[int]]) -> None:
+        self._policy = policy
+        self._envs_of = envs_of
+        self._losses = Losses(policy, len(envs_of))
+        self._began = time.monotonic()
+
+    def raised(
+        self, env_id: int, worker: int, phase: str, summary: str, cause: BaseException, original: BaseException | None
+    ) -> RolloutError:
+        """Return the error of an environment that raised.
+
+        Args:
+            env_id: The environment.
+            worker: The worker that it is in.
+            phase: What it was doing.
+            summary: The exception in one line.
+            cause: The exception, or its traceback as text.
+            original: The exception, where it is known.
+        """
+        what = f"environment {env_id} raised in {phase}, in worker {worker}: {summary}"
+        quota: SpentQuota | None = None
+        incidents: tuple[Incident, ...] = ()
+        if self._policy.restart_on:
+            quota, incidents = self._count(
+                Incident(worker, f"raised in environment {env_id}", _phase(phase), *self._when)
+            )
+        error = RolloutError(
+            what, worker_number=worker, phase=phase, trajectory=None, original=original, quota=quota,
+            incidents=incidents,
+        )  # fmt: skip
+        error.__cause__ = cause
+        return error
+
+    def died(self, worker: int, exitcode: int | None, phase: Phase, env_id: int | None) -> WorkerError:
+        """Return the error of a worker that died, and what it was doing with which environment."""
+        return self._lost(WorkerDiedError, worker, cause_of_death(exitcode), phase, env_id, exitcode=exitcode)
+
+    def hung(self, worker: int, stack: str, phase: Phase, env_id: int | None) -> WorkerError:
+        """Return the error of a worker that hung, with its Python stacks."""
+        error = self._lost(WorkerHungError, worker, "made no progress, and was killed,", phase, env_id, stack=stack)
+        error.__cause__ = RemoteTraceback(stack)
+        return error
+
+    @property
+    def _when(self) -> tuple[None, None, float]:
+        return None, None, time.monotonic() - self._began
+
+    def _count(self, incident: Incident) -> tuple[SpentQuota | None, tuple[Incident, ...]]:
+        quota = self._losses.add(incident)
+        return quota, self._losses.history() if quota is not None else ()
+
+    def _lost(
+        self, kind: type[WorkerError], worker: int, what: str, phase: Phase, env_id: int | None, **fields: Any
+    ) -> WorkerError:
+        incident = Incident(worker, what, phase, *self._when)
+        quota, incidents = self._count(incident)
+        which = "" if env_id is None else f" {env_id}"
+        envs = ", ".join(map(str, self._envs_of[worker]))
+        return kind(
+            f"{incident}{which}; in it are environments {envs}", worker_number=worker, phase=phase, trajectory=None,
+            quota=quota, incidents=incidents, **fields,
+        )  # fmt: skip
+
+
+def _phase(word: str) -> Phase:
+    return Phase.RESET if word == "reset" else Phase.STEP if word == "step" else Phase.ENV_CONSTRUCTION

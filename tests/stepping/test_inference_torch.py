@@ -1,0 +1,97 @@
+"""A `TorchAgent` in the sampler's process: its module is evaluated as in workers, and trained between calls."""
+
+import os
+import signal
+from typing import Any
+
+import gymnasium
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler.filters import RunningNorm, RunningReturnNorm
+
+torch = pytest.importorskip("torch")
+
+from streamsampler.adapters.torch import TorchAgent  # noqa: E402 - needs the extra
+from streamsampler.examples import made  # noqa: E402
+from streamsampler.examples.ppo import ActorCritic, improve  # noqa: E402
+
+pytestmark = pytest.mark.extras
+
+
+OPTIONS: dict[str, Any] = {"seed": 1, "worker_args": {"n_envs": 8}}
+
+
+def agent(scale=1.0):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 64), torch.nn.BatchNorm1d(64), torch.nn.Tanh(), torch.nn.Dropout(0.5)]
+    module = torch.nn.Sequential(*layers, torch.nn.Linear(64, 2))
+    with torch.no_grad():
+        module[-1].weight *= scale
+    return TorchAgent(module, gymnasium.spaces.Discrete(2))
+
+
+def test_a_module_in_training_mode_is_evaluated_in_calls_and_trained_between_them():
+    with LocalSampler(agent(), "CartPole-v1", worker_class=VecWorker, **OPTIONS) as sampler:
+        expected = [sampler.obtain_trajectories(10), sampler.obtain_samples(50, agent_update=agent(9.0))]
+    held = agent()
+    held.module[3].eval()  # its owner has switched it off
+    before = {name: value.clone() for name, value in held.module.state_dict().items()}
+    with MultiprocessingSampler(held, "CartPole-v1", n_workers=2, inference="parent", **OPTIONS) as sampler:
+        assert sampler.obtain_trajectories(10) == expected[0]
+        assert held.module.training
+        assert [each.training for each in held.module] == [True, True, True, False, True]
+        for name, value in held.module.state_dict().items():
+            assert torch.equal(value, before[name])
+        with torch.no_grad():
+            held.module[-1].weight *= 9.0
+        assert sampler.obtain_samples(50) == expected[1]
+
+
+def test_an_agent_that_comes_later_is_evaluated_as_well():
+    with LocalSampler(agent(9.0), "CartPole-v1", worker_class=VecWorker, **OPTIONS) as sampler:
+        expected = sampler.obtain_trajectories(10)
+    first, second = agent(), agent(9.0)
+    with MultiprocessingSampler(first, "CartPole-v1", n_workers=2, inference="parent", **OPTIONS) as sampler:
+        assert sampler.obtain_trajectories(10, agent_update=second) == expected
+        assert first.module.training
+        assert second.module.training
+
+
+@pytest.fixture
+def one_thread():
+    """Let torch use one thread: more cost much for a small network where other processes run."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("filtered", [False, True])
+def test_ppo_on_fragments_learns_the_same_as_with_vec_worker(filtered):
+    """The module that it trains is the one that is asked; meanwhile processes are killed."""
+    trained = []
+    options: dict[str, Any] = {"seed": 3, "worker_args": {"n_envs": 8}}
+    if filtered:
+        options |= {"observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm(0.99)}
+    for where in ("worker", "parent"):
+        torch.manual_seed(0)
+        with made("CartPole-v1") as env:
+            policy, space = ActorCritic(env.observation_space, env.action_space), env.action_space
+        adam, ratios, batches = torch.optim.Adam(policy.parameters(), lr=1e-3), [], []
+        given = {"worker_class": VecWorker, "n_workers": 1} if where == "worker" else {"n_workers": 2}
+        with MultiprocessingSampler(
+            TorchAgent(policy, space), "CartPole-v1", inference=where, **given, **options
+        ) as sampler:
+            for iteration in range(4):
+                update = policy if where == "worker" else None
+                batches.append(sampler.obtain_fragments(100, 8, agent_update=update))
+                ratios.append(improve(policy, adam, batches[-1], iteration, 0.99, 200))
+                if where == "parent":
+                    os.kill(sampler.worker_pids()[iteration % 2], signal.SIGKILL)
+        assert max(ratios) < 1e-5
+        trained.append((batches, [value.tolist() for value in policy.state_dict().values()]))
+    assert trained[0][0] == trained[1][0]
+    assert trained[0][1] == trained[1][1]
+    assert trained[1][0][-1].continued.any()

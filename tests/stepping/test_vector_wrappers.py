@@ -1,0 +1,149 @@
+"""Every wrapper of `gymnasium.wrappers.vector` runs over a manager, and returns what it returns over Gymnasium's."""
+
+import functools
+import importlib
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import vector
+
+from streamsampler.stepping.env_manager import EnvManager
+from tests.stepping.environments import Varied
+from tests.stepping.following import following
+
+CARTPOLE = functools.partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")
+CAR = functools.partial(gymnasium.make, "MountainCarContinuous-v0")
+
+
+class Pictures(Varied):
+    """Has pictures as observations."""
+
+    observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def _observation(self, force):
+        return self.np_random.integers(0, 256, (8, 8, 3)).astype(np.uint8)
+
+
+class TakesAny(gymnasium.ActionWrapper):
+    """Takes actions that are arrays of another library, which only Gymnasium's own hand on."""
+
+    def __init__(self):
+        super().__init__(CARTPOLE())
+
+    def action(self, action):
+        return int(action)
+
+
+def slow(n):
+    return n % 3 == 0
+
+
+TWICE = spaces.Box(-np.inf, np.inf, (4,), np.float64)
+RANGE = {"min_action": np.zeros(1, np.float32), "max_action": np.full(1, 2, np.float32)}
+DOUBLED = {"single_observation_space": TWICE, "func": lambda observation: 2.0 * observation}
+
+# What each wrapper is tried with: an environment, arguments, and modules that it needs.
+WRAPPERS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "VectorizeTransformObservation": (
+        CARTPOLE,
+        {"wrapper": gymnasium.wrappers.TransformObservation, "func": np.tanh, "observation_space": TWICE},
+        [],
+    ),
+    "VectorizeTransformAction": (
+        CAR,
+        {"wrapper": gymnasium.wrappers.RescaleAction, **RANGE},
+        [],
+    ),
+    "VectorizeTransformReward": (CAR, {"wrapper": gymnasium.wrappers.TransformReward, "func": np.sin}, []),
+    "DictInfoToList": (Varied, {}, []),
+    "TransformObservation": (CARTPOLE, DOUBLED, []),
+    "FilterObservation": (Varied, {"filter_keys": ["position", "image"]}, []),
+    "FlattenObservation": (Varied, {}, []),
+    "GrayscaleObservation": (Pictures, {}, []),
+    "ResizeObservation": (Pictures, {"shape": (4, 6)}, ["cv2"]),
+    "ReshapeObservation": (Pictures, {"shape": (4, 48)}, []),
+    "RescaleObservation": (CAR, {"min_obs": np.zeros(2, np.float32), "max_obs": np.ones(2, np.float32)}, []),
+    "DtypeObservation": (Pictures, {"dtype": np.float32}, []),
+    "NormalizeObservation": (CARTPOLE, {}, []),
+    "TransformAction": (CAR, {"func": lambda action: -action}, []),
+    "ClipAction": (CAR, {}, []),
+    "RescaleAction": (CAR, RANGE, []),
+    "TransformReward": (CAR, {"func": lambda reward: reward + 1}, []),
+    "ClipReward": (Varied, {"min_reward": 1.0, "max_reward": 3.0}, []),
+    "NormalizeReward": (Varied, {}, []),
+    "RecordEpisodeStatistics": (CARTPOLE, {}, []),
+    "RecordVideo": (CARTPOLE, {"video_folder": "videos", "episode_trigger": slow}, ["moviepy"]),
+    "HumanRendering": (CARTPOLE, {}, ["pygame", "cv2"]),
+    "ArrayConversion": (CARTPOLE, {"env_xp": "numpy", "target_xp": "torch"}, ["torch", "array_api_compat"]),
+    "JaxToNumpy": (TakesAny, {}, ["jax", "array_api_compat"]),
+    "JaxToTorch": (TakesAny, {}, ["jax", "torch", "array_api_compat"]),
+    "NumpyToTorch": (CARTPOLE, {}, ["torch", "array_api_compat"]),
+}
+CONVERSIONS = {"ArrayConversion", "JaxToNumpy", "JaxToTorch", "NumpyToTorch"}
+WITH_EXTRAS = {*CONVERSIONS, "ResizeObservation", "RecordVideo", "HumanRendering"}
+
+
+def test_no_wrapper_is_missing():
+    assert WRAPPERS.keys() == set(vector.__all__)
+
+
+@pytest.mark.filterwarnings("ignore:.*Overwriting existing videos", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.extras) if name in WITH_EXTRAS else name for name in WRAPPERS]
+)
+def test_a_wrapper(monkeypatch, tmp_path, name):
+    env, arguments, modules = WRAPPERS[name]
+    for module in modules:
+        pytest.importorskip(module)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.chdir(tmp_path)
+    wrapper = getattr(vector, name)
+    arguments = {key: namespace(value) if key.endswith("_xp") else value for key, value in arguments.items()}
+    run = functools.partial(results, wrapper, arguments, tmp_path)
+    mine = run(EnvManager(env, n_envs=2, n_workers=1, seed=0).vector_env(), "mine")
+    assert_same(mine, run(SyncVectorEnv(following(env, 2)), "gymnasiums"))
+
+
+def namespace(name):
+    return importlib.import_module(name)
+
+
+def results(wrapper, arguments, tmp_path, env, name):
+    """Return all that an environment returned, and the names of the files that it wrote."""
+    if "video_folder" in arguments:
+        arguments = {**arguments, "video_folder": str(tmp_path / name)}
+    wrapped = wrapper(env, **arguments)
+    convert = as_arguments_of(wrapper.__name__)
+    wrapped.action_space.seed(4)
+    found = [wrapped.reset(seed=5)]
+    found += [wrapped.step(convert(wrapped.action_space.sample())) for _ in range(30)]
+    found.append(wrapped.reset())
+    wrapped.close()
+    return [plain(result) for result in found], sorted(path.name for path in tmp_path.glob(f"{name}/*"))
+
+
+def as_arguments_of(name):
+    """Return what makes actions for a wrapper, which may take those of another library."""
+    if name in CONVERSIONS - {"JaxToNumpy"}:
+        return importlib.import_module("torch").from_numpy
+    return lambda actions: actions
+
+
+def plain(value):
+    """Return a result without what differs from run to run, and with arrays of other libraries as NumPy's."""
+    if isinstance(value, dict):
+        return {key: plain(it) for key, it in value.items() if key != "t"}  # the seconds of an episode
+    if isinstance(value, tuple | list):
+        return type(value)(map(plain, value))
+    return np.asarray(value) if type(value).__module__.split(".")[0] in ("torch", "jaxlib") else value
+
+
+def assert_same(one, other):
+    assert len(one) == len(other)
+    for mine, gymnasiums in zip(one, other, strict=True):
+        assert data_equivalence(mine, gymnasiums, exact=True), f"{mine}\n\nis not\n\n{gymnasiums}"
