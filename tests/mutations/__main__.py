@@ -4,26 +4,31 @@
     python -m tests.mutations arena seeds  # those whose names contain one of the words
 
 `mutations.toml` has, for each mutation, a file, a text that stands in it exactly once, another text, and the tests
-that are to fail. Each is applied to a copy of the tree, so work may go on meanwhile.
+that are to fail: those of the default tier, else the slow ones. Each is applied to a copy of the tree, so work may go
+on meanwhile; two are tried at a time.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LIST = pathlib.Path(__file__).with_name("mutations.toml")
 _SECONDS = 300
-# What pytest ends with: 0 all passed, 1 some failed.
-_VERDICTS = {0: "SURVIVED", 1: "killed"}
+_AT_A_TIME = 2
+# What pytest ends with: 0 all passed, 1 some failed, 5 none was selected.
+_VERDICTS = {0: "SURVIVED", 1: "killed", 5: "SURVIVED"}
+_TIERS = ["not slow and not extras and not types", "slow and not extras and not types"]
 
 
 def _copy(folder: pathlib.Path) -> None:
@@ -36,9 +41,9 @@ def _copy(folder: pathlib.Path) -> None:
             shutil.copy2(_ROOT / name, folder / name)
 
 
-def _tested(folder: pathlib.Path, tests: list[str]) -> str:
+def _tested(folder: pathlib.Path, tests: list[str], tier: str) -> str:
     environ = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", tier, *tests]
     process = subprocess.Popen(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -58,7 +63,8 @@ def _try(folder: pathlib.Path, mutation: dict[str, Any]) -> str:
         return f"NOT TRIED: {mutation['file']} has its old text {n} times"
     path.write_text(text.replace(mutation["old"], mutation["new"]))
     try:
-        return _tested(folder, mutation["tests"])
+        verdicts = (_tested(folder, mutation["tests"], tier) for tier in _TIERS)
+        return next((verdict for verdict in verdicts if verdict != "SURVIVED"), "SURVIVED")
     finally:
         path.write_text(text)
 
@@ -67,13 +73,23 @@ def main(words: list[str]) -> int:
     """Try the mutations whose names contain one of the words; return 1 if one of them was not killed."""
     mutations = tomllib.loads(_LIST.read_text())["mutation"]
     chosen = [one for one in mutations if not words or any(word in one["name"] for word in words)]
-    verdicts = []
-    with tempfile.TemporaryDirectory() as name:
-        _copy(pathlib.Path(name))
-        for mutation in chosen:
-            began = time.monotonic()
-            verdicts.append(_try(pathlib.Path(name), mutation))
-            print(f"{time.monotonic() - began:5.1f} s  {mutation['name']}: {verdicts[-1]}", flush=True)
+    folders: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
+
+    def verdict(mutation: dict[str, Any]) -> str:
+        folder, began = folders.get(), time.monotonic()
+        try:
+            found = _try(folder, mutation)
+        finally:
+            folders.put(folder)
+        print(f"{time.monotonic() - began:5.1f} s  {mutation['name']}: {found}", flush=True)
+        return found
+
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(_AT_A_TIME) as pool:
+        for number in range(_AT_A_TIME):
+            folder = pathlib.Path(name, str(number))
+            _copy(folder)
+            folders.put(folder)
+        verdicts = list(pool.map(verdict, chosen))
     n_killed = sum(verdict.startswith("killed") for verdict in verdicts)
     print(f"{n_killed} of {len(chosen)} mutations killed")
     return int(not chosen or n_killed < len(chosen))
