@@ -1,4 +1,4 @@
-"""What the builder of the API's pages finds out: `.ci/docs` itself needs pdoc, and is run by `.ci/run`."""
+"""What the builder of the API's pages finds out: `.ci/docs` itself needs pdoc, and is run by `.ci/full docs`."""
 
 import pathlib
 

@@ -1,6 +1,6 @@
 """Compare the interquartile mean and the probability of improvement with rliable's, to 1e-9.
 
-Run by `.ci/run` in an environment of its own: rliable 1.2 needs pandas below 3 and arch below 8.
+Run by `.ci/full rliable` in an environment of its own: rliable 1.2 needs pandas below 3 and arch below 8.
 
     python tests/evaluation/with_rliable.py
 """
