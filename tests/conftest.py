@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.interrupts import restore_ctrl_c
 from tests.never_hangs import within
+from tests.patience import wait_for_processes
 from tests.side_by_side import pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 
 # How progress and colours are shown depends on these. Tests say which of them they are about.
@@ -17,14 +19,17 @@ os.environ["TERM"] = "xterm"
 
 restore_ctrl_c()
 
-# How many examples a property is tried with, where examples do not cost so much that the test says it: some each time,
-# and many with `-m hypothesis --hypothesis-profile thorough`.
-settings.register_profile("quick", max_examples=25, deadline=None)
-settings.register_profile("thorough", max_examples=250, deadline=None)
+# How many examples a property is tried with, where examples do not cost so much that the test says it. By default few,
+# and the same ones each time: whether a change lands must not depend on what is drawn. With
+# `-m hypothesis --hypothesis-profile thorough` many, other ones each time.
+UNHURRIED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=25, derandomize=True, database=None, **UNHURRIED)
+settings.register_profile("thorough", max_examples=250, derandomize=False, **UNHURRIED)
 settings.load_profile("quick")
 
-# Seconds for each of a test's setup, call and teardown: far more than any of the default tier takes.
-LIMIT, SLOW_LIMIT = 60, 600
+# Seconds for each of a test's setup, call and teardown, on a machine as busy as may be: more than ten times as long as
+# the longest of the default tier takes.
+LIMIT, SLOW_LIMIT = 300, 900
 
 
 @pytest.hookimpl(wrapper=True)
@@ -36,6 +41,12 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 
 
 pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no process of the test be given up because it is slow."""
+    wait_for_processes(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from tests.data.test_batch_estimates import batch_with
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -19,7 +19,7 @@ from streamsampler.agents.independence import probe
 from streamsampler.errors import UsageError
 from streamsampler.serialization import dumps, loads
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (3,))
 OBSERVATIONS = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
 DEPENDS = "came out otherwise when other rows had other observations"

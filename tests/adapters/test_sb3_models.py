@@ -15,7 +15,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.errors import UsageError
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.errors import UsageError
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 
 
 class Offset(gymnasium.Env):

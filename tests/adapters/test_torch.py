@@ -18,7 +18,7 @@ from streamsampler.agents.updates import is_parameters
 from streamsampler.errors import ActionError, UsageError
 from streamsampler.serialization import dumps, loads
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 DISCRETE, BOX = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))
 OBSERVATIONS = np.random.RandomState(0).standard_normal((50, 4)).astype(np.float32)
 

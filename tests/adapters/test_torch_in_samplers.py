@@ -41,6 +41,7 @@ def agent_for(env_id):
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.core
 def test_the_same_in_this_process_and_in_others(env_id):
     agent, threads = agent_for(env_id), torch.get_num_threads()
     other = {name: array * 0.5 for name, array in agent.get_param_values().items()}

@@ -13,7 +13,7 @@ from streamsampler.adapters.torch import TorchAgent  # noqa: E402
 from streamsampler.errors import DataError, RolloutError  # noqa: E402
 from streamsampler.filters import RunningNorm  # noqa: E402
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 
 
 class ActorCritic(torch.nn.Module):  # type: ignore[name-defined]

@@ -16,7 +16,7 @@ from streamsampler.errors import UsageError
 from streamsampler.filters import Filters, RunningNorm, RunningReturnNorm
 from streamsampler.filters.moments import Moments
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 
 
 def pendulums():

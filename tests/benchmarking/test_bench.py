@@ -1,6 +1,7 @@
 """`streamsampler.benchmarking`: every way is measured or says why it cannot be, and one is recommended."""
 
 import json
+import math
 import os
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import streamsampler.benchmarking.bench as bench_module
+from streamsampler.benchmarking import costs
 from streamsampler.benchmarking.bench import BenchEnvError, BenchInterruptedError, bench
 from streamsampler.benchmarking.costs import Costs, probe
 from streamsampler.benchmarking.report import BenchReport, WayMeasured, recommended
@@ -18,6 +20,7 @@ from streamsampler.benchmarking.tally import Tally
 from streamsampler.benchmarking.way import Round, TooSlowError
 from streamsampler.errors import UsageError
 from streamsampler.samplers.progress import Snapshot
+from tests.patience import wait_for_exit_codes
 
 
 class Nested(gymnasium.Env):
@@ -59,8 +62,25 @@ def report_of(ways):
     return BenchReport(environment="E", agent="A", ways=ways, n_cores=2, seconds=1.0, cut_after=None)
 
 
-def test_all_ways_are_measured():
-    report = bench(Nested, one_by_one, seconds=0.5, n_workers=1, n_envs=2)
+@pytest.fixture
+def unhurried(monkeypatch):
+    """Let no way be given up because the machine is busy: all costs are known, and all that starts has time."""
+
+    def known(update):
+        return replace(probe(update), costs=Costs(construction=1e-3, reset=1e-4, step=1e-5))
+
+    wait_for_exit_codes(monkeypatch)
+    monkeypatch.setattr(costs, "_PROBED_SECONDS", 60.0)
+    monkeypatch.setattr(costs, "_FAST_CONSTRUCTION", math.inf)  # none is made twice because the first took long
+    monkeypatch.setattr(bench_module, "probe", known)
+    monkeypatch.setattr(bench_module, "agent_seconds", lambda *_: (1e-6, False))
+    monkeypatch.setattr(bench_module, "_PATIENCE", 120.0)
+    return {"step_timeout": 120.0}
+
+
+@pytest.mark.slow
+def test_all_ways_are_measured(unhurried):
+    report = bench(Nested, one_by_one, seconds=0.5, n_workers=1, n_envs=2, **unhurried)
     assert {way.name: bool(way.rates) for way in report.ways} == {
         "LocalSampler": True,
         "MultiprocessingSampler": True,
@@ -81,9 +101,9 @@ def test_all_ways_are_measured():
 
 
 @pytest.mark.slow
-def test_processes_that_end_are_obstacles_of_their_ways_alone(tmp_path):
+def test_processes_that_end_are_obstacles_of_their_ways_alone(tmp_path, unhurried):
     kwargs = {"only": os.getpid(), "ends": tmp_path / "ends"}
-    report = bench(Nested, env_kwargs=kwargs, seconds=0.1, n_workers=1, n_envs=1)
+    report = bench(Nested, env_kwargs=kwargs, seconds=0.1, n_workers=1, n_envs=1, **unhurried)
     assert kwargs["ends"].read_text() == "xxxxx"  # each way's process ends once: none is started again
     obstacles = [way.obstacle for way in report.ways if way.n_processes and "native" not in way.name]
     assert len(obstacles) == 5
@@ -107,22 +127,22 @@ class Made(Nested):
 
 
 @pytest.mark.slow
-def test_environments_are_made_once_for_all_rounds_and_need_not_close():
+def test_environments_are_made_once_for_all_rounds_and_need_not_close(unhurried):
     Made.n_made = 0
-    report = bench(Made, seconds=0.2, n_workers=1, n_envs=3)
+    report = bench(Made, seconds=0.2, n_workers=1, n_envs=3, **unhurried)
     assert report.ways[0].rates
     assert report.ways[5].rates
     assert Made.n_made == 1 + 1 + 3  # the first one, LocalSampler's, and those of SerialEnvManager
 
 
 @pytest.mark.slow
-def test_trajectories_that_never_end_are_cut():
+def test_trajectories_that_never_end_are_cut(unhurried):
     class Endless(Nested):
         def step(self, action):
             observation, reward, _, truncated, info = super().step(action)
             return observation, reward, False, truncated, info
 
-    report = bench(Endless, seconds=0.1, n_workers=1, n_envs=1)
+    report = bench(Endless, seconds=0.1, n_workers=1, n_envs=1, **unhurried)
     assert all(way.rates for way in report.ways if "native" not in way.name)
 
 
@@ -135,7 +155,7 @@ def test_ways_are_given_up_for_whose_first_timesteps_there_is_no_time(monkeypatc
     assert report.ways[0].obstacle.startswith("given up: its first timesteps take about 42 s, and ")
     assert report.ways[2].obstacle.startswith("given up: its first timesteps take about 84 s, and ")
     assert report.recommendation is None
-    assert report.seconds < 10
+    assert not any(way.rates for way in report.ways)
 
 
 def test_a_way_without_timesteps_is_given_up():
@@ -146,7 +166,7 @@ def test_a_way_without_timesteps_is_given_up():
 
 
 @pytest.mark.slow
-def test_trajectories_are_cut_in_all_ways(monkeypatch):
+def test_trajectories_are_cut_in_all_ways(monkeypatch, unhurried):
     class Counted(Nested):
         longest = 0
 
@@ -155,15 +175,17 @@ def test_trajectories_are_cut_in_all_ways(monkeypatch):
             Counted.longest = max(Counted.longest, self.timestep)
             return stepped
 
+    known = bench_module.probe  # type: ignore[attr-defined]
+
     def probed(update):
         """Step the first environment to its end, to see how long trajectories are; no way does so."""
-        found = probe(update)
+        found = known(update)
         assert Counted.longest == 5
         Counted.longest = 0
         return found
 
     monkeypatch.setattr(bench_module, "probe", probed)
-    bench(Counted, seconds=0.1, n_workers=1, n_envs=1, max_episode_length=2)
+    bench(Counted, seconds=0.1, n_workers=1, n_envs=1, max_episode_length=2, **unhurried)
     assert Counted.longest == 2
 
 
@@ -179,7 +201,7 @@ def test_what_takes_long_is_tried_with_fewer_environments_and_shorter_trajectori
     assert Costs(construction=0.0, reset=0.0, step=7.0).longest(1, 1, seconds=10) == 1
 
 
-def interrupted(env, note):
+def interrupted(env, note, **options):
     """Return the report of a run that Ctrl-C ends while it does what is in `note`."""
 
     def interrupt(snapshot):
@@ -188,12 +210,13 @@ def interrupted(env, note):
 
     interrupt.interval = 0.0  # type: ignore[attr-defined]
     with pytest.raises(BenchInterruptedError) as raised:
-        bench(env, seconds=1, n_workers=1, n_envs=1, progress=interrupt)
+        bench(env, seconds=1, n_workers=1, n_envs=1, progress=interrupt, **options)
     return raised.value.found
 
 
-def test_an_interrupted_run_has_what_was_measured():
-    report = interrupted("CartPole-v1", "starting SerialEnvManager of 1")
+@pytest.mark.slow
+def test_an_interrupted_run_has_what_was_measured(unhurried):
+    report = interrupted("CartPole-v1", "starting SerialEnvManager of 1", **unhurried)
     rates = [bool(way.rates) for way in report.ways]
     assert rates == [True] * 5 + [False] * 3  # CartPole-v1 has a vector environment of its own
     assert report.ways[-1].obstacle == "not measured"
@@ -230,6 +253,7 @@ def test_the_table_says_which_rates_are_uncertain():
     assert "fewer than ten" not in str(report_of((many,)))
 
 
+@pytest.mark.slow
 def test_trajectories_are_cut_where_they_would_take_longer_than_a_round():
     wrapped = Nested.step
 
@@ -241,7 +265,7 @@ def test_trajectories_are_cut_where_they_would_take_longer_than_a_round():
 
     report = interrupted(Slow, "starting MultiprocessingSampler")
     assert report.cut_after < 1_000
-    assert f"trajectories were cut after {report.cut_after:,} timesteps" in str(report)
+    assert f"trajectories were cut after {report.cut_after:,} timestep" in str(report)  # one, on a busy machine
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_reports_are_compared_by_what_they_cost_the_parent():
     assert "report_ratio" not in results["c"]
 
 
+@pytest.mark.slow
 def test_cpu_time_is_told_in_less_than_ticks():
     cpu_seconds, me = module("harness.processes").cpu_seconds, [os.getpid()]
     begin, before = time.process_time(), cpu_seconds(me)
@@ -201,15 +202,17 @@ def test_the_machines_speed_is_noted_unless_sleep_is_what_limits(monkeypatch, wo
     assert all(begin <= end for begin, end in asked)
 
 
+@pytest.mark.slow
 def test_the_speedometer_tells_the_cores_speed_and_ends_with_its_context():
-    meter = module("harness.speedometer")
+    meter, processes_of = module("harness.speedometer"), module("harness.processes").processes_of
     cores = sorted(os.sched_getaffinity(0))[:1]
+    before = set(processes_of(os.getpid()))
     begin = time.perf_counter()
     with meter.speedometer(cores) as speed_between:
         assert speed_between(begin - 2, begin) is None
         assert 1e5 < speed_between(begin, time.perf_counter()) < 1e10
-        children = module("harness.processes").processes_of(os.getpid())
-    assert len(set(children) - set(module("harness.processes").processes_of(os.getpid()))) == 1
+        assert len(set(processes_of(os.getpid())) - before) == 1
+    assert set(processes_of(os.getpid())) <= before
 
 
 def test_the_mean_leaves_out_what_lies_far_away():
@@ -419,15 +422,26 @@ def test_an_agent_in_the_parent_is_asked_for_all_environments():
     assert ours.worker_options({"vec": 8})["worker_class"].__name__ == "VecWorker"
 
 
-def stopped_or_about_to_be(pid):
-    """A process that is told to stop while it runs goes on for an instant, with the signal pending."""
-    for _ in range(2):  # in between it may have taken the signal, and not be stopped yet
-        with open(f"/proc/{pid}/status") as file:
-            status = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
-        pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
-        if status["State"].startswith("T") or pending >> (signal.SIGSTOP - 1) & 1:
-            return True
-    return False
+def state_of(pid):
+    """The letter that the kernel has for what a process does; nothing if it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+    return ""
+
+
+def is_stopped(pid):
+    return state_of(pid) == "T"
+
+
+def has_ended(pid):
+    """It may be left to be reaped: whoever has to does so when there is a core for it."""
+    return state_of(pid) in ("", "Z", "X")
+
+
+def await_stop(pid):
+    """Wait until a process stands still which was told to; it needs a core for that, and there may be none for it."""
+    while not is_stopped(pid):
+        time.sleep(0.001)
 
 
 @pytest.mark.slow
@@ -439,15 +453,16 @@ def test_a_contender_freezes_measures_and_leaves_nothing_behind():
         pids = processes.processes_of(root, running._mark)
         assert len(pids) == 3  # itself and two that it forked
         for _ in range(2):
-            assert all(stopped_or_about_to_be(pid) for pid in pids)
+            for pid in pids:
+                await_stop(pid)
             found = running.measure({"seconds": 0.1})
             assert found["timesteps"] > found["trajectories"] > 0
-            assert 0.05 < found["seconds"] < 10
-            assert 0 < found["cpu"] < 10
+            assert found["seconds"] > 0.05
+            assert found["cpu"] > 0
     finally:
         assert running.end() == 0
     assert processes.processes_of(root, running._mark) == []
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
     assert running.end() == 0  # one that broke has been ended when all are
 
 
@@ -466,9 +481,10 @@ def test_what_a_contender_has_started_meanwhile_is_frozen_too_and_thawed_with_it
             assert shell.stdout.readline() == b"\n"
             frozen = processes.freeze(shell.pid, known=known)
             assert len(frozen) == 2
-            assert all(stopped_or_about_to_be(pid) for pid in frozen)
+            for pid in frozen:
+                await_stop(pid)
             processes.thaw(shell.pid, frozen)
-            shell.communicate(b"end\n", 20)
+            shell.communicate(b"end\n", 120)
             assert shell.returncode == 0
         finally:
             processes.end(shell.pid)
@@ -480,7 +496,8 @@ def test_a_contenders_process_that_is_another_one_by_now_is_left_alone():
     with subprocess.Popen(["cat"], **waiting) as cat, subprocess.Popen(["cat"], **waiting) as other:
         try:
             assert processes.freeze(cat.pid, known=[cat.pid, other.pid]) == [cat.pid]
-            assert not stopped_or_about_to_be(other.pid)
+            await_stop(cat.pid)
+            assert not is_stopped(other.pid)
         finally:
             processes.end(cat.pid)
             processes.end(other.pid)
@@ -505,14 +522,15 @@ def test_a_contender_whose_freezing_was_interrupted_ends_by_itself(monkeypatch):
 
 
 TERMINATED = """
-import signal
+import time
 from benchmarks.harness import processes
 from benchmarks.harness.running import Contender, Running
 
 running = Running(Contender("bare", "bare"), "short")
 try:
     print(*processes.processes_of(running._process.pid, running._mark), flush=True)
-    signal.pause()
+    while True:  # not `signal.pause()`: a signal that comes right before it would not end it
+        time.sleep(0.05)
 finally:
     running.end()
 """
@@ -523,9 +541,9 @@ def test_a_harness_that_is_terminated_leaves_no_frozen_process_behind():
     with subprocess.Popen([sys.executable, "-c", TERMINATED], cwd=ROOT, stdout=subprocess.PIPE) as harness:
         pids = harness.stdout.readline().split()
         harness.terminate()
-        assert harness.wait(60) == 128 + signal.SIGTERM
+        assert harness.wait(300) == 128 + signal.SIGTERM
     assert len(pids) == 3
-    assert not any(os.path.exists(f"/proc/{int(pid)}") for pid in pids)
+    assert all(has_ended(int(pid)) for pid in pids)
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ def test_simulated_workers_bring_the_batches_of_one_process(distribution):
         assert_equal(many.obtain_trajectories(90), one.obtain_trajectories(90))
 
 
+@pytest.mark.slow
 def test_losses_and_hangs_of_simulated_workers_change_nothing():
     costs = Costs(losses=3600 / 0.1, ready=0.01, step_timeout=0.05)  # each lives for a tenth of a second
     with VirtualSampler(ON_POLICY, 60, costs) as many, alone(ON_POLICY) as one:

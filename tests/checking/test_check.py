@@ -1,6 +1,7 @@
 """Whole checks, in processes: what hangs, dies, differs from process to process, or is right."""
 
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,15 +10,27 @@ import pytest
 
 import streamsampler
 from streamsampler import check
+from streamsampler.checking import running
 from streamsampler.checking.check import CheckInterruptedError
-from streamsampler.errors import UnknownEnvironmentError, UsageError
+from streamsampler.checking.running import CheckRun
+from streamsampler.errors import RemoteTraceback, UnknownEnvironmentError, UsageError, WorkerHungError
+from streamsampler.protocol.messages import Phase
 from tests.checking.envs import Agent, Ball, Batched, Rule
+from tests.patience import wait_for_exit_codes, wait_for_stacks
 
-HANGS: dict[str, Any] = {"step_timeout": 0.5}
+# So long that nothing is taken for a hang that only waits for a core.
+HANGS: dict[str, Any] = {"step_timeout": 15.0}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """No check ends early, or knows less, because the machine is busy."""
+    wait_for_exit_codes(monkeypatch)
+    wait_for_stacks(monkeypatch)
 
 
 def checked(breaks="", agent=None, **options):
-    return check(partial(Rule, breaks), agent, **options)
+    return check(partial(Rule, breaks), agent, **{"time_limit": 600.0, "step_timeout": 120.0, **options})
 
 
 def assert_only(report, name, verdict):
@@ -28,13 +41,28 @@ def assert_only(report, name, verdict):
     assert report.ok == (verdict != "failure")
 
 
-def test_what_hangs_is_found_out():
-    report = checked("hangs", **HANGS)
-    assert "stepping the environment did not end: no progress for 0.5 s" in report["runs"].what
+def assert_hung(report, seconds):
+    assert f"stepping the environment did not end: no progress for {seconds} s" in report["runs"].what
     assert "in fail" in report["runs"].details
     assert_only(report, "runs", "failure")
     assert report["seed"].verdict == report["speed"].verdict == "not checked"
     assert report.recommendation is None
+
+
+@pytest.mark.slow
+def test_what_hangs_is_found_out():
+    assert_hung(checked("hangs", **HANGS), 15)
+
+
+def test_what_a_hang_is_a_finding_of(monkeypatch):
+    """Without one, which takes time to be found out."""
+
+    def hung(*_):
+        error = WorkerHungError("it hung", stack="", worker_number=0, phase=Phase.STEP, trajectory=0)
+        raise error from RemoteTraceback('Thread 0x1 (most recent call first):\n  File "envs.py", line 87 in fail')
+
+    monkeypatch.setattr(running, "run_task", hung)
+    assert_hung(checked(step_timeout=0.5), 0.5)
 
 
 @pytest.mark.slow
@@ -75,7 +103,7 @@ def test_an_agent_that_hangs_or_dies(breaks):
 
 @pytest.mark.slow
 def test_a_right_environment_with_a_right_agent():
-    report = check(Rule, Batched(), time_limit=300.0)
+    report = check(Rule, Batched(), time_limit=600.0, step_timeout=120.0)
     assert report.ok
     assert {each.name for each in report.warnings} <= {"speed"}
     assert report.agent == "Batched"
@@ -106,7 +134,7 @@ def test_what_never_ends_is_measured_all_the_same():
 
 @pytest.mark.slow
 def test_a_native_vector_environment():
-    report = check(lambda: gymnasium.make_vec("CartPole-v1", num_envs=4))
+    report = check(lambda: gymnasium.make_vec("CartPole-v1", num_envs=4), time_limit=600.0, step_timeout=120.0)
     assert report.ok
     assert report["Gymnasium"].verdict == "not checked"
     assert [(rate.worker, rate.n_envs, rate.native) for rate in report.speed.rates] == [("VecWorker", 4, True)]
@@ -114,8 +142,17 @@ def test_a_native_vector_environment():
 
 
 @pytest.mark.slow
-def test_all_workers_are_measured():
-    report = check("CartPole-v1", time_limit=300.0)
+def test_all_workers_are_measured(monkeypatch):
+    """Where it is worth it, and making an environment does not take too long: both are measured before."""
+    measure = CheckRun._times
+
+    def measure_as_if_it_were_worth_it(run):
+        measure(run)
+        run._costs = replace(run._costs, agent=run._costs.total)
+        run._inspected = replace(run._inspected, construction_seconds=0.01)
+
+    monkeypatch.setattr(CheckRun, "_times", measure_as_if_it_were_worth_it)
+    report = check("CartPole-v1", time_limit=600.0, step_timeout=120.0)
     kinds = [(rate.worker, rate.n_envs, rate.native) for rate in report.speed.rates]
     assert kinds == [
         ("DefaultWorker", 1, False),
@@ -125,8 +162,17 @@ def test_all_workers_are_measured():
     ]
 
 
-def test_the_time_limit():
-    report = checked("endless", time_limit=0.001)
+def test_the_time_limit(monkeypatch):
+    """In the middle of the first trajectory, and for all that follows."""
+    inspect = CheckRun._environment
+
+    def inspect_and_use_up_the_time(run):
+        inspect(run)
+        run._limits = replace(run._limits, deadline=0.0)
+
+    monkeypatch.setattr(CheckRun, "_share", lambda *_: 0.0)
+    monkeypatch.setattr(CheckRun, "_environment", inspect_and_use_up_the_time)
+    report = checked("endless")
     assert report["runs"].verdict == "pass"
     assert report["ends"].verdict == "warning"
     assert report["seed"].what == report["speed"].what == "the time limit was reached"
@@ -151,6 +197,9 @@ def interrupt(snapshot):
     # Not at one check alone: a quick one may have ended before it was shown.
     if snapshot.trajectories >= 1 and not snapshot.complete:
         raise KeyboardInterrupt
+
+
+interrupt.interval = 0.0  # type: ignore[attr-defined] # each time, so that it comes as early as it may
 
 
 def test_ctrl_c_keeps_what_was_found():
@@ -206,7 +255,7 @@ def test_a_torch_module_gets_the_action_space():
 def test_a_model_of_stable_baselines3(tmp_path):
     stable_baselines3 = pytest.importorskip("stable_baselines3")
     stable_baselines3.PPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=64).save(tmp_path / "model.zip")
-    report = check("Pendulum-v1", tmp_path / "model.zip", time_limit=300.0)
+    report = check("Pendulum-v1", tmp_path / "model.zip", time_limit=600.0, step_timeout=120.0)
     assert report.ok
     assert report["actions"].verdict == report["rows"].verdict == "pass"
     assert report.agent.startswith("SB3Agent")

@@ -20,8 +20,9 @@ from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import LENGTH, Agent, Ball, Batched, Nested, Rule
 
 SEED = 3
-INSPECT = InspectEnvironment(seconds=5.0, timesteps=500, max_episode_length=None)
-TWICE = RunTwice(seconds=5.0, timesteps=50, numbers=(0, 1, 2))
+UNHURRIED = 600.0  # seconds: what is to be run ends a task, and not the time, however busy the machine is
+INSPECT = InspectEnvironment(seconds=UNHURRIED, timesteps=500, max_episode_length=None)
+TWICE = RunTwice(seconds=UNHURRIED, timesteps=50, numbers=(0, 1, 2))
 
 
 def run(task, env, agent="random", max_episode_length=None):
@@ -97,7 +98,7 @@ def test_what_raises_shows_where():
 def test_a_limit_ends_what_does_not_end_by_itself():
     limited = wrappers.TimeLimit(Rule("endless"), 700)
     assert "truncated after 700 timesteps" in by_name(run(INSPECT, lambda: limited).findings)["ends"].what
-    cut = run(InspectEnvironment(5.0, 500, max_episode_length=9), partial(Rule, "endless"))
+    cut = run(InspectEnvironment(UNHURRIED, 500, max_episode_length=9), partial(Rule, "endless"))
     assert "cut after 9 timesteps" in by_name(cut.findings)["ends"].what
     assert set(cut.lengths) == {9}
 
@@ -131,7 +132,7 @@ def test_a_vector_environment(mode):
     assert finding_of_one_process(run(TWICE, make)).verdict == "pass"
     with pytest.raises(RolloutError, match="began differently when it was reset twice"):
         run(TWICE, partial(make, "carries"))
-    found = by_name(run(InspectAgent(5.0, 50), make, Batched()))
+    found = by_name(run(InspectAgent(UNHURRIED, 50), make, Batched()))
     assert {each.verdict for each in found.values()} == {"pass"}
 
 
@@ -155,12 +156,12 @@ def test_an_agent_that_depends_on_other_trajectories(breaks):
 
 def test_processes_are_compared():
     here = run(TWICE, Rule).traces
-    there = run(Traces(5.0, 50, (2, 1, 0)), Rule)
+    there = run(Traces(UNHURRIED, 50, (2, 1, 0)), Rule)
     assert finding_of_two_processes(here, there).what.startswith("24 timesteps")
-    other = run(Traces(5.0, 50, (2, 1, 0)), partial(Rule, "carries"))
+    other = run(Traces(UNHURRIED, 50, (2, 1, 0)), partial(Rule, "carries"))
     finding = finding_of_two_processes(here, other)
     assert "trajectory 0 came out differently: its first observation" in finding.what
-    short = run(Traces(5.0, 3, (2, 1, 0)), Rule)
+    short = run(Traces(UNHURRIED, 3, (2, 1, 0)), Rule)
     assert finding_of_two_processes(here, short).what.startswith("9 timesteps")
     assert finding_of_two_processes(here, run(Traces(0.0, 3, (2, 1, 0)), Rule)).verdict == "not checked"
 
@@ -176,7 +177,7 @@ AGENTS = {
 @pytest.mark.parametrize("breaks", AGENTS)
 def test_an_agent_that_breaks_a_rule(breaks):
     name, verdict, what, advice = AGENTS[breaks]
-    found = by_name(run(InspectAgent(5.0, 50), Rule, Agent(breaks)))
+    found = by_name(run(InspectAgent(UNHURRIED, 50), Rule, Agent(breaks)))
     assert found[name].verdict == verdict
     assert what in found[name].what
     assert advice in found[name].advice
@@ -192,16 +193,16 @@ def double(observation):
 
 
 def test_actions_in_a_box():
-    found = by_name(run(InspectAgent(5.0, 50), Ball, wide))
+    found = by_name(run(InspectAgent(UNHURRIED, 50), Ball, wide))
     assert "outside its space" in found["actions"].what
-    found = by_name(run(InspectAgent(5.0, 50), Ball, double))
+    found = by_name(run(InspectAgent(UNHURRIED, 50), Ball, double))
     assert found["actions"].verdict == "warning"
     assert "has the dtype float64" in found["actions"].what
 
 
 def test_rows():
     def rows(agent):
-        return by_name(run(InspectAgent(5.0, 20), Rule, agent))["rows"]
+        return by_name(run(InspectAgent(UNHURRIED, 20), Rule, agent))["rows"]
 
     assert rows(Batched()).what.startswith("each row of batches of 8 and 32 is computed from that row alone, as")
     assert "row_independent = True" in rows(Batched(says=False)).advice

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.harness import SCRIPTED, Announcements, Terminal
+from tests.patience import wait_for_exit_codes
 
 
 @pytest.fixture
@@ -22,6 +23,12 @@ def announcements(home: Path) -> Iterator[Announcements]:
     announcements = Announcements(home)
     yield announcements
     announcements.close()
+
+
+@pytest.fixture(autouse=True)
+def patience_for_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages have exit codes, also where a watchdog waits for a core for seconds; in commands of this process."""
+    wait_for_exit_codes(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

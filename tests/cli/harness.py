@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-PATIENCE = 30.0  # seconds: far more than anything takes; a test that needs them fails
+from tests.patience import PATIENCE
 
 # A user's module: environments, which it registers, and agents.
 SCRIPTED = '''

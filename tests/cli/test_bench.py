@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.cli.harness import Terminal, run
+from tests.cli.harness import SCRIPTED, Terminal, run
 
 SHORT = "--seconds", "0.1", "--workers", "1", "--vec", "1"
 
@@ -32,9 +32,31 @@ def test_no_way_can_run(home):
     assert "the agent's action 2 is outside Discrete(2)" in " ".join(ended.stdout.split())
 
 
-def test_ctrl_c_prints_what_was_measured(home):
-    terminal = Terminal("bench", "Scripted-v0", "--import", "scripted", "--seconds", "100", cwd=home, columns=120)
-    terminal.read_until(lambda text: "starting MultiprocessingSampler" in text)
+# In all processes but the command's own, an environment that tells when it is reset, and stays there.
+STAYING = """
+import threading
+os.environ.setdefault("COMMAND", str(os.getpid()))
+
+
+class Staying(Scripted):
+    def reset(self, seed=None, options=None):
+        if os.getpid() != int(os.environ["COMMAND"]):
+            with open(self.announce, "w") as fifo:
+                fifo.write("here")
+            threading.Event().wait()
+        return super().reset(seed=seed, options=options)
+
+
+gym.register("Staying-v0", Staying)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_what_was_measured(home, announcements):
+    (home / "scripted.py").write_text(SCRIPTED + STAYING)
+    options = ("--env-kwarg", f"announce={announcements.path}", "--seconds", "1000", "--step-timeout", "1000")
+    terminal = Terminal("bench", "Staying-v0", "--import", "scripted", *options, cwd=home, columns=120)
+    announcements.wait()
     terminal.type("\x03")
     assert terminal.finish() == 128 + signal.SIGINT
     table = terminal.text.partition("Interrupted: what follows was measured before.")[2]

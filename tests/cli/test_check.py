@@ -5,7 +5,9 @@ import signal
 
 import pytest
 
-from tests.cli.harness import Terminal, run
+from tests.cli.harness import SCRIPTED, Terminal, run
+
+UNHURRIED = "--time-limit", "1000", "--step-timeout", "1000"
 
 
 def check(*arguments, cwd):
@@ -13,8 +15,9 @@ def check(*arguments, cwd):
 
 
 def test_what_fails_has_exit_code_1(home):
-    ended = check("Scripted-v0", "--env-kwarg", "fail_at=3", "--json", cwd=home)
-    assert (ended.returncode, ended.stderr) == (1, "")
+    ended = check("Scripted-v0", "--env-kwarg", "fail_at=3", "--json", *UNHURRIED, cwd=home)
+    assert ended.returncode == 1
+    assert all(line.startswith("checking: ") for line in ended.stderr.splitlines()), ended.stderr
     facts = json.loads(ended.stdout)
     assert facts["ok"] is False
     (failure,) = [each for each in facts["findings"] if each["verdict"] == "failure"]
@@ -26,7 +29,8 @@ def test_what_fails_has_exit_code_1(home):
 
 @pytest.mark.slow
 def test_a_table_on_a_terminal(home):
-    terminal = Terminal("check", "Scripted-v0", "--import", "scripted", "--agent", "scripted:Repeating", cwd=home)
+    arguments = ("Scripted-v0", "--import", "scripted", "--agent", "scripted:Repeating", *UNHURRIED)
+    terminal = Terminal("check", *arguments, cwd=home)
     terminal.read_until(lambda text: "/7 checks" in text)
     assert terminal.finish() == 0
     table = terminal.text.rpartition("7/7 checks")[2]
@@ -36,10 +40,23 @@ def test_a_table_on_a_terminal(home):
     assert "0 failures" in table
 
 
+# An agent that tells when it is asked for an action, and stays there: the first check does without the agent.
+STAYING = """
+
+def staying(observation):
+    import threading
+    with open("announcements", "w") as fifo:
+        fifo.write("here")
+    threading.Event().wait()
+"""
+
+
 @pytest.mark.slow
-def test_ctrl_c_prints_what_was_found(home):
-    terminal = Terminal("check", "Scripted-v0", "--import", "scripted", cwd=home)
-    terminal.read_until(lambda text: "1/7 checks" in text)
+def test_ctrl_c_prints_what_was_found(home, announcements):
+    (home / "scripted.py").write_text(SCRIPTED + STAYING)
+    arguments = ("Scripted-v0", "--import", "scripted", "--agent", "scripted:staying", *UNHURRIED)
+    terminal = Terminal("check", *arguments, cwd=home)
+    announcements.wait()
     terminal.type("\x03")
     assert terminal.finish() == 128 + signal.SIGINT
     assert "Interrupted: what follows was found before." in terminal.text

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from streamsampler.engines.launch.import_path import import_path
-from tests.cli.harness import PATIENCE, SCRIPTED
+from tests.cli.harness import SCRIPTED
+from tests.patience import PATIENCE
 
 SAMPLE = ("sample", "--num-trajectories", "1", "--quiet")
 HOSTILE = "import os; open(os.environ['MARKER'], 'a').write(__name__ + ' ')\nraise SystemExit('ran ' + __name__)\n"

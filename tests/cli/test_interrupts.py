@@ -58,7 +58,10 @@ def test_a_signal_to_the_whole_group_is_one_to_the_command(home: Path, announcem
 
 @pytest.mark.slow
 def test_pressing_ctrl_c_twice_loses_nothing(home: Path, announcements: Announcements) -> None:
-    terminal = Terminal(*SCRIPTED, "--num-trajectories", 40, *endless(announcements, 5), cwd=home)
+    # However long the command waits for a core between the two.
+    (home / "patient.py").write_text("from streamsampler.cli.interrupts import Interrupts\nInterrupts.GRACE = 1e9\n")
+    arguments = ("--import", "patient", "--num-trajectories", 40)
+    terminal = Terminal(*SCRIPTED, *arguments, *endless(announcements, 5), cwd=home)
     announcements.wait()
     terminal.type("\x03\x03")
     assert terminal.finish() == 130
@@ -82,7 +85,9 @@ def test_nothing_is_written_where_nothing_is_finished(home: Path, announcements:
 @pytest.mark.slow
 def test_an_interrupt_before_the_sampling(home: Path, announcements: Announcements) -> None:
     (home / "hanging.py").write_text(
-        f"import signal\nwith open({str(announcements.path)!r}, 'w') as fifo:\n    fifo.write('here')\nsignal.pause()\n"
+        f"import time\nwith open({str(announcements.path)!r}, 'w') as fifo:\n    fifo.write('here')\n"
+        # Not `signal.pause()`: a signal that comes right before it would not end it.
+        "while True:\n    time.sleep(0.05)\n"
     )
     process = start(*SCRIPTED, "--num-samples", 10, "--import", "hanging", "--json", cwd=home)
     announcements.wait()

@@ -150,14 +150,14 @@ def test_seeds_and_scenarios_in_parts_need_no_seed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_part_that_ctrl_c_ended_is_not_taken_for_a_whole_one(home: Path, announcements: Announcements) -> None:
-    # So many that the command must have taken some before the worker gets there.
-    endless = ("--env-kwarg", "endless_from=2000", "--env-kwarg", f"announce={announcements.path}")
+    # So many that they are in several tickets: the command must have taken some before the worker gets there.
+    endless = ("--env-kwarg", "endless_from=20000", "--env-kwarg", f"announce={announcements.path}")
     several = (
         "scripted:Scripted-v0",
         "--seed",
         3,
         "--num-trajectories",
-        4000,
+        40_000,
         "--workers",
         1,
         "--part",
@@ -182,7 +182,8 @@ def test_a_part_that_ctrl_c_ended_is_not_taken_for_a_whole_one(home: Path, annou
 @pytest.mark.slow
 def test_one_of_seven_parts_is_killed_and_run_again(home: Path, announcements: Announcements) -> None:
     """Through the entry point: `evaluate`, and `sample` to a file and to a folder."""
-    endless = ("--env-kwarg", "endless_from=3", "--env-kwarg", f"announce={announcements.path}")
+    # The part has four trajectories: whichever of two workers runs which, one of them begins a second one.
+    endless = ("--env-kwarg", "endless_from=2", "--env-kwarg", f"announce={announcements.path}")
     for name, command in {
         "found.json": ("evaluate", "CartPole-v1", *AMOUNT),
         "file.npz": ("sample", "CartPole-v1", *AMOUNT),

@@ -68,6 +68,7 @@ def test_all_kinds_of_files_have_the_same_returns(folder: Path, name: str) -> No
 
 @pytest.mark.extras
 @pytest.mark.parametrize(("name", "n_pictures"), list(zip(NAMES, [2, 1, 1, 3], strict=True)))
+@pytest.mark.core
 def test_what_is_drawn(folder: Path, name: str, n_pictures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In light and in dark, next to the file; again the same bytes."""
     monkeypatch.chdir(folder)
@@ -126,6 +127,7 @@ def _source(tmp_path: Path, returns: list[float], lengths: list[int]) -> Path:
     ids=["one", "equal", "large", "nan", "infinite", "largest", "many"],
 )
 @pytest.mark.filterwarnings("error")
+@pytest.mark.core
 def test_strange_numbers_are_drawn(tmp_path: Path, returns: list[float], lengths: list[int]) -> None:
     result = invoke("plot", _source(tmp_path, returns, lengths))
     assert (result.exit_code, result.stderr) == (0, ""), result.stderr

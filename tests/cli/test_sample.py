@@ -45,8 +45,10 @@ def test_a_whole_run_writes_what_the_library_samples(home: Path) -> None:
     assert "written to  " in result.stdout
     assert "cartpole.npz" in result.stdout
 
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"{len(batch)} trajectories, {batch.n_timesteps:,} timesteps in ")
+    # Before the last line there is one for each thirty seconds that it took.
+    *progress, last = result.stderr.splitlines()
+    assert all(line.startswith("sampling: ") for line in progress), result.stderr
+    assert last.startswith(f"{len(batch)} trajectories, {batch.n_timesteps:,} timesteps in ")
 
 
 @pytest.mark.slow
@@ -154,6 +156,9 @@ def test_an_exception_in_a_worker_is_shown_from_the_users_code_on(home: Path) ->
 
 @pytest.mark.slow
 def test_what_was_sampled_survives_an_environment_that_fails_to_close(home: Path) -> None:
+    # A worker that waits for a core for seconds is to say what it found, and not to be killed.
+    patience = "from streamsampler.engines import linked\nlinked.STUCK_SECONDS = 60.0\n"
+    (home / "scripted.py").write_text(MODULE + patience)
     arguments = ("--env-kwarg", "fail_in_close=True", "--num-trajectories", 2, "--out", "out.npz")
     result = run(*SCRIPTED, *arguments, cwd=home)
     assert result.returncode == 1
@@ -204,10 +209,15 @@ def test_environments_side_by_side_are_those_of_the_library(home: Path) -> None:
 
 
 TIMED = """
+from streamsampler import timed
+
 
 class Timed(Scripted):
+    def reset(self, seed=None, options=None):
+        with timed("posing"):  # from the first timestep on each one is measured, and not one in so many
+            return super().reset(seed=seed, options=options)
+
     def step(self, action):
-        from streamsampler import timed
         with timed("physics"):
             return super().step(action)
 
@@ -225,7 +235,7 @@ def test_timers_are_printed_where_they_are_asked_for(home: Path) -> None:
     )
     table = text.stdout.partition("\n\n")[2].splitlines()
     assert table[0].split() == ["share", "ms/timestep", "own", "entries"]
-    assert [line.split()[0] for line in table[1:6]] == ["all", "reset", "agent", "step", "physics"]
+    assert [line.split()[0] for line in table[1:7]] == ["all", "reset", "posing", "agent", "step", "physics"]
     assert "physics" not in plain.stdout
     timers = json.loads(summary.stdout)["timers"]
     assert timers["ms/step"] >= timers["ms/step/physics"] > 0

@@ -17,8 +17,10 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, RaySampler, VecWorker
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.samplers.base import Sampler
+from tests.patience import PATIENCE
 from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import Steps
+from tests.shared_memory import shared_memory
 
 # Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with
 # every start method; the rest of those is in the slow tier. How processes start, and what carries messages between
@@ -66,15 +68,19 @@ def slow_on(*names: str, engines: Sequence[Any] = ENGINES) -> list[Any]:
 
 
 def descendants() -> frozenset[int]:
-    """The processes that came from this one, the dead ones that nobody waited for included."""
+    """The processes that came from this one, those that are dead and that this one has not waited for included.
+
+    What is dead and is left to another process, such as the fork server, is gone when that one gets a core.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             except OSError:  # it ended just now
                 continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            if state not in "ZX" or int(parent) == os.getpid():
+                children.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []
     parents = [os.getpid()]
     while parents:
@@ -96,11 +102,11 @@ def open_files() -> frozenset[tuple[int, int, str]]:
 
 
 def actors() -> list[str]:
-    """The titles of Ray's processes that are workers of this package, and are not gone within two seconds.
+    """The titles of Ray's processes that are workers of this package, and do not go.
 
     One that was being started when its sampler was closed is ended by Ray, a little later.
     """
-    titles, deadline = [], time.monotonic() + 2.0
+    titles, deadline = [], time.monotonic() + PATIENCE
     for pid in descendants():
         try:
             title = Path(f"/proc/{pid}/cmdline").read_text()
@@ -115,18 +121,13 @@ def actors() -> list[str]:
     return titles
 
 
-def shared_memory() -> list[str]:
-    """What is named in shared memory; semaphores, of which this package has none, come and go with other programs."""
-    return [name for name in os.listdir("/dev/shm") if not name.startswith("sem.")]
-
-
 @dataclass(frozen=True)
 class Traces:
     """What samplers could leave behind."""
 
     processes: frozenset[int] = field(default_factory=descendants)
     files: frozenset[tuple[int, int, str]] = field(default_factory=open_files)
-    shared_memory: frozenset[str] = field(default_factory=lambda: frozenset(shared_memory()))
+    shared_memory: frozenset[str] = field(default_factory=shared_memory)
 
     def since(self, before: Traces) -> Traces:
         return Traces(
@@ -165,6 +166,7 @@ class Maker:
         engine = (VEC | LANES).get(self.engine, self.engine)
         if engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
+        options = {"close_timeout": PATIENCE, **options}
         if engine == "ray":
             return self.adopt(RaySampler(agents, envs, n_workers=n_workers, worker_resources=NO_CPU, **options))
         if engine == PARENT:
@@ -180,6 +182,11 @@ class Maker:
     def adopt(self, sampler: Sampler) -> Sampler:
         self.made.append(sampler)
         return sampler
+
+
+@pytest.fixture(autouse=True)
+def patient(patient: None) -> None:
+    """Of all tests of contracts: what a killed process did would not be accounted for."""
 
 
 @pytest.fixture(scope="session")
@@ -209,7 +216,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make_sampler(
-    engine: str, fork_server: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    engine: str, patient: None, fork_server: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Maker]:
     if engine in INLINE_LIMITS:
         monkeypatch.setattr("streamsampler.engines.processes.engine.INLINE_LIMIT", INLINE_LIMITS[engine])

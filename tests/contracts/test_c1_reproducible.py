@@ -198,6 +198,7 @@ def load() -> Iterator[None]:
         spinner.wait()
 
 
+@pytest.mark.slow  # it takes the cores from the tests that run at the same time, each of which has a limit
 @pytest.mark.parametrize("engine", PROCESSES, indirect=True)
 def test_same_batches_under_load(make_sampler: Maker, load: None) -> None:
     """The first of the two runs is the one that `expected` remembers, from quieter times."""

@@ -107,6 +107,7 @@ def test_what_raises_is_replaced_by_one_of_the_same_task() -> None:
         check(sampler.obtain_trajectories(N, tasks=TASKS), 1)
 
 
+@pytest.mark.slow
 def test_killed_workers_change_nothing(tmp_path: Any) -> None:
     late = max(map(max, expected_indices(1)))
     faults = Faults(tmp_path, Fault("kill", "reset"), Fault("kill", "step", trajectory=late), seed=1)
@@ -127,6 +128,7 @@ def test_a_stream_brings_them_last() -> None:
             sampler.obtain_trajectories(N, tasks=TASKS, part=(1, 2))
 
 
+@pytest.mark.slow
 def test_the_next_batch_of_a_lagging_learner_begins_after_the_last_one() -> None:
     for which in ("alone", "two"):
         kind, options = WORKERS[which]

@@ -109,6 +109,7 @@ def test_batches_and_statistics_are_the_same_for_any_number_of_workers(make_samp
     ],
     indirect=["engine"],
 )
+@pytest.mark.slow
 def test_lanes_see_the_same(make_sampler: Maker, n_workers: int):
     batches, filters = ten_calls(make_sampler(Seeing(), "CartPole-v1", n_workers=n_workers, **OPTIONS))
     assert filters == lanes_alone()[1]
@@ -164,6 +165,7 @@ def test_the_statistics_are_those_folded_afterwards_and_numpys(alone: Any):
     np.testing.assert_allclose(observation.variance, rows.var(axis=0), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_killed_workers_change_nothing():
     options: dict[str, Any] = {"n_workers": 2, "max_restarts": None, **OPTIONS}
     with MultiprocessingSampler(OneByOne(), "CartPole-v1", **options) as sampler:

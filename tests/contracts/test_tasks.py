@@ -92,6 +92,7 @@ def test_tasks_come_in_order_and_leave_nothing(make_sampler, make_local, n_worke
     same(other, sampler.obtain_trajectories(1, tasks=[SetParameters({"size": 1}), SetParameters({"size": 2})]))
 
 
+@pytest.mark.slow
 def test_replaced_workers_set_the_tasks(tmp_path, make_local):
     expected = expected_batches(make_local)[0]
     faults = Faults(tmp_path, Fault("kill", "reset"), Fault("kill", "step", trajectory=11), seed=1)
@@ -115,7 +116,9 @@ def test_tasks_outlive_many_kills(tmp_path, make_local):
             first, second = (each.obtain_trajectories(n, tasks=tasks) for each in (reference, sampler))
             assert np.array_equal(first.rewards, second.rewards)
             assert np.array_equal(first.observations, second.observations)
-        assert sampler.stats.restarts == 12
+        assert faults.fired() == 12
+        # A worker that died is started again if there is work for it: each of the three once less, at the least.
+        assert 12 - 3 <= sampler.stats.restarts <= 12
 
 
 def test_tasks_go_with_seeds_options_parts_and_updates(make_local):

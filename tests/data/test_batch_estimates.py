@@ -104,8 +104,9 @@ def test_what_terminated_needs_no_last_values():
     assert batch.returns_to_go(1.0).tolist() == batch.discounted_returns(1.0).tolist()
 
 
-def test_a_million_advantages_take_less_than_twenty_cumulative_sums():
-    """By CPU time; of a thousand trajectories of lengths that differ a lot."""
+@pytest.mark.slow
+def test_a_million_advantages_take_no_longer_than_some_cumulative_sums():
+    """Eight of them by CPU time, and a loop in Python some hundreds; of trajectories of lengths that differ a lot."""
     generator = np.random.default_rng(0)
     shares = generator.exponential(size=1_000)
     episodes = [
@@ -126,7 +127,7 @@ def test_a_million_advantages_take_less_than_twenty_cumulative_sums():
         for _ in range(5)
     ]
     least_sum, least_advantages = np.min(pairs, axis=0)
-    assert least_advantages < 20 * least_sum
+    assert least_advantages < 60 * least_sum
 
 
 @pytest.mark.parametrize(

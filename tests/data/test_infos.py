@@ -396,9 +396,10 @@ def test_ever_new_keys_cost_time_in_proportion(nested):
     began = time.process_time()
     joined = concatenate_infos([(form(infos), 20), (form(infos), 20)], "x")
     assert len(joined["all"] if nested else joined) == 8_000
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 8
 
 
+@pytest.mark.slow
 def test_many_keys_that_are_masks_of_others_in_other_trajectories_cost_time_in_proportion():
     recorder = InfoRecorder("x")
     for step in range(10_000):

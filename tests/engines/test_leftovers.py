@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -43,16 +42,15 @@ def ended(pidfd):
 
 
 def test_what_ignores_sigterm_is_killed(group, monkeypatch):
-    monkeypatch.setattr(leftovers, "_PHASES", ((signal.SIGTERM, 0.1), (signal.SIGKILL, 5.0)))
+    monkeypatch.setattr(leftovers, "_PHASES", ((signal.SIGTERM, 0.1), (signal.SIGKILL, 120.0)))
     leader, pidfds = group
     leftovers.end_group(leader)
     assert all(map(ended, pidfds))
 
 
-def test_what_ends_at_sigterm_is_not_waited_for_any_longer(group):
+def test_what_ends_at_sigterm_is_not_waited_for_any_longer(group, monkeypatch):
+    monkeypatch.setattr(leftovers, "_PHASES", ((signal.SIGTERM, 10_000.0),))
     leader, pidfds = group
     signal.pidfd_send_signal(pidfds[1], signal.SIGKILL)
-    begin = time.monotonic()
     leftovers.end_group(leader)
-    assert time.monotonic() - begin < leftovers.TERM_SECONDS
     assert all(map(ended, pidfds))

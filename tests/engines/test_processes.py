@@ -19,7 +19,7 @@ def test_the_last_answers_of_a_dead_worker_are_read_also_where_its_death_is_seen
 
         def deaths_first(timeout):
             while workers:
-                assert workers.pop().ended(30)
+                assert workers.pop().ended(120)
             return sorted(select(timeout), key=lambda ready: not ready[0].data[1])
 
         monkeypatch.setattr(engine._selector, "select", deaths_first)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import logging
 import multiprocessing
 import multiprocessing.heap
@@ -19,8 +20,10 @@ from streamsampler.engines import queue_link
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import open_files
-from tests.faults.test_ends import gone_within
+from tests.faults.conftest import kill_only_hung
+from tests.faults.test_ends import gone
 from tests.faults.undisturbed import SEED, calls, undisturbed
+from tests.patience import PATIENCE
 
 LARGE = (20_000,)  # an observation is larger than what a pipe holds
 
@@ -51,13 +54,14 @@ def test_a_daemonic_process_is_told_why_it_cannot():
 
 
 def in_the_middle(sampler, what, seen):
-    """Send a worker a signal once it has written a part of its next answer, but not all of it."""
+    """Send a worker a signal once it has written a part of its next answer, but not all of it; return whom, by then."""
     link = sampler._session.engine._links[0]
-    get = link._answers.get
+    get, signalled = link._answers.get, []
 
     def interrupted():
         link._answers.get = get
         os.kill(link.process.pid, what)
+        signalled.append(link.process.pid)
         os.waitid(os.P_PID, link.process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
         try:
             return get()
@@ -66,6 +70,7 @@ def in_the_middle(sampler, what, seen):
             raise
 
     link._answers.get = interrupted
+    return signalled
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_an_answer():
@@ -82,7 +87,8 @@ def test_a_worker_that_stops_in_the_middle_of_an_answer_is_noticed():
     """As one does whose code holds the interpreter's lock: the rest of the answer never comes."""
     seen: list[str] = []
     with make(functools.partial(ScriptedEnv, shape=LARGE), step_timeout=0.4, construction_timeout=0.4) as sampler:
-        in_the_middle(sampler, signal.SIGSTOP, seen)
+        stopped = in_the_middle(sampler, signal.SIGSTOP, seen)
+        kill_only_hung(sampler, lambda: stopped)
         assert calls(sampler) == undisturbed(shape=LARGE)
         assert sampler.stats.hangs == sampler.stats.restarts == 1
     assert seen == ["half a message"]
@@ -111,7 +117,7 @@ def test_a_copy_of_a_dead_worker_does_not_hide_its_death(tmp_path, method):
     with make(functools.partial(Forks, tmp_path / "forked"), start_method=method) as sampler:
         assert calls(sampler) == undisturbed()
         assert sampler.stats.restarts == 1
-    assert gone_within([int((tmp_path / "forked").read_text())], 2)
+    assert gone([int((tmp_path / "forked").read_text())])
 
 
 class LogsAtTheEnd(ScriptedEnv):
@@ -120,20 +126,24 @@ class LogsAtTheEnd(ScriptedEnv):
             logging.getLogger("at the end").warning("%d %s", number, 9_000 * "x")
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_is_sent_last_arrives(caplog):
     """More than a pipe holds: the worker ends when the rest of it is written, too."""
     make(LogsAtTheEnd).close()
-    with make(LogsAtTheEnd) as sampler:
+    with make(LogsAtTheEnd, close_timeout=PATIENCE) as sampler:
         sampler.obtain_trajectories(1)
     assert sum(record.name == "at the end" for record in caplog.records) == 100
 
 
+@pytest.mark.usefixtures("patient")
+@pytest.mark.slow
 def test_close_while_a_worker_is_being_started(monkeypatch):
     """The call of another thread starts it; a start that takes long is not waited for."""
     monkeypatch.setattr("streamsampler.samplers.lifecycle._CANCEL_SECONDS", 0.05)
     started, go_on, raised = threading.Event(), threading.Event(), []
     make().close()
-    files = open_files()
+    gc.collect()
+    files, children = open_files(), set(multiprocessing.active_children())
     sampler = make(n_workers=2)
     engine = sampler._session.engine
     new_link, links = engine._new_link, []
@@ -152,6 +162,8 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
 
     monkeypatch.setattr(engine, "_new_link", new_link_slowly)
     os.kill(sampler.worker_pids()[0], signal.SIGKILL)
+    # The first that the call sees is this death, while there is work: or no worker would be started.
+    engine._links[0]._reader.join()
     call = threading.Thread(target=obtain)
     call.start()
     started.wait()
@@ -159,8 +171,8 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
     go_on.set()
     call.join()
     assert len(raised) == len(links) == 1
-    assert open_files() == files
-    assert multiprocessing.active_children() == []
+    assert open_files() <= files, "what an earlier test left may be closed meanwhile"
+    assert set(multiprocessing.active_children()) <= children
 
 
 def test_a_closed_sampler_keeps_no_shared_memory():
@@ -170,11 +182,16 @@ def test_a_closed_sampler_keeps_no_shared_memory():
         heap: Any = multiprocessing.heap.BufferWrapper
         return sum(len(blocks) for blocks in heap._heap._allocated_blocks.values())
 
-    before = taken()
-    sampler = make()
-    assert taken() == before + 1
-    sampler.close()
-    assert taken() == before
+    gc.collect()
+    gc.disable()  # or what an earlier test left might be given back meanwhile
+    try:
+        before = taken()
+        sampler = make()
+        assert taken() == before + 1
+        sampler.close()
+        assert taken() == before
+    finally:
+        gc.enable()
 
 
 def test_only_the_threads_own_processes_are_started_without_the_main_module():
@@ -195,4 +212,4 @@ def test_a_stopped_worker_does_not_hold_up_the_end():
     os.kill(sampler.worker_pids()[0], signal.SIGSTOP)
     begin = time.monotonic()
     sampler.close()
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - begin < 60, "it would never end"

@@ -33,6 +33,8 @@ from tests.scripted.envs import Steps
 pytestmark = [pytest.mark.extras, pytest.mark.ray]
 
 NO_CPU = {"num_cpus": 0}
+SOON = 50.0
+"""Seconds; it takes five, and what is never to be waited for sixty."""
 
 
 class Raises(Steps):
@@ -84,24 +86,27 @@ def test_batches_may_be_written_to(make):
 def test_killed_actors_change_nothing(make):
     with LocalSampler("random", "CartPole-v1", seed=1) as local:
         sampler = make(max_restarts=None, max_lifetime_restarts=None)
-        for number in range(4):
-            os.kill(sampler.worker_pids()[number % 2], signal.SIGKILL)
+        for killed in ([0], [1], [0], [0, 1]):
+            for number in killed:
+                # Of one alone nobody may have missed it: the other actor does its work, and it is not started again.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(sampler.worker_pids()[number], signal.SIGKILL)
             assert sampler.obtain_samples(5_000) == local.obtain_samples(5_000)
-        assert sampler.stats.restarts >= 2
+        assert 1 <= sampler.stats.restarts <= 5
 
 
 def test_a_stopped_actor_hangs_and_is_replaced(make):
     with LocalSampler(always_zero, "CartPole-v1", seed=1) as local:
-        sampler = make(always_zero, n_workers=1, step_timeout=1.0, construction_timeout=2.0)
+        sampler = make(always_zero, n_workers=1, step_timeout=1.0, construction_timeout=60.0, max_restarts=None)
         sampler.obtain_samples(100)
         local.obtain_samples(100)
         os.kill(sampler.worker_pids()[0], signal.SIGSTOP)
         assert sampler.obtain_samples(2_000) == local.obtain_samples(2_000)
-        assert sampler.stats.hangs == 1
+        assert sampler.stats.hangs >= 1, "a busy machine may stop a worker for longer, too"
 
 
 def test_a_hang_shows_the_stacks(make):
-    sampler = make(always_zero, Hangs, step_timeout=0.5, max_restarts=0, n_workers=1)
+    sampler = make(always_zero, Hangs, step_timeout=5.0, max_restarts=0, n_workers=1)
     with pytest.raises(WorkerHungError, match="while stepping the environment") as caught:
         sampler.obtain_samples(10)
     assert "in step" in caught.value.stack
@@ -141,19 +146,17 @@ def test_two_samplers_side_by_side(make):
 # ---------------------------------------------------------------------- what a cluster lacks
 
 
-def within_ten_seconds(match: str, error: type[Exception] = SamplerError, **options: Any) -> None:
+def fails_soon(match: str, error: type[Exception] = SamplerError, **options: Any) -> None:
     began = time.perf_counter()
     with pytest.raises(error, match=match):
         RaySampler("random", "CartPole-v1", seed=1, **{"n_workers": 2, **options})
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < SOON
 
 
 def test_too_few_resources_are_said(ray_cluster):
-    within_ten_seconds(
-        r"room for \d+ of 1000 workers, of which each needs 1 CPU on one node: .* has \d+ CPU", n_workers=1000
-    )
-    within_ten_seconds("each needs 1 CPU, 1 GPU", worker_resources={"num_gpus": 1})
-    within_ten_seconds("each needs 1 CPU, 2 lab", worker_resources={"resources": {"lab": 2}})
+    fails_soon(r"room for \d+ of 1000 workers, of which each needs 1 CPU on one node: .* has \d+ CPU", n_workers=1000)
+    fails_soon("each needs 1 CPU, 1 GPU", worker_resources={"num_gpus": 1})
+    fails_soon("each needs 1 CPU, 2 lab", worker_resources={"resources": {"lab": 2}})
 
 
 def test_resources_in_use_are_said(make):
@@ -161,12 +164,13 @@ def test_resources_in_use_are_said(make):
 
     n_cpus = int(ray.cluster_resources()["CPU"])
     make(n_workers=1, worker_resources={"num_cpus": n_cpus})
-    within_ten_seconds(f"has no room now for 2 workers.* it has {n_cpus} CPU, of which 0 CPU is free")
+    fails_soon(f"has no room now for 2 workers.* it has {n_cpus} CPU, of which 0 CPU is free")
 
 
-def test_what_has_just_ended_leaves_its_room(make):
+def test_what_has_just_ended_leaves_its_room(make, monkeypatch):
     import ray
 
+    monkeypatch.setattr("streamsampler.engines.ray_cluster._RELEASE_SECONDS", 60)
     everything = {"num_cpus": int(ray.cluster_resources()["CPU"])}
     for _ in range(2):
         sampler = make(n_workers=1, worker_resources=everything)
@@ -185,7 +189,7 @@ def test_other_versions_are_said(ray_cluster, monkeypatch):
 
 
 def test_another_cluster_than_that_of_this_process_is_refused(ray_cluster):
-    within_ten_seconds("attached to the Ray cluster at .* already", UsageError, ray_address="127.0.0.1:1")
+    fails_soon("attached to the Ray cluster at .* already", UsageError, ray_address="127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +204,7 @@ def test_another_cluster_than_that_of_this_process_is_refused(ray_cluster):
     ],
 )
 def test_arguments_that_cannot_work_are_refused(ray_cluster, options, match):
-    within_ten_seconds(match, UsageError, **options)
+    fails_soon(match, UsageError, **options)
 
 
 # ---------------------------------------------------------------------- where no cluster is; without starting one
@@ -216,8 +220,8 @@ def unattached(monkeypatch):
 def test_nobody_listens(unattached):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    within_ten_seconds(f"no Ray cluster at 127.0.0.1:{port}: .*refused; start", ray_address=f"127.0.0.1:{port}")
+        port = taken.getsockname()[1]  # taken meanwhile: nothing else may listen there
+        fails_soon(f"no Ray cluster at 127.0.0.1:{port}: .*refused; start", ray_address=f"127.0.0.1:{port}")
 
 
 def silent(connection: socket.socket) -> None:
@@ -252,7 +256,7 @@ def test_something_else_listens(unattached, behave):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            within_ten_seconds("is no Ray cluster", ray_address=f"127.0.0.1:{server.server_address[1]}")
+            fails_soon("is no Ray cluster", ray_address=f"127.0.0.1:{server.server_address[1]}")
         finally:
             server.shutdown()
             thread.join()
@@ -263,7 +267,7 @@ def test_something_else_listens(unattached, behave):
     [("ray://h:1", "Ray's client protocol is not supported"), ("10.0.0.1", 'must be "host:port"'), ("h:", "must be")],
 )
 def test_what_is_no_address(unattached, address, match):
-    within_ten_seconds(match, UsageError, ray_address=address)
+    fails_soon(match, UsageError, ray_address=address)
 
 
 def test_ray_that_cannot_be_started(unattached, monkeypatch):
@@ -274,7 +278,7 @@ def test_ray_that_cannot_be_started(unattached, monkeypatch):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    within_ten_seconds("no Ray cluster could be started: Version mismatch: .* Ray needs the same versions of Python")
+    fails_soon("no Ray cluster could be started: Version mismatch: .* Ray needs the same versions of Python")
 
 
 def test_the_engine_is_another_samplers():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.test_ray import unattached, within_ten_seconds  # noqa: F401 - a fixture
+from tests.engines.test_ray import fails_soon, unattached  # noqa: F401 - a fixture
 from tests.ray_clusters import start_head
 
 pytestmark = [pytest.mark.extras, pytest.mark.ray, pytest.mark.slow]
@@ -63,4 +63,4 @@ def test_every_way_to_name_a_cluster_leads_to_it_and_leaves_it(two_nodes):
 
 def test_another_server_of_ray_is_no_cluster(two_nodes, unattached):  # noqa: F811 - a fixture
     port = two_nodes.head_node.node_manager_port
-    within_ten_seconds("is no Ray cluster: it does not answer as one", ray_address=f"127.0.0.1:{port}")
+    fails_soon("is no Ray cluster: it does not answer as one", ray_address=f"127.0.0.1:{port}")

@@ -95,6 +95,7 @@ def test_parameters_are_the_same_for_any_number_of_workers(engine, n_workers, ki
         same(expected[1], sampler.obtain_trajectories(30))
 
 
+@pytest.mark.slow
 def test_replaced_workers_have_the_parameters(tmp_path):
     faults = Faults(tmp_path, Fault("kill", "reset"), Fault("kill", "step", step=4))
     with LocalSampler(always_zero, SetParameters(DRAWN, Weighed), seed=1) as one:
@@ -102,7 +103,8 @@ def test_replaced_workers_have_the_parameters(tmp_path):
     with MultiprocessingSampler(always_zero, faults.env(Weighed), n_workers=2, seed=1, check=None) as sampler:
         same(expected[0], sampler.obtain_trajectories(20, env_update=SetParameters(DRAWN)))
         same(expected[1], sampler.obtain_trajectories(20))
-        assert sampler.stats.restarts == 2
+        assert faults.fired() == 2
+        assert sampler.stats.restarts <= 2
 
 
 def test_later_parameters_replace_the_earlier_ones():

@@ -236,6 +236,7 @@ class TestSetTask:
         assert made(SetTaskUpdate(Unhashable, 2), env) is env
 
     def test_environments_are_not_kept_alive(self):
+        gc.collect()  # or what earlier tests left could go meanwhile
         before = len(environments._origins._updates)
         env = made(SetTaskUpdate(Tasked, 1))
         assert len(environments._origins._updates) == before + 1

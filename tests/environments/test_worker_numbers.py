@@ -105,6 +105,7 @@ def test_each_worker_has_its_number(make, vec, tmp_path):
         assert numbers(sampler, env_update=SetTaskUpdate(Numbered, 2)) == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_worker_in_the_place_of_a_lost_one_has_its_number(tmp_path):
     faults = Faults(tmp_path, Fault("kill", "reset"))
     with MultiprocessingSampler([lambda _: 0] * 2, faults.env(Numbered), check=None) as sampler:

@@ -237,6 +237,7 @@ def test_a_damaged_shard_of_a_part_is_sampled_again(tmp_path):
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
+@pytest.mark.slow
 def test_a_killed_merge_is_continued(tmp_path, every):
     whole = contents(sharded(None, tmp_path / "whole", size=10))
     parts = in_parts(sharded, tmp_path, 3, size=10)
@@ -379,6 +380,7 @@ def test_a_file_that_lacks_trajectories_of_its_part(tmp_path):
         merge([one, two], tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_parts_of_other_kernels_are_merged_with_a_warning(tmp_path, caplog):
     one, two = (evaluated((number, 2), tmp_path / f"{number}.json") for number in (1, 2))
     merge([one, two], tmp_path / "merged.json")

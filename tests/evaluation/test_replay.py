@@ -144,6 +144,7 @@ def test_seeds_and_options_that_were_given():
         assert replay(batch, 1, agent="random", env=Known, reset_options={"level": 2.0}).same
 
 
+@pytest.mark.slow
 def test_folders_are_searched_for_the_shard(tmp_path):
     with LocalSampler(Drawing(), Rough, seed=3, check=None, on_failure="drop") as sampler:
         folder = sample_to_folder(sampler, tmp_path / "a", n_trajectories=20, shard_size=20)

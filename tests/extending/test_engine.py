@@ -22,10 +22,11 @@ def nothing_is_left() -> Any:
     gc.collect()
     gc.disable()  # what a sampler leaves open would be closed at any time, in the middle of another test
     try:
-        files = open_files()
+        files, children = open_files(), set(multiprocessing.active_children())
         yield
-        assert multiprocessing.active_children() == []
-        assert open_files() == files
+        # What an earlier test left may go meanwhile; nothing may come.
+        assert set(multiprocessing.active_children()) <= children
+        assert open_files() <= files
     finally:
         gc.enable()
 

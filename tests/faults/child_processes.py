@@ -156,7 +156,7 @@ def program(folder: str, method: str, end: str, closing: float) -> None:
     length, seconds = (10**9, 0.001) if outside else (5, 0.0)
     envs = partial(StartsProcesses, folder, length=length, seconds=seconds, closing=closing, hangs=end == "hang")
     # One worker: of two, the other one might not wait for the one that is lost.
-    n_workers, timeout = (1 if end in ("worker", "hang") else 2), (0.5 if end == "hang" else None)
+    n_workers, timeout = (1 if end in ("worker", "hang") else 2), (2.0 if end == "hang" else None)
     options: Any = {"n_workers": n_workers, "seed": 1, "start_method": method, "step_timeout": timeout}
     with MultiprocessingSampler(ScriptedAgent(), envs, **options) as sampler:
         if end == "worker":
@@ -217,7 +217,7 @@ class Run:
 
     def wait(self) -> int:
         """Wait for the program's end; return its exit code."""
-        return self.process.wait(60)
+        return self.process.wait(120)
 
     def stop(self) -> None:
         """Kill the program, from any thread; who waits for its events gets an error."""

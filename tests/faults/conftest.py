@@ -1,8 +1,11 @@
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
+from tests.patience import PATIENCE
 from tests.scripted.failing import Agent, Env
 
 
@@ -15,13 +18,43 @@ def slow(*values):
 PROCESSES = ["forkserver", slow("spawn"), slow("fork")]
 
 
+def state_of(pid):
+    """The kernel's letter for what a process is doing; none if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def kill_only_hung(sampler: Any, hung: Callable[[], Iterable[int]]) -> None:
+    """Let a sampler take no worker for hung that is not: a busy machine may stop any worker for longer than a limit.
+
+    Args:
+        sampler: The sampler.
+        hung: Returns the ids of the processes that have hung for good by now, or are just about to.
+    """
+    engine, watch = sampler._session.engine, sampler._session.supervisor._watch
+    look, asleep = watch.look, set()
+
+    def look_closely(rows):
+        suspects, found = look(rows)
+        pids = engine.pids()
+        # At the look before, so that what was read of the board since then was read of a worker that hangs.
+        found = {worker: seconds for worker, seconds in found.items() if pids[worker] in asleep}
+        asleep.clear()
+        asleep.update(pid for pid in hung() if state_of(pid) in ("S", "T"))
+        return suspects, found
+
+    watch.look = look_closely
+
+
 @pytest.fixture(params=["local", *PROCESSES])
 def engine(request):
     return request.param
 
 
 @pytest.fixture
-def make_sampler(engine):
+def make_sampler(engine, patient):
     """A function that makes a sampler on the engine; all are closed in the end."""
     made: list[Any] = []
 
@@ -30,7 +63,8 @@ def make_sampler(engine):
         if engine == "local":
             sampler: Any = LocalSampler(agents, envs, n_workers=n_workers, seed=5, **options)
         else:
-            sampler = MultiprocessingSampler(agents, envs, n_workers=n_workers, seed=5, start_method=engine, **options)
+            options = {"start_method": engine, "close_timeout": PATIENCE, **options}
+            sampler = MultiprocessingSampler(agents, envs, n_workers=n_workers, seed=5, **options)
         made.append(sampler)
         return sampler
 

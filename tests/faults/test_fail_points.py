@@ -55,6 +55,7 @@ CELLS = [
 CELLS = [*DIAGONAL, *(slow(*cell) for cell in CELLS if cell not in DIAGONAL)]
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(("point", "worker", "occurrence", "method", "payload"), CELLS)
 def test_a_death_at_a_fail_point(tmp_path, point, worker, occurrence, method, payload):
     fail_point = FailPoint(point, worker=WORKERS[worker], occurrence=occurrence, folder=tmp_path)

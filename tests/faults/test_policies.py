@@ -8,10 +8,12 @@ import re
 import pytest
 
 from streamsampler import MultiprocessingSampler
+from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, WorkerDiedError, WorkerHungError
 from streamsampler.testing import Fault, Faults, InjectedError, ScriptedAgent, ScriptedEnv
-from tests.faults.conftest import PROCESSES, slow
+from tests.faults.conftest import PROCESSES, kill_only_hung, slow
 from tests.faults.undisturbed import SEED, calls, undisturbed
+from tests.patience import PATIENCE
 
 
 # One worker: of two, the other one may run a trajectory a second time before a death is noticed.
@@ -23,6 +25,7 @@ def second_call(sampler):
     return sampler.obtain_trajectories(8, agent_update={"offset": 1}) == undisturbed(2)[1]
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("method", PROCESSES)
 @pytest.mark.parametrize(
     ("kind", "words", "exitcode"),
@@ -75,9 +78,13 @@ def test_no_quota(tmp_path):
     assert faults.fired() == 12
 
 
-def test_too_many_hangs_are_an_error_that_shows_where(tmp_path):
+@pytest.mark.slow
+def test_too_many_hangs_are_an_error_that_shows_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(stacks, "_FIRST_SECONDS", PATIENCE)
+    monkeypatch.setattr(stacks, "_SILENCE_SECONDS", 1.0)
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
     with make(faults, max_restarts=0, step_timeout=0.4) as sampler:
+        kill_only_hung(sampler, faults.pids)
         with pytest.raises(WorkerHungError, match=re.escape("stepping the environment in trajectory 3")) as caught:
             calls(sampler)
         assert "_hang_gil" in caught.value.stack

@@ -10,7 +10,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.testing.records import Records
 
 N_STEPS = 5
-SLOW_STEP = 0.2
+SLOW_STEP = 1.5
 
 
 class SlowInOneProcess(gymnasium.Env):

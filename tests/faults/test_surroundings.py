@@ -17,8 +17,9 @@ import streamsampler
 from streamsampler import MultiprocessingSampler
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.conftest import slow
-from tests.faults.test_ends import gone_within
+from tests.faults.test_ends import gone, gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
+from tests.patience import PATIENCE
 
 
 def is_right(folder, method="forkserver", **options):
@@ -43,7 +44,7 @@ def test_in_a_daemonic_process(tmp_path, method):
         target=exit_with_the_answer, args=(tmp_path, method), daemon=True
     )
     daemon.start()
-    daemon.join(30)
+    daemon.join(PATIENCE)
     assert daemon.exitcode == 0
 
 
@@ -109,7 +110,7 @@ def test_a_parent_that_forked_is_killed(tmp_path, method):
         try:
             parent.kill()
             assert len(workers) == 2
-            assert gone_within(workers, 2)
+            assert gone(workers)
             assert not gone_within([child], 0)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -129,7 +130,7 @@ class Jumping:
 def test_a_wall_clock_that_is_set_back_and_forth(tmp_path, monkeypatch, method):
     """With all limits on: none of them is taken from it. By fork the workers have it, too."""
     monkeypatch.setattr(time, "time", Jumping())
-    limits = {"step_timeout": 20.0, "construction_timeout": 20.0, "max_worker_memory": 1 << 40, "restart_window": 5.0}
+    limits = {"step_timeout": 60.0, "construction_timeout": 60.0, "max_worker_memory": 1 << 40, "restart_window": 60.0}
     assert is_right(tmp_path, method, **limits)
 
 

@@ -18,9 +18,10 @@ from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import links, worker_main
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
-from tests.faults.conftest import PROCESSES, slow
-from tests.faults.test_ends import gone_within
+from tests.faults.conftest import PROCESSES, kill_only_hung, slow
+from tests.faults.test_ends import gone, gone_within
 from tests.faults.undisturbed import SEED, calls, undisturbed
+from tests.patience import PATIENCE
 
 FORK_SERVER, SPAWN = slow("forkserver"), slow("spawn")
 
@@ -37,35 +38,45 @@ def unkillable(monkeypatch):
     monkeypatch.setattr(worker_child.WorkerChild, "kill", lambda self, signal_number=signal.SIGKILL: None)
 
 
+def strays():
+    """Return what reaps the watchdogs that were given up, in this test or an earlier one."""
+    children.reap_strays()
+    return set(children._strays)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_deadlines", "unkillable")
 @pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
 def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, method):
     faults = Faults(tmp_path, Fault("hang_gil", trajectory=3), seed=SEED)
     options = {"n_workers": 1, "seed": SEED, "start_method": method, "step_timeout": 0.4}
+    before = strays()
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), **options) as sampler:
+        kill_only_hung(sampler, faults.pids)
         assert calls(sampler) == undisturbed()
         assert sampler.stats.hangs == sampler.stats.restarts == faults.fired() == 1
         assert faults.pids()[0] not in sampler.worker_pids()
     # Its pipe has ended, and the kernel kills it.
-    assert gone_within(faults.pids(), 2)
-    children.reap_strays()
-    assert children._strays == []
+    assert gone(faults.pids())
+    while not strays() <= before:  # for ever, if one is not reaped: the test's own limit ends it
+        os.sched_yield()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("short_deadlines", "unkillable")
-def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path):
+@pytest.mark.usefixtures("unkillable")
+def test_workers_that_no_signal_ends_do_not_hold_up_the_end(tmp_path, monkeypatch):
+    for module in (linked, processes):
+        monkeypatch.setattr(module, "END_SECONDS", 4.0)
     faults = Faults(tmp_path, Fault("hang_gil", "close", times=None))
     with MultiprocessingSampler(
-        ScriptedAgent(), faults.env(ScriptedEnv), n_workers=4, seed=SEED, close_timeout=1.0
+        ScriptedAgent(), faults.env(ScriptedEnv), n_workers=8, seed=SEED, close_timeout=1.0
     ) as sampler:
         assert calls(sampler) == undisturbed()
         pids = sampler.worker_pids()
         begin = time.monotonic()
     # One deadline for the kind part, and one for the rest: not one for each worker.
-    assert time.monotonic() - begin < linked.STUCK_SECONDS + 0.25 + 2 * linked.END_SECONDS  # type: ignore[attr-defined]
-    assert gone_within(pids, 2)
+    assert time.monotonic() - begin < 5 * linked.END_SECONDS  # type: ignore[attr-defined]
+    assert gone(pids)
 
 
 @pytest.fixture
@@ -81,6 +92,7 @@ def give_up(monkeypatch):
 
 
 @pytest.mark.usefixtures("short_deadlines")
+@pytest.mark.slow
 def test_a_stopped_fork_server_is_replaced(give_up):
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
@@ -91,10 +103,11 @@ def test_a_stopped_fork_server_is_replaced(give_up):
         give_up()
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert 1 <= sampler.stats.restarts <= 2  # as many as there was work for
-        assert gone_within([server], 2)
+        assert gone([server])
         assert launch._servers["forkserver", 1, worker_main.main]._process.pid != server
 
 
+@pytest.mark.slow
 def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
     """It must not read the messages of the worker that was started in its place."""
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1):
@@ -103,10 +116,11 @@ def test_a_worker_that_the_fork_server_reports_too_late_is_not_used(give_up):
         with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
             assert launch._servers["forkserver", 1, worker_main.main]._process.pid != server
             assert calls(sampler, 3) == undisturbed(3)
-    assert gone_within([server], 2)
+    assert gone([server])
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
+@pytest.mark.slow
 def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(monkeypatch, give_up, number):
     """Its answers to the others are not waited for either."""
     MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1).close()
@@ -127,16 +141,17 @@ def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(mon
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=3, seed=SEED) as sampler:
         assert servers == [server] * 3 + [servers[-1]] * 3
         assert servers[-1] != server
-        assert gone_within([server], 2)
+        assert gone([server])
         assert calls(sampler, 3) == undisturbed(3)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_fork_server_that_is_killed_takes_no_worker_with_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED) as sampler:
         first = calls(sampler)
         pids = sampler.worker_pids()
         os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.SIGKILL)
-        assert gone_within([launch._servers["forkserver", 1, worker_main.main]._process.pid], 2)
+        assert gone([launch._servers["forkserver", 1, worker_main.main]._process.pid])
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
         assert sampler.worker_pids() == pids
         assert sampler.stats.restarts == 0
@@ -159,13 +174,15 @@ os.kill(launch._servers["forkserver", 1, worker_main.main]._process.pid, signal.
 
 @pytest.mark.slow
 def test_a_stopped_fork_server_does_not_hold_up_the_end_of_the_program():
-    done = subprocess.run([sys.executable, "-c", STOPS_ITS_FORK_SERVER], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", STOPS_ITS_FORK_SERVER], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    assert gone_within(list(map(int, done.stdout.split())), 0)
+    assert gone(list(map(int, done.stdout.split())))
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("number", [errno.ENOSYS, slow(errno.EPERM)])
 @pytest.mark.parametrize("method", PROCESSES)
+@pytest.mark.slow
 def test_a_kernel_without_descriptors_of_processes(tmp_path, monkeypatch, method, number):
     def refuse(pid, flags=0):
         raise OSError(number, os.strerror(number))
@@ -199,9 +216,9 @@ print(*sampler.worker_pids())
 def test_the_end_of_a_program_without_descriptors_of_processes(method):
     """Since Python 3.12 no thread can be started any more by then."""
     command = [sys.executable, "-W", "always", "-c", OUTLIVED_BY_ITS_WORKERS, method]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    assert gone_within(list(map(int, done.stdout.split())), 0)
+    assert gone(list(map(int, done.stdout.split())))
 
 
 def parent_of(pid):
@@ -213,17 +230,17 @@ def parent_of(pid):
 def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch, method):
     """It may be the child of this process: then it is reaped when it goes on and ends."""
     monkeypatch.setattr(worker_child, "_REPORT_SECONDS", 0.1)
+    before = strays()
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=SEED, start_method=method) as sampler:
         assert calls(sampler) == undisturbed()
         watchdogs = [parent_of(pid) for pid in sampler.worker_pids()]
         for pid in watchdogs:
             os.kill(pid, signal.SIGSTOP)
-    assert len(children._strays) == (2 if method == "fork" else 0)
+    assert len(set(children._strays) - before) == (2 if method == "fork" else 0)
     for pid in watchdogs:
         os.kill(pid, signal.SIGCONT)
-    assert gone_within(watchdogs, 2)
-    children.reap_strays()
-    assert children._strays == []
+    assert gone(watchdogs)
+    assert strays() <= before
 
 
 @pytest.mark.parametrize("method", ["fork", FORK_SERVER, SPAWN])
@@ -234,9 +251,9 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(method, caplog):
         worker = sampler.worker_pids()[0]
         os.kill(parent_of(worker), signal.SIGKILL)
         # Until it can be seen, which takes the server that reaps it: or the call might end before.
-        assert descriptors.readable_within(sampler._session.engine._links[0].child._fd, 5)  # type: ignore[attr-defined]
+        assert descriptors.readable_within(sampler._session.engine._links[0].child._fd, PATIENCE)  # type: ignore[attr-defined]
         assert [*first, sampler.obtain_trajectories(8, agent_update={"offset": 1})] == undisturbed(2)
-        assert gone_within([worker], 2)
+        assert gone([worker])
         # Another one takes its place when there is work for it: here, or in the next call.
         sampler.obtain_trajectories(8)
         assert sampler.worker_pids() != [worker]
@@ -248,7 +265,7 @@ class WithChild(ScriptedEnv):
 
     def reset(self, *, seed=None, options=None):
         if os.fork() == 0:
-            signal.alarm(30)
+            signal.alarm(300)
             signal.pause()
         return super().reset(seed=seed, options=options)
 
@@ -274,12 +291,14 @@ def without_pidfds(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pidfds")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_of_workers_do_not_hold_up_the_end(method):
+def test_children_of_workers_do_not_hold_up_the_end(monkeypatch, method):
+    for module in (linked, processes, links):
+        monkeypatch.setattr(module, "END_SECONDS", 60.0)
     options = {"n_workers": 2, "seed": SEED, "start_method": method}
     with MultiprocessingSampler(ScriptedAgent(), WithChild, **options) as sampler:
         sampler.obtain_trajectories(2)
         begin = time.monotonic()
-    assert time.monotonic() - begin < linked.STUCK_SECONDS + linked.END_SECONDS / 2  # type: ignore[attr-defined]
+    assert time.monotonic() - begin < linked.END_SECONDS / 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -295,8 +314,10 @@ def test_a_worker_without_descriptors_is_no_worker(method):
 
 
 @pytest.mark.slow
-def test_ends_are_noticed_while_the_fork_server_is_stopped():
+def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
     """The watchdogs report them."""
+    monkeypatch.setattr(worker_child, "_REPORT_SECONDS", PATIENCE)
+    monkeypatch.setattr(processes, "END_SECONDS", PATIENCE)
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED) as sampler:
         engine, server, causes = (
             sampler._session.engine,
@@ -337,5 +358,5 @@ with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=2, seed=1) a
 
 @pytest.mark.slow
 def test_a_copy_of_the_process_that_leaves_the_loop_stops_no_worker():
-    done = subprocess.run([sys.executable, "-c", FORKS_IN_ITS_LOOP], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FORKS_IN_ITS_LOOP], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on 0\n", "")

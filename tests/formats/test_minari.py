@@ -53,6 +53,7 @@ def dataset(odd_folder, tmp_path_factory):
     return minari.MinariDataset(out)
 
 
+@pytest.mark.core
 def test_episodes_are_the_trajectories(odd, dataset):
     assert (len(dataset), dataset.total_steps) == (len(odd), odd.n_timesteps)
     assert dataset.observation_space == odd.observation_space
@@ -61,6 +62,7 @@ def test_episodes_are_the_trajectories(odd, dataset):
         check_episode(episode, one)
 
 
+@pytest.mark.core
 def test_infos_have_a_row_for_the_reset_and_masks_where_they_come_and_go(odd, dataset):
     seen = set()
     for one, episode in zip(odd, dataset, strict=True):
@@ -172,6 +174,7 @@ def test_what_minari_cannot_hold_is_an_error(odd, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.core
 def test_the_environment_can_be_recovered(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
     home = tmp_path / "datasets" / "cartpole" / "random-v0"
@@ -187,6 +190,7 @@ def test_the_environment_can_be_recovered(tmp_path, monkeypatch):
     assert list(minari.list_local_datasets()) == ["cartpole/random-v0"]
 
 
+@pytest.mark.core
 def test_seeds_of_any_size_come_back(odd, tmp_path):
     seeds = (2**100, *odd.seeds[1:])
     export(dataclasses.replace(odd, seeds=seeds), tmp_path / "out", to="minari")

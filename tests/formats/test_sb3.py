@@ -87,6 +87,7 @@ def test_what_the_file_cannot_hold_is_an_error_and_the_file_before_stays(evaluat
 @pytest.mark.extras
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("succeeds", [False, True])
+@pytest.mark.core
 def test_it_is_what_the_callback_writes(succeeds, tmp_path):
     import torch
     from stable_baselines3 import PPO

@@ -18,7 +18,7 @@ from streamsampler.storage.json_codec import decode
 from tests.formats.conftest import Odd
 from tests.scripted.envs import Echo
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")

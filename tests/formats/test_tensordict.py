@@ -15,7 +15,7 @@ from streamsampler.errors import StorageError
 from streamsampler.formats import export, to_tensordict
 from tests.scripted.envs import Echo
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.core]
 
 torch = pytest.importorskip("torch")
 tensordict = pytest.importorskip("tensordict")

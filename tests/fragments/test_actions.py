@@ -110,6 +110,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("agent", "options", "name"), CASES)
+@pytest.mark.slow
 def test_actions_of_other_floats_lead_where_they_led(agent, options, name):
     env = {"env_kwargs": {"name": name}, **options}
     with (

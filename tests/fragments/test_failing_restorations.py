@@ -68,6 +68,7 @@ class RefusingRows(Mixing):
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (({}, False), (TWO, True))),
     ],
 )
+@pytest.mark.slow
 def test_an_environment_that_raises(options, in_reset, tmp_path, caplog):
     file = tmp_path / "out of order"
     options = {"seed": SEED, "env_kwargs": {"file": file, "in_reset": in_reset}, "check": None, **options}
@@ -92,6 +93,7 @@ def test_an_environment_that_raises(options, in_reset, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("agent", "options"), [(Refusing, {}), pytest.param(Refusing, TWO, marks=pytest.mark.slow), (RefusingRows, THREE)]
 )
+@pytest.mark.slow
 def test_an_agent_that_raises(agent, options, tmp_path, caplog):
     env: dict[str, Any] = {"env_kwargs": {"file": tmp_path / "none", "in_reset": False}, "seed": SEED, "check": None}
     with (

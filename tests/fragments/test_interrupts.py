@@ -31,6 +31,7 @@ def four_calls(sampler: Any, monkeypatch: Any, place: Any) -> list[Any]:
 
 @pytest.mark.parametrize("options", [{}, pytest.param(TWO, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.slow
 def test_an_interrupted_call(place, options, monkeypatch):
     with LocalSampler(Restorable(), Sticky, seed=SEED, **options) as sampler:
         first, second, third, version = expected = four_calls(sampler, monkeypatch, place)

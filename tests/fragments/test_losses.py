@@ -97,6 +97,7 @@ def test_what_cannot_be_restored_begins_again(agent, env, options, why, caplog):
 
 
 @pytest.mark.parametrize("options", [{}, TWO])
+@pytest.mark.slow
 def test_an_agent_that_is_never_reset_goes_on_where_it_was(options):
     with (
         LocalSampler(Counter(), "CartPole-v1", seed=SEED, check=None, **options) as reference,
@@ -149,6 +150,7 @@ def test_two_hundred_kills_over_fifty_calls():
 
 
 @pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}])
+@pytest.mark.slow
 def test_an_agent_that_was_replaced_begins_in_the_middle_of_restored_episodes(options):
     with (
         LocalSampler(Recurrent(), Sticky, seed=SEED, **options) as reference,
@@ -164,6 +166,7 @@ def test_an_agent_that_was_replaced_begins_in_the_middle_of_restored_episodes(op
         assert sampler.obtain_fragments(9, 3) == reference.obtain_fragments(9, 3)
 
 
+@pytest.mark.slow
 def test_the_random_agent_is_restored():
     with (
         LocalSampler("random", "Pendulum-v1", seed=SEED) as reference,
@@ -190,6 +193,7 @@ def test_torch_agents_are_restored(env_id):
 
 
 @pytest.mark.parametrize("worker_class", [pytest.param(DefaultWorker, marks=pytest.mark.slow), VecWorker])
+@pytest.mark.slow
 def test_filters_go_on_after_a_loss(worker_class):
     def sampler_of(make: Any, **options: Any) -> Any:
         norm = RunningNorm(clip=5.0)

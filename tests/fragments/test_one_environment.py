@@ -79,6 +79,7 @@ def test_processes_have_one_each(options):
 
 @pytest.mark.parametrize("options", [{}, {"n_workers": 2}, TWO])
 @pytest.mark.parametrize("wraps", [False, True])
+@pytest.mark.slow
 def test_an_environment_that_a_function_brings_along_is_copied(options, wraps):
     env = gymnasium.make("CartPole-v1")
     with (

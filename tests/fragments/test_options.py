@@ -60,6 +60,7 @@ def test_each_episode_has_the_options_of_the_call_in_which_it_began(kind):
 
 
 @pytest.mark.parametrize("kind", WITH_LOSSES)
+@pytest.mark.slow
 def test_an_episode_is_restored_with_its_own_options(kind):
     with (
         LocalSampler(Restorable(), Offset, seed=SEED, **kind) as reference,

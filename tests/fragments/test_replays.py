@@ -25,6 +25,7 @@ def three_calls(sampler: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "options", [{}, TWO, pytest.param({"observation_filter": RunningNorm()}, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_recorded_actions_lead_to_the_end_of_each_part(options):
     with LocalSampler(Recurrent(), Sticky, seed=SEED, **options) as sampler:
         batches = three_calls(sampler)

@@ -49,6 +49,7 @@ def test_the_same_as_one_after_the_other(agent):
 
 
 @pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
 def test_groups_of_one_environment(n_workers):
     options: dict[str, Any] = {**OPTIONS, "worker_args": {"n_envs": 1}}
     with (
@@ -100,6 +101,7 @@ def test_a_vector_environment_is_refused():
 
 
 @pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.slow
 def test_a_group_that_was_complete_when_its_worker_was_lost_goes_on_in_the_next_call(replaced, tmp_path):
     """The worker that replaces the lost one runs only the other group again, and the complete one a call later."""
     with LocalSampler(Drawn(), Sticky, **OPTIONS) as reference:

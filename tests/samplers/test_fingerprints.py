@@ -195,6 +195,7 @@ def test_wrong_words_are_refused():
 
 @pytest.mark.skipif(fingerprint().blas in ("", "Nehalem"), reason="NumPy has no OpenBLAS with several kernels here")
 @pytest.mark.parametrize("engine", ["processes", pytest.param("queues", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_process_with_other_kernels_is_named(engine, monkeypatch, caplog):
     """The worker that takes a dead one's place has other environment variables, as it would on another machine."""
     envs = ["CartPole-v1"] * 2  # one for each worker, so that no other worker does its work meanwhile

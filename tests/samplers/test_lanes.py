@@ -71,6 +71,7 @@ def blocks_of(tickets):
     return blocks
 
 
+@pytest.mark.slow
 def test_a_word_holds_until_agent_or_environment_are_replaced(tickets):
     with make(Told()) as sampler:
 

@@ -38,6 +38,7 @@ class Ends(logging.Handler):
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"worker_class": VecWorker, "worker_args": {"n_envs": 2}}, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_a_trajectory_without_end_is_reported_once(tmp_path, monkeypatch, options: Any):
     monkeypatch.setattr("streamsampler.scheduling.length_watch._FIRST_LOOK", 0.01)
     path = tmp_path / "enough"

@@ -69,6 +69,7 @@ def agree(one: tuple[Filters, TrajectoryBatch[Any, Any], int], other: Any) -> No
         pytest.param({}, marks=pytest.mark.slow, id="none"),
     ],
 )
+@pytest.mark.slow
 def test_what_follows_a_resumed_folder_is_what_follows_a_whole_one(tmp_path: Path, filters: Any) -> None:
     expected = sampled(tmp_path / "whole", filters=filters)
     assert sampled(tmp_path / "cut", filters=filters, stop_at=200) is None

@@ -58,6 +58,7 @@ def make(request):
         sampler.close()
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_batch_is_free_with_its_last_array_and_waits_for_no_garbage_collector(make):
     def objects():
         # By their types: isinstance asks objects for __class__, and some of other libraries warn then.
@@ -423,7 +424,7 @@ OUTPUT = "started\n" + 3 * "[9, 9, 9, 9] [4.0, 4.0, 4.0, 4.0]\n"
 
 def python(*arguments, **options):
     result = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60, **options
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120, **options
     )
     assert result.stderr == ""
     assert result.returncode == 0

@@ -176,7 +176,7 @@ class Marathon(Steps):
             self.records.wake()
             time.sleep(self.long_pause)
         else:
-            self.records.wait(self.UNDER_WAY, 20.0)
+            self.records.wait(self.UNDER_WAY, 120.0)
             if self.breaks:
                 raise RuntimeError("broken on purpose")
         return super().step(action)

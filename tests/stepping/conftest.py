@@ -1,4 +1,7 @@
-"""Every test of the calls runs against every manager; where all environments share one process, in the slow tier."""
+"""Every test of the calls runs against every manager; where all environments share one process, in the slow tier.
+
+No process of a test is given up because it is slow: a busy machine may stop any of them for seconds.
+"""
 
 import functools
 from typing import Any
@@ -7,12 +10,18 @@ import pytest
 
 from streamsampler.stepping.env_manager import EnvManager
 from streamsampler.stepping.serial import SerialEnvManager
+from tests.patience import PATIENCE
 
 MANAGERS: dict[str, Any] = {
     "serial": SerialEnvManager,
-    "one process": functools.partial(EnvManager, n_workers=1),
-    "processes": functools.partial(EnvManager, n_workers=2),
+    "one process": functools.partial(EnvManager, n_workers=1, close_timeout=PATIENCE),
+    "processes": functools.partial(EnvManager, n_workers=2, close_timeout=PATIENCE),
 }
+
+
+@pytest.fixture(autouse=True)
+def patient(patient):
+    """Of all tests of managers: a worker that ends slowly would count as hung, or its times would be missing."""
 
 
 @pytest.fixture(params=["serial", "processes", pytest.param("one process", marks=pytest.mark.slow)])

@@ -1,5 +1,6 @@
 """Environments whose data show what was lost, repeated or mixed up."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -44,6 +45,31 @@ class Counting(gymnasium.Env):
 
     def render(self):
         return f"frame {self._t}"
+
+
+class Gated(Counting):
+    """Ends no step before there is a byte for it in a pipe; see `gate`."""
+
+    def __init__(self, pipe):
+        super().__init__()
+        self.pipe = pipe
+
+    def step(self, action):
+        reading = os.open(self.pipe, os.O_RDONLY)
+        os.read(reading, 1)
+        os.close(reading)
+        return super().step(action)
+
+
+@contextlib.contextmanager
+def gate(pipe):
+    """Make a pipe, and yield what lets so many steps of `Gated` end: those that wait for it, or come later."""
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDWR)  # so that nobody waits for the other end
+    try:
+        yield lambda n_steps=1: os.write(descriptor, b"!" * n_steps)
+    finally:
+        os.close(descriptor)
 
 
 class Graded(gymnasium.Env):

@@ -30,6 +30,7 @@ def seeds_of(env_id):
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.slow
 def test_an_abnormal_episode_is_counted_once_and_a_reset_recovers_its_environment(new_manager, autoreset, at_end):
     manager = new_manager(lambda: Sick(2), n_envs=2, seed=0, autoreset=autoreset)
     manager.reset()

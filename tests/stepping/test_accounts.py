@@ -68,6 +68,7 @@ def test_values_in_infos_are_aggregated_as_in_the_samplers(new_manager):
 
 
 @pytest.mark.parametrize("on_failure", ["restore", "reset"])
+@pytest.mark.slow
 def test_losses_are_counted(on_failure):
     with EnvManager(functools.partial(Timed, 9), n_envs=4, n_workers=2, seed=0, on_failure=on_failure) as manager:
         manager.reset()

@@ -63,6 +63,7 @@ MANAGERS_AND_STEPS = [
 @pytest.mark.parametrize(
     ("new_manager", "odd", "match"), MANAGERS_AND_STEPS, ids=lambda it: str(it)[:20], indirect=["new_manager"]
 )
+@pytest.mark.slow
 def test_steps_that_return_something_else(new_manager, odd, match):
     manager = new_manager(lambda: Odd(odd), n_envs=2, seed=0, on_failure="raise")
     manager.reset()
@@ -71,6 +72,7 @@ def test_steps_that_return_something_else(new_manager, odd, match):
 
 
 @pytest.mark.parametrize("info", [None, [1]])
+@pytest.mark.slow
 def test_resets_whose_info_is_no_dict(new_manager, info):
     manager = new_manager(lambda: Odd({-1: info}), n_envs=2, seed=0, on_failure="raise")
     manager.reset()
@@ -88,6 +90,7 @@ def check_one_fails_alone(manager, match):
 
 
 @pytest.mark.parametrize("kind", ["one process", "processes"])
+@pytest.mark.slow
 def test_infos_that_do_not_unpickle(kind):
     envs = lambda: Odd({4: {"error": TwoArgumentsError("a", "b")}, -1: {"error": TwoArgumentsError("a", "b")}})  # noqa: E731
     with MANAGERS[kind](envs, n_envs=2, seed=0, on_failure="raise") as manager:
@@ -104,6 +107,7 @@ def test_infos_that_do_not_unpickle(kind):
     "autoreset", ["next_step", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("same_step", "disabled"))]
 )
 @pytest.mark.parametrize("on_failure", ["restore", "reset"])
+@pytest.mark.slow
 def test_after_an_info_that_does_not_unpickle_the_episode_ends(autoreset, on_failure, caplog):
     envs = lambda: Odd({4: {"error": TwoArgumentsError("a", "b")}})  # noqa: E731
     options: dict[str, Any] = {"n_envs": 2, "n_workers": 1, "seed": 0, "autoreset": autoreset}
@@ -127,6 +131,7 @@ class Answers(Counting):
         return TwoArgumentsError("a", "b")
 
 
+@pytest.mark.slow
 def test_values_that_do_not_unpickle():
     with EnvManager(Answers, n_envs=2, n_workers=2, seed=0) as manager:
         manager.reset()

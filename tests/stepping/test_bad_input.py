@@ -227,5 +227,5 @@ with EnvManager(Env, n_envs=2, n_workers=1, seed=0) as manager:
 
 @pytest.mark.slow
 def test_values_of_a_class_of_the_script_travel_both_ways():
-    run = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=120)
     assert (run.stdout, run.stderr) == ("[2, 2, 2, 2, 1, 1, 2, 2] {True} 0\n", "")

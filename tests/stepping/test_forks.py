@@ -53,9 +53,10 @@ CHILDREN = {
     "name",
     [name if name in ("closes", "steps") else pytest.param(name, marks=pytest.mark.slow) for name in CHILDREN],
 )
+@pytest.mark.slow
 def test_a_forked_child_leaves_the_environments_alone(name):
     code = FORKING.replace("WHAT", CHILDREN[name])
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (run.stdout, run.stderr) == ("0 [1, 1] 0 True\n", "")
 
 
@@ -87,5 +88,5 @@ with EnvManager(Env, n_envs=2, n_workers=2, seed=0, start_method=METHOD) as mana
 )
 def test_spaces_of_a_class_of_the_script(method):
     code = SPACES.replace("METHOD", repr(method))
-    run = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=120)
     assert (run.stdout, run.stderr) == ("[[1.0], [1.0]] True\n", "")

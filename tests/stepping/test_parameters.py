@@ -90,7 +90,7 @@ def test_those_that_environments_are_made_with_stay(new_manager):
 
 @pytest.mark.parametrize("action", [7, pytest.param(8, marks=pytest.mark.slow)], ids=["died", "hung"])
 def test_an_environment_that_is_made_anew_has_them(action):
-    limit: dict[str, Any] = {"step_timeout": 1.0} if action == 8 else {}
+    limit: dict[str, Any] = {"step_timeout": 5.0} if action == 8 else {}
     with EnvManager(Doomed, n_envs=2, n_workers=1, seed=5, on_failure="reset", **limit) as manager:
         manager.set_parameters(SAMPLED)
         manager.reset()
@@ -100,6 +100,7 @@ def test_an_environment_that_is_made_anew_has_them(action):
 
 
 @pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
 def test_an_episode_that_is_restored_has_those_that_it_began_with(n_workers):
     def run(doomed):
         with EnvManager(Levelled, n_envs=2, n_workers=n_workers, seed=5, autoreset="disabled") as manager:

@@ -44,6 +44,7 @@ def new_manager(*envs, n_workers=1, **options):
 
 @pytest.mark.parametrize("name", ["learn", pytest.param("lock", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
 def test_a_call_that_raises_in_one_environment_is_repeated_where_it_was_carried_out(name, n_workers, caplog):
     def rewards(disturb):
         with new_manager(Lesson, lambda: Lesson(is_bad=True), Lesson, n_workers=n_workers) as manager:
@@ -107,6 +108,7 @@ def test_calls_of_earlier_episodes_with_the_same_result_are_repeated(caplog):
     assert caplog.records == []
 
 
+@pytest.mark.slow
 def test_attributes_that_were_set_to_something_else_since_are_forgotten(caplog):
     with new_manager(Lesson) as manager:
         for level in range(1100):

@@ -311,5 +311,6 @@ def explore(world):
         pytest.param(1, {"raises": 1, "dies": 1}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_every_interleaving_with_failures_goes_on(on_failure, autoreset, sends, faults):
     assert explore(World(on_failure, autoreset, sends, **faults)) > 20

@@ -12,9 +12,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+from streamsampler.engines.processes import stacks
 from streamsampler.errors import RolloutError, UsageError, WorkerDiedError
 from streamsampler.stepping.env_manager import EnvManager
 from streamsampler.stepping.serial import SerialEnvManager
+from tests.patience import PATIENCE
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting, Doomed
 
@@ -105,17 +107,21 @@ def test_a_failure_leaves_no_trace(tmp_path, how, kind, caplog):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("autoreset", ["next_step", pytest.param("same_step", marks=pytest.mark.slow)])
-def test_killed_workers_leave_no_trace(autoreset):
+@pytest.mark.parametrize(
+    ("autoreset", "killed_before"),
+    [
+        ("next_step", [24]),
+        *(pytest.param(mode, [0, 12, 24, 36, 48], marks=pytest.mark.slow) for mode in ("next_step", "same_step")),
+    ],
+)
+def test_killed_workers_leave_no_trace(autoreset, killed_before):
     options: dict[str, Any] = {"n_envs": 4, "seed": 4, "autoreset": autoreset}
     envs = functools.partial(gymnasium.make, "CartPole-v1")
     actions = list(itertools.islice(itertools.cycle([0, 1, 1]), 60))
     expected = stream_of(SerialEnvManager(envs, **options), actions)
     manager = EnvManager(envs, n_workers=2, **options)
-    assert (
-        stream_of(manager, actions, lambda it, number: kill(it, number % 2) if number % 12 == 0 else None) == expected
-    )
-    assert manager.failures == 5
+    assert stream_of(manager, actions, lambda it, number: number in killed_before and kill(it, number % 2)) == expected
+    assert manager.failures == len(killed_before)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +229,7 @@ def test_actions_are_kept_for_so_many_timesteps(tmp_path, kind, caplog):
 def test_a_worker_that_hangs_once(tmp_path, caplog):
     mark = tmp_path / "mark"
     mark.touch()
-    with EnvManager(functools.partial(HangsOnce, mark), n_envs=2, n_workers=1, seed=0, step_timeout=0.3) as manager:
+    with EnvManager(functools.partial(HangsOnce, mark), n_envs=2, n_workers=1, seed=0, step_timeout=5) as manager:
         manager.reset()
         assert manager.step(np.array([1, 7])).timesteps.tolist() == [1, 1]
         assert manager.failures == 1
@@ -231,8 +237,9 @@ def test_a_worker_that_hangs_once(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_worker_that_always_hangs_shows_its_stack_in_the_warning(caplog):
-    with EnvManager(Doomed, n_envs=2, n_workers=1, seed=0, step_timeout=0.3) as manager:
+def test_a_worker_that_always_hangs_shows_its_stack_in_the_warning(caplog, monkeypatch):
+    monkeypatch.setattr(stacks, "_FIRST_SECONDS", PATIENCE)
+    with EnvManager(Doomed, n_envs=2, n_workers=1, seed=0, step_timeout=5) as manager:
         manager.reset()
         assert manager.step(np.array([1, 8])).failed.tolist() == [False, True]
         assert manager.failures == 2
@@ -270,6 +277,7 @@ class Shifted(Counting):
 
 
 @pytest.mark.parametrize("face", ["vector_env", pytest.param("sb3_env", marks=pytest.mark.extras)])
+@pytest.mark.slow
 def test_an_episode_is_restored_with_options_that_are_forgotten(face, caplog):
     """Those of the faces hold for one reset: of the episode that began with them, and of none after it."""
     with EnvManager(Shifted, n_envs=2, n_workers=1, seed=0, autoreset="same_step") as manager:
@@ -320,6 +328,7 @@ def lessons(manager, disturb):
 
 
 @pytest.mark.parametrize("kind", ["serial", "processes"])
+@pytest.mark.slow
 def test_calls_and_attributes_are_repeated_with_environments_that_are_made_anew(kind):
     def fail(manager):
         if kind == "serial":

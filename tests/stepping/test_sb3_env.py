@@ -55,6 +55,7 @@ def same_step(new_manager, env, n_envs=3, **options):
 
 
 @pytest.mark.parametrize("kind", ["Discrete", "Box", "MultiDiscrete", "MultiBinary"])
+@pytest.mark.core
 def test_all_is_that_of_a_dummy_vec_env(new_manager, kind):
     compare(same_step(new_manager, flat(kind)), flat(kind))
 
@@ -105,6 +106,7 @@ def without_seconds(value):
 
 
 @pytest.mark.parametrize("name", ["VecNormalize", "VecMonitor", "VecFrameStack", "VecCheckNan", "VecTransposeImage"])
+@pytest.mark.core
 def test_wrappers(new_manager, name):
     from stable_baselines3.common import vec_env
 

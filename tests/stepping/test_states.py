@@ -213,6 +213,7 @@ def test_every_interleaving_ends_with_all_episodes(monkeypatch, length, limit, f
     assert n_states > 300
 
 
+@pytest.mark.slow
 def test_every_transition_of_steps_and_faults_is_taken(monkeypatch):
     """So the table has none too many; and without one of them the exploration would raise."""
     missed = {(state, event) for state, table in states._TRANSITIONS.items() for event in table}

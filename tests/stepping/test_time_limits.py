@@ -10,7 +10,8 @@ from streamsampler.stepping.env_manager import EnvManager
 from tests.stepping.environments import Counting
 from tests.stepping.test_together import kill_all
 
-LIMIT = 0.4
+LIMIT = 3.0
+"""Seconds: long enough that no worker that runs is taken for one that hangs."""
 
 
 class Large(Counting):
@@ -44,7 +45,7 @@ def test_a_parent_that_was_away_longer_than_a_worker_may_take():
 
 class Slow(Counting):
     def step(self, action):
-        threading.Event().wait(0.02)
+        threading.Event().wait(0.15)  # thirty of them take longer than the limit
         return super().step(action)
 
     def timestep(self):
@@ -63,6 +64,7 @@ def test_a_call_to_an_environment_that_is_being_restored():
         assert (manager.stats.hangs, manager.stats.restored) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs():
     """It is noticed, also where nothing of it is seen to progress."""
     with EnvManager(Hanging, n_envs=1, n_workers=1, seed=0, step_timeout=LIMIT, on_failure="raise") as manager:

@@ -20,7 +20,7 @@ def kill_all(manager, n=None):
         assert pid is not None
         ended = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
-        select.select([ended], [], [], 10)
+        select.select([ended], [], [])
         os.close(ended)
 
 

@@ -30,9 +30,8 @@ def test_all_is_gymnasiums(new_manager):
         assert_same(ours, SyncVectorEnv(following(Varied, 3), autoreset_mode=AutoresetMode[autoreset.upper()]))
 
 
-@pytest.mark.parametrize(
-    "autoreset", ["next_step", *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])]
-)
+@pytest.mark.slow  # its processes are forked from this one, whatever threads are at work here
+@pytest.mark.parametrize("autoreset", MODES)
 def test_all_is_that_of_gymnasiums_processes(autoreset):
     ours = EnvManager(Varied, n_envs=3, n_workers=3, seed=0, autoreset=autoreset).vector_env()
     # With shared memory: without it Gymnasium 1.4 resets an environment twice that is reset after its end.
@@ -75,6 +74,7 @@ def assert_equal(one, other):
 
 
 @pytest.mark.parametrize("autoreset", MODES)
+@pytest.mark.slow
 def test_a_mask_resets_some(new_manager, autoreset):
     """In every mode; the others go on, and one that had ended is reset with its next action."""
     ours = new_manager(Varied, n_envs=3, seed=0, autoreset=autoreset).vector_env()

@@ -88,6 +88,7 @@ CONVERSIONS = {"ArrayConversion", "JaxToNumpy", "JaxToTorch", "NumpyToTorch"}
 WITH_EXTRAS = {*CONVERSIONS, "ResizeObservation", "RecordVideo", "HumanRendering"}
 
 
+@pytest.mark.slow  # Gymnasium's next release may have more of them
 def test_no_wrapper_is_missing():
     assert WRAPPERS.keys() == set(vector.__all__)
 

@@ -14,6 +14,7 @@ def is_view(array):
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.slow
 def test_the_data_are_those_of_copies(new_manager, autoreset):
     def run(copy):
         manager = new_manager(Varied, n_envs=3, seed=5, autoreset=autoreset, copy=copy)

@@ -25,7 +25,7 @@ from tests.storage.test_shards import LENGTHS, SHARDS, WANTED, write_all
 
 SPACE = S.Dict({"a": S.Box(-1, 1, (2,), np.float32), "b": S.Text(4), "c": S.Tuple([S.Discrete(3), S.MultiBinary(2)])})
 SEEDS = st.integers(0, 10**9)
-FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +193,7 @@ def test_a_shard_with_an_entry_of_another_name_is_damaged(folder, tmp_path):
 
 @FUZZ
 @given(seed=SEEDS)
+@pytest.mark.slow
 def test_folders_that_change_are_repaired(folder, tmp_path_factory, seed):
     """Whatever becomes of the shards, `repair` finds it, and what is written then makes the folder what it was."""
     expected = {path.name: path.read_bytes() for path in folder.iterdir()}

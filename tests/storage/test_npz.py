@@ -29,7 +29,7 @@ def batch():
     return batch_of(tickets([2, 1, 3, 2, 2, 4], []))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(batch=batches(), compress=st.booleans())
 def test_round_trip(batch, compress, tmp_path):
     path = save(batch, tmp_path / "batch.npz", compress=compress)
@@ -238,7 +238,7 @@ def plain_tree(structure, entry):
 
 
 @given(batch=batches())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_the_format_is_what_its_description_says(batch, tmp_path):
     """A reader made after the module's text, of nothing but zip, JSON and NumPy's arrays."""
     path = save(batch, tmp_path / "a.npz")

@@ -42,6 +42,7 @@ def expected(batch, size):
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 10, 50])
+@pytest.mark.core
 def test_each_timestep_is_in_one_sequence(folder, batch, size):
     dataset = folder.torch_dataset(size, fields=("observations", "next_observations", "rewards", "terminated"))
     items = list(dataset)
@@ -115,6 +116,7 @@ def test_batches_are_collated(folder):
     assert first["rewards"].dtype == torch.float64
 
 
+@pytest.mark.core
 def test_nested_spaces_and_infos(tmp_path):
     with LocalSampler("random", Nested, seed=1) as sampler:
         folder = sample_to_folder(sampler, tmp_path / "f", num_samples=60, shard_size=30)

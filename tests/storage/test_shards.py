@@ -16,11 +16,11 @@ from streamsampler.storage import atomic
 from streamsampler.storage.manifest import MANIFEST, Manifest, read_manifest, shard_name
 from streamsampler.storage.shards import ShardWriter
 from tests.data.test_recorder import batch_of, tickets
+from tests.patience import PATIENCE
 
 LENGTHS = [2, 1, 3, 2, 2, 4, 1, 1, 5]
 SHARDS = [(0, 3), (3, 6), (6, 9)]
 WANTED = Manifest(seed=7, shard_size=6, wanted={"trajectories": 9}, provenance={"environment": "X"})
-PATIENCE = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,7 @@ def in_child(function):
 
 
 @pytest.mark.usefixtures("no_waiting")
+@pytest.mark.slow
 def test_killed_at_any_point_the_folder_becomes_what_it_would_have_been(batch, tmp_path):
     write_all(tmp_path / "whole", batch)
     expected = contents(tmp_path / "whole")
@@ -290,6 +291,7 @@ def test_a_damaged_shard_is_named_when_the_folder_is_resumed(batch, tmp_path):
         ShardWriter(folder, resume=True)
 
 
+@pytest.mark.slow
 def test_the_manifest_is_written_seldom_when_there_are_many_shards(batch, tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr("streamsampler.storage.shards.storage.save", lambda *_, **__: None)

@@ -77,10 +77,7 @@ def test_a_fault_outside_trajectories(tmp_path, where):
 def test_times_are_counted_over_all_processes(tmp_path):
     faults = Faults(tmp_path, Fault("raise", "reset", times=3), Fault("leak", times=None, n_bytes=1))
     with MultiprocessingSampler(ScriptedAgent(), faults.env(ScriptedEnv), n_workers=2, seed=SEED) as sampler:
-        for _ in range(3):
-            with pytest.raises(RolloutError):
-                sampler.obtain_trajectories(1)
-        while faults.fired(0) < 3:  # the other worker may have failed in the same call
+        while faults.fired(0) < 3:  # the other worker may fail in the same call
             with pytest.raises(RolloutError):
                 sampler.obtain_trajectories(1)
         sampler.obtain_trajectories(6)
@@ -120,7 +117,7 @@ def test_the_ways_to_stand_still(tmp_path, kind):
         os.write(finished, b".")
         os._exit(0)
     os.close(finished)
-    faults.wait(timeout=20)
+    faults.wait(timeout=120)
     assert faults.pids() == [pid]
     if kind == "stop":
         _, status = os.waitpid(pid, os.WUNTRACED)
@@ -150,11 +147,11 @@ def test_waiting_ends_in_time(tmp_path):
 def test_waiting_sees_what_was_before_and_what_comes(tmp_path):
     faults = Faults(tmp_path, Fault("leak", "close", times=None, n_bytes=0))
     faults.maybe("close")
-    faults.wait(1)
+    faults.wait(1, timeout=120)
     others = [threading.Thread(target=faults.maybe, args=("close",)) for _ in range(3)]
     for other in others:
         other.start()
-    faults.wait(4)
+    faults.wait(4, timeout=120)
     for other in others:
         other.join()
     assert faults.fired() == 4

@@ -229,6 +229,7 @@ MORE = [pytest.param(MultiprocessingSampler, n, marks=pytest.mark.slow) for n in
 
 
 @pytest.mark.parametrize(("make", "n_workers"), [(LocalSampler, 3), (MultiprocessingSampler, 3), *MORE])
+@pytest.mark.slow
 def test_trials_are_the_same_for_any_number_of_workers(make, n_workers):
     batch = trials(n_workers, make)
     assert batch == trials(1, LocalSampler)

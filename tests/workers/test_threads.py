@@ -78,6 +78,7 @@ def clean(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_same_number_and_the_same_bits_everywhere(number, threads, clean):
     with LocalSampler(Summing(), Env, seed=1, worker_threads=number) as sampler:
         expected = sampler.obtain_trajectories(2)
@@ -172,6 +173,7 @@ class Late(Summing):
 
 
 @pytest.mark.parametrize("number", [1, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, None))])
+@pytest.mark.slow
 def test_torch_that_is_loaded_with_the_agent(number, clean):
     clean.setitem(sys.modules, "torch", None)  # so that what is there afterwards is what was there before
     del sys.modules["torch"]

@@ -1,5 +1,6 @@
 """Vector environments: their streams cut into whole trajectories, in all autoreset modes."""
 
+import gc
 import re
 from functools import partial
 from typing import ClassVar
@@ -222,11 +223,12 @@ def test_agents_are_not_asked_what_silent_slots_show(mode):
 
 
 def test_an_environment_that_ignores_the_seeds_of_resets_is_made_from_one_for_each_block():
+    gc.collect()  # others' environments close themselves when they are collected
     batches, before = [], Deaf.living
     for n_workers in (1, 2, 3):
         with native(always_zero, lambda seed=0: Deaf(seed), n_workers=n_workers, check="error") as sampler:
             batches.append((sampler.obtain_samples(150), sampler.obtain_trajectories(13)))
-        assert Deaf.living == before
+        assert Deaf.living <= before
     assert batches[0] == batches[1] == batches[2]
     assert len(np.unique(batches[0][1].observations)) > 13
 

@@ -1,0 +1,62 @@
+"""Let this process wait for its workers as long as they need: a busy machine may stop any process for seconds.
+
+The package waits a second or two before it kills a process, or gives up what that process still has to say: what
+raised while it closed, its times, its exit code, its stack. A test that is not about these limits must not depend on
+them. Whatever is patched here is gone at the end of the test.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from streamsampler.engines.launch.start_methods import has_processes
+
+__all__ = ["PATIENCE", "wait_for_exit_codes", "wait_for_processes", "wait_for_stacks"]
+
+PATIENCE = 120.0
+"""Seconds that anything may take which is about to happen; nothing takes so long if all is well."""
+
+_EXIT_CODES = [
+    "engines.launch.worker_child._REPORT_SECONDS",
+    "engines.processes.engine.END_SECONDS",
+    "engines.processes.links.END_SECONDS",
+    "stepping.links.END_SECONDS",
+]
+_ENDS = [
+    "engines.launch.worker_child._GONE_SECONDS",
+    "engines.processes.engine.GRACE_SECONDS",
+    "stepping.inference.transport.STUCK_SECONDS",
+    "stepping.processes._REPORT_SECONDS",
+    "stepping.worker_pool.GRACE_SECONDS",
+]
+_ENDS_EVERYWHERE = [
+    "engines.linked.END_SECONDS",
+    "engines.linked.GRACE_SECONDS",
+    "engines.linked.STUCK_SECONDS",
+    "engines.queue_link.END_SECONDS",
+    "engines.queues.END_SECONDS",
+    "engines.queues.GRACE_SECONDS",
+]
+
+
+def wait_for_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the watchdog of a worker that has ended: after two seconds its exit code counts as unknown."""
+    _set(monkeypatch, _EXIT_CODES)
+
+
+def wait_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait until processes end, or close, by themselves: otherwise a slow one would be killed before it is done."""
+    _set(monkeypatch, _ENDS_EVERYWHERE)
+    if has_processes():
+        _set(monkeypatch, _EXIT_CODES + _ENDS)
+
+
+def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the stacks of a worker that hangs: after a second it counts as one that does not answer."""
+    _set(monkeypatch, ["engines.processes.stacks._FIRST_SECONDS"])
+    monkeypatch.setattr("streamsampler.engines.processes.stacks._SILENCE_SECONDS", 3.0)
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
+    for name in names:
+        monkeypatch.setattr(f"streamsampler.{name}", PATIENCE)
