@@ -26,7 +26,6 @@ SLOW_PARENT = pytest.param(PARENT, marks=pytest.mark.slow)
 
 @pytest.mark.slow  # as all that is measured
 @core_on_ray([*PROCESSES, SLOW_PARENT])
-@pytest.mark.slow
 def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
     sampler = make_sampler(always_zero, partial(Steps, 2), n_workers=2, seed=SEED)
     sampler.obtain_trajectories(4)

@@ -89,7 +89,6 @@ def test_in_this_process(name, on_failure):
 
 @pytest.mark.slow  # which lines run depends on what has arrived
 @pytest.mark.parametrize(("name", "stride"), [("step", 41), *((name, 3) for name in CALLS)])
-@pytest.mark.slow
 def test_in_processes(name, stride):
     with MANAGERS["processes"](Counting, n_envs=2, seed=0) as manager:
         manager.reset()
