@@ -7,11 +7,13 @@ them. Whatever is patched here is gone at the end of the test.
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from streamsampler.engines.launch.start_methods import has_processes
 
-__all__ = ["PATIENCE", "wait_for_exit_codes", "wait_for_processes", "wait_for_stacks"]
+__all__ = ["LIMITS", "PATIENCE", "wait_for_exit_codes", "wait_for_processes", "wait_for_stacks"]
 
 PATIENCE = 120.0
 """Seconds that anything may take which is about to happen; nothing takes so long if all is well."""
@@ -25,6 +27,7 @@ _EXIT_CODES = [
 _ENDS = [
     "engines.launch.worker_child._GONE_SECONDS",
     "engines.processes.engine.GRACE_SECONDS",
+    "stepping.inference.environments.STUCK_SECONDS",
     "stepping.inference.transport.STUCK_SECONDS",
     "stepping.processes._REPORT_SECONDS",
     "stepping.worker_pool.GRACE_SECONDS",
@@ -37,6 +40,8 @@ _ENDS_EVERYWHERE = [
     "engines.queues.END_SECONDS",
     "engines.queues.GRACE_SECONDS",
 ]
+LIMITS = _ENDS_EVERYWHERE + (_EXIT_CODES + _ENDS if has_processes() else [])
+"""The limits on the ends of processes, by the module and name of their constants."""
 
 
 def wait_for_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +51,7 @@ def wait_for_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wait_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait until processes end, or close, by themselves: otherwise a slow one would be killed before it is done."""
-    _set(monkeypatch, _ENDS_EVERYWHERE)
-    if has_processes():
-        _set(monkeypatch, _EXIT_CODES + _ENDS)
+    _set(monkeypatch, LIMITS)
 
 
 def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,5 +61,9 @@ def wait_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _set(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
+    # All modules first: one that is imported afterwards would take its constant from another one that is patched, and
+    # keep it when the test is over.
+    for name in names:
+        importlib.import_module(f"streamsampler.{name.rpartition('.')[0]}")
     for name in names:
         monkeypatch.setattr(f"streamsampler.{name}", PATIENCE)
