@@ -25,9 +25,10 @@ Environments are to draw from their own generator (`self.np_random`) alone: seve
 *Failures.* With `on_failure="restore"`, the default, an environment that raises, or whose worker dies or hangs, is made
 anew, reset with the seed of its episode, and the actions so far are applied again. If the rewards and the last
 observation are what they were, to the bit, the open step is tried again, and the episode goes on: its data are what
-they would have been. If not, because the environment draws from more than its seed, or if the same step fails again,
-the episode ends there, truncated and marked in `Steps.failed`, with a warning that says why. All environments of a
-worker that is lost are restored; those of other workers go on meanwhile. What `call` and `set_attr` did is repeated, at
-the timesteps at which it was done. With `on_failure="reset"` such episodes end without that; with "raise" it is an
-error that names the environments, and the others go on.
+they would have been. If not, because the environment draws from more than its seed, the episode ends there, truncated
+and marked in `Steps.failed`, with a warning that says why. An environment that fails in that step once more is an error
+that names it: `reset([env_id])` begins its next episode, and the others go on meanwhile. All environments of a worker
+that is lost are restored; those of other workers go on meanwhile. What `call` and `set_attr` did is repeated, at the
+timesteps at which it was done. With `on_failure="reset"` such episodes end without that; with "raise" it is an error
+that names the environments, and the others go on.
 """

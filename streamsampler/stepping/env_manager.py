@@ -46,8 +46,9 @@ class EnvManager(BaseEnvManager):
             anew, in a new process if need be, reset with the seeds of their episodes, and the actions so far are
             applied again. If the rewards and the last observation are what they were, to the bit, the open step is
             tried once more (after a death, nine times), and only `failures` tells; otherwise it is as with "reset",
-            with a warning. "reset": their episodes end, marked in `Steps.failed`, and new ones begin. "raise": the
-            error is raised, and the environments are to be reset.
+            with a warning. An environment that fails again at that is an error, as with "raise". "reset": their
+            episodes end, marked in `Steps.failed`, and new ones begin. "raise": the error is raised, and the
+            environments are to be reset.
         max_restarts: How many workers may die or hang, and with "restore" how many environments raise, within
             `restart_window` seconds before that is an error with "restore" and "reset", too; see
             `MultiprocessingSampler`.

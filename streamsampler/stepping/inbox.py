@@ -58,7 +58,7 @@ class Inbox:
         """Wait for events, and record them.
 
         Raises:
-            WorkerError: An environment failed, and `on_failure` is "raise".
+            WorkerError: An environment failed: see `on_failure`.
         """
         if not self._ledger.waiting and timeout is None:
             return
@@ -71,9 +71,8 @@ class Inbox:
                 self._ledger.answer(event.env_ids)
                 self._recovery.forgive(event.env_ids)
             elif isinstance(event, Broken):
-                outdated = place < lost_at.get(event.env_ids[0], -1)
-                error = self._recovery.take_broken(event, outdated)  # also after the first: each is recorded
-                first = first or error
+                error = self._take_broken(event, place < lost_at.get(event.env_ids[0], -1))
+                first = first or error  # not before: each failure is recorded
             elif place >= lost_at.get(event.env_id, -1):
                 self._recovery.take_restored(event)
         if self._due:
@@ -81,6 +80,13 @@ class Inbox:
         self._transport.in_hand = False
         if first is not None:
             raise first
+
+    def _take_broken(self, event: Broken, outdated: bool) -> BaseException | None:
+        """Record a failure; return the error to raise: none where the caller's reset discards what failed."""
+        open_steps = self._ledger.waiting.intersection(event.env_ids)
+        is_discarded = bool(open_steps) and self._due.keys() >= open_steps and not event.is_final
+        error = self._recovery.take_broken(event, outdated)
+        return None if is_discarded else error
 
     def mend(self) -> None:
         """Let transport and accounts agree again, where a call was interrupted in the middle.

@@ -86,7 +86,7 @@ class BaseEnvManager(ManagerLife):
 
         Raises:
             UsageError: An argument cannot work.
-            WorkerError: An environment failed, and `on_failure` is "raise".
+            WorkerError: An environment failed: see `on_failure`.
         """
         return self._awaited(self._request_resets(env_ids, seed, options))
 
@@ -179,7 +179,7 @@ class BaseEnvManager(ManagerLife):
 
         Raises:
             UsageError: Nothing was sent.
-            WorkerError: An environment failed, and `on_failure` is "raise". Results that arrived are kept.
+            WorkerError: An environment failed: see `on_failure`. Results that arrived are kept.
         """
         self._launched()
         if not self._ledger.n_open:
@@ -207,7 +207,7 @@ class BaseEnvManager(ManagerLife):
 
         Raises:
             UsageError: An environment was sent nothing, or is unknown.
-            WorkerError: An environment failed, and `on_failure` is "raise". Results that arrived are kept.
+            WorkerError: An environment failed: see `on_failure`. Results that arrived are kept.
         """
         self._launched()
         chosen = self._chosen(env_ids)

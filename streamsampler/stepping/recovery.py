@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from streamsampler.errors import WorkerDiedError, WorkerError, WorkerHungError
+from streamsampler.errors import WorkerDiedError, WorkerHungError
 from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.histories import RestoreOrder
@@ -90,8 +90,8 @@ class Recovery:
             return True
         if self._options.on_failure == "restore":
             self._restore(event, lost, event.culprit if is_hopeless else None)
-        else:
-            self._reset(event, lost)
+            return is_hopeless
+        self._reset(event, lost)
         return False
 
     def _is_resetting(self, env_id: int | None) -> bool:
@@ -132,6 +132,7 @@ class Recovery:
     # ------------------------------------------------------------------ episodes that go on
 
     def _restore(self, event: Broken, lost: list[int], given_up: int | None) -> None:
+        """Restore environments, and ask for what is open; one that is given up fails, and is only made anew."""
         orders, ended = [], []
         resets: list[int] = []
         steps: list[int] = []
@@ -140,7 +141,10 @@ class Recovery:
             if not self._goes_on(env_id):
                 order = self._order_anew(env_id, remake=remake)
             elif env_id == given_up:
-                order, why_not = self._order_anew(env_id, remake=remake), _failed_again(event.error)
+                order = self._order_anew(env_id, remake=remake)
+                self.forgive([env_id])
+                self._ledger.fail([env_id])
+                lost = [other for other in lost if other != env_id]
             else:
                 order, why_not = self._order(env_id, remake=remake)
             if order is not None:
@@ -208,9 +212,3 @@ class Recovery:
 
 def _warn_of_other(env_id: int, why: object) -> None:
     _LOG.warning("environment %d is made anew, and is not what it was: %s", env_id, why)
-
-
-def _failed_again(error: BaseException) -> str:
-    stack = f"\n{error.stack}\n" if isinstance(error, WorkerHungError) else ""
-    what = error.what if isinstance(error, WorkerError) else error
-    return f'failed again when its step was tried again (on_failure="raise" makes this an error): {what}{stack}'

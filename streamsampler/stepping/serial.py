@@ -176,8 +176,8 @@ class SerialEnvManager(BaseEnvManager):
         on_failure: What becomes of an environment that raises. "restore": it is made anew, reset with the seed of its
             episode, and the actions so far are applied again. If the rewards and the last observation are what they
             were, to the bit, the step is tried once more, and only `failures` tells; otherwise it is as with "reset",
-            with a warning. "reset": its episode ends, marked in `Steps.failed`. "raise": the error is raised, and the
-            environment is to be reset.
+            with a warning. If it raises again, that is an error, as with "raise". "reset": its episode ends, marked in
+            `Steps.failed`. "raise": the error is raised, and the environment is to be reset.
         max_restarts: How often environments may raise within `restart_window` seconds before that is an error with
             "restore", too; see `MultiprocessingSampler`.
         restart_window: Seconds; None for the manager's whole life.

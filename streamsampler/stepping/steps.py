@@ -24,7 +24,20 @@ def joined_infos(info_by_row: Mapping[int, dict[str, Any]], n_rows: int) -> Info
     recorder = InfoRecorder("infos")
     for row in sorted(info_by_row):
         recorder.record(row, info_by_row[row])
-    return infos_of(merge([(recorder.finish(n_rows), 0, n_rows)], "infos"))
+    columns = infos_of(merge([(recorder.finish(n_rows), 0, n_rows)], "infos"))
+    return _with_masks(columns, info_by_row, n_rows)
+
+
+def _with_masks(columns: Infos, by_row: Mapping[int, Mapping[str, Any]], n_rows: int) -> Infos:
+    """Return infos with a mask for each key, also for a key that all rows have, and for one of dicts."""
+    infos: Infos = {}
+    for key in dict.fromkeys(key for info in by_row.values() for key in info):
+        having = {row: info[key] for row, info in by_row.items() if key in info}
+        values = columns.get(key, {})  # an empty dict leaves no columns
+        infos[key] = values if isinstance(values, np.ndarray) else _with_masks(values, having, n_rows)
+        mask = infos[f"_{key}"] = np.zeros(n_rows, np.bool_)
+        mask[list(having)] = True
+    return infos
 
 
 def row_of(tree: Any, row: int) -> Any:
@@ -83,7 +96,9 @@ class Steps:
 
     @cached_property
     def infos(self) -> Infos:
-        """The infos under Gymnasium's vector convention: `key` of (K, ...), and a mask `_key` if rows lack the key.
+        """The infos as Gymnasium's vector environments have them: `key` of (K, ...), and its mask `_key` of (K,).
+
+        A row that lacks the key is False in the mask, and 0, False or None in the array. Nested dicts have masks, too.
 
         Raises:
             DataError: They are no dicts with strings as keys.

@@ -98,7 +98,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return steps.observations, steps.rewards, steps.terminated, steps.truncated, infos
 
     def _infos(self, by_env: Mapping[int, dict[str, Any]]) -> Infos:
-        return _with_masks(joined_infos(by_env, self.num_envs), by_env, self.num_envs) if by_env else {}
+        return joined_infos(by_env, self.num_envs)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each environment, and return the results; or its attributes of that name."""
@@ -139,18 +139,6 @@ def _seeds(seed: Any, n_envs: int) -> dict[int, int] | None:
     if len(seed) != n_envs:
         raise UsageError(f"seed has {len(seed)} items, but there are {n_envs} environments")
     return {env_id: value for env_id, value in enumerate(seed) if value is not None}
-
-
-def _with_masks(columns: Infos, by_env: Mapping[int, Mapping[str, Any]], n_envs: int) -> Infos:
-    """Return infos with a mask for each key, also for a key that all environments have, and for one of dicts."""
-    infos: Infos = {}
-    for key in dict.fromkeys(key for info in by_env.values() for key in info):
-        having = {env_id: info[key] for env_id, info in by_env.items() if key in info}
-        values = columns.get(key, {})  # an empty dict leaves no columns
-        infos[key] = values if isinstance(values, np.ndarray) else _with_masks(values, having, n_envs)
-        mask = infos[f"_{key}"] = np.zeros(n_envs, np.bool_)
-        mask[list(having)] = True
-    return infos
 
 
 def _final(steps: Steps, infos: Infos) -> Infos:

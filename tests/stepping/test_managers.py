@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from streamsampler.errors import ActionError, ClosedError, RolloutError, UsageError
 from streamsampler.seeding import TrajectorySeeds
@@ -132,6 +133,34 @@ def test_infos_follow_the_vector_convention(new_manager):
     assert infos["note"].tolist() == [1, 0]
     assert infos["_note"].tolist() == [True, False]
     assert manager.step(np.array([0, 0])).infos == {}
+
+
+class Posed(Counting):
+    def step(self, action):
+        return *super().step(action)[:4], {"pose": {"x": 1.5}, "empty": {}, "t": self._t}
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_each_info_has_its_mask_as_in_gymnasium(new_manager, autoreset):
+    """Also those that all environments have, and those of nested dicts."""
+    theirs = SyncVectorEnv([Posed, Posed], autoreset_mode=AutoresetMode[autoreset.upper()])
+    manager = new_manager(Posed, n_envs=2, seed=0, autoreset=autoreset)
+    theirs.reset(seed=0)
+    manager.reset()
+    for _ in range(4):
+        expected = theirs.step(np.array([0, 0]))[4]
+        for key in ("final_obs", "_final_obs", "_final_info"):  # `Steps` has those as `last_observations` and `ended`
+            expected.pop(key, None)
+        found = manager.step(np.array([0, 0])).infos
+        found.pop("_final_info", None)
+        assert flat(found) == flat(expected)
+
+
+def flat(infos):
+    return {
+        key: flat(value) if isinstance(value, dict) else (value.dtype.kind, value.tolist())
+        for key, value in infos.items()
+    }
 
 
 def test_a_reset_takes_out_steps_that_are_open(new_manager):

@@ -11,7 +11,7 @@ import pytest
 
 from streamsampler.environments import Choice, Uniform
 from streamsampler.environments.parameters import SetParameters, drawn_parameters
-from streamsampler.errors import UsageError
+from streamsampler.errors import RolloutError, UsageError
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import loads
 from streamsampler.stepping.env_manager import EnvManager
@@ -124,8 +124,11 @@ def test_a_new_environment_that_is_reset_has_the_latest(new_manager):
     manager = new_manager(Levelled, n_envs=2, seed=5)
     manager.set_parameters({"level": 4})
     manager.reset()
-    manager.step(np.array([9, 1]))  # raises, is made anew, raises again, and its episode ends
-    assert manager.step(np.array([1, 1])).timesteps.tolist() == [0, 2]
+    with pytest.raises(RolloutError):  # it is made again, and raises again
+        manager.step(np.array([9, 1]))
+    manager.recv()
+    manager.reset([0])
+    assert manager.step(np.array([1, 1])).timesteps.tolist() == [1, 2]
     assert manager.get_attr("level") == [4, 4]
 
 

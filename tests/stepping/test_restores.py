@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from streamsampler.engines.processes import stacks
-from streamsampler.errors import RolloutError, UsageError, WorkerDiedError
+from streamsampler.errors import RolloutError, UsageError, WorkerDiedError, WorkerHungError
 from streamsampler.stepping.env_manager import EnvManager
 from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.states import EnvState
 from tests.patience import PATIENCE
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting, Doomed
@@ -180,22 +181,47 @@ def test_an_environment_that_was_lost_while_it_waited_and_cannot_be_restored(tmp
 
 
 @pytest.mark.parametrize("kind", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
-def test_what_fails_whenever_it_is_tried_ends_its_episode(tmp_path, kind, caplog):
+def test_what_fails_whenever_it_is_tried_is_an_error(tmp_path, kind, caplog):
+    """The other environments go on, and it begins its next episode when it is reset."""
     mark = tmp_path / "mark"
     mark.touch()
     envs = [functools.partial(Walk, mark, how="always"), functools.partial(Walk, mark)]
     with MANAGERS[kind](envs, n_envs=2, seed=0) as manager:
         manager.reset()
         assert manager.step(np.array([1, 1])).failed.tolist() == [False, False]
-        assert manager.step(np.array([7, 1])).failed.tolist() == [True, False]
-        assert "environment 0 failed again when its step was tried again" in caplog.records[0].message
-        assert "the gearbox is stuck" in caplog.records[0].message
-        assert manager.step(np.array([0, 0])).timesteps.tolist() == [0, 3]
-        for _ in range(4):
-            assert manager.step(np.array([7, 0])).failed.tolist() == [True, False]
-            manager.step(np.array([0, 0]))
+        for episode in range(5):
+            with pytest.raises(RolloutError, match=r"environment 0 raised in step.*the gearbox is stuck"):
+                manager.step(np.array([7, 0]))
+            assert manager.failures == 2 * (episode + 1)
+            assert manager.states == (EnvState.FAILED, EnvState.STEPPING)
+            steps = manager.recv()
+            assert (steps.env_ids.tolist(), steps.failed.tolist()) == ([1], [False])
+            assert manager.reset([0]).episodes.tolist() == [episode + 1]
         with pytest.raises(RolloutError, match="that is 11 losses within 60 s, and max_restarts is 10"):
             manager.step(np.array([7, 0]))
+        assert caplog.records == []
+
+
+@pytest.mark.parametrize("on_failure", ["restore", "raise"])
+def test_after_several_failures_in_one_step_all_are_reset(new_manager, on_failure):
+    """Each failure is recorded, also those after the first, which is raised: no reset waits for ever."""
+    manager = new_manager(Counting, n_envs=3, seed=0, on_failure=on_failure)
+    manager.reset()
+    with pytest.raises(RolloutError, match="the gearbox is stuck"):
+        manager.step(np.array([9, 1, 9]))
+    assert manager.reset().timesteps.tolist() == [0, 0, 0]
+    assert manager.step(np.array([1, 1, 1])).rewards.tolist() == [1, 1, 1]
+
+
+def test_after_several_deaths_in_one_step_all_are_reset(caplog):
+    with EnvManager(Doomed, n_envs=2, n_workers=2, seed=0, on_failure="raise") as manager:
+        manager.reset()
+        with pytest.raises(WorkerDiedError):
+            manager.step(np.array([7, 7]))
+        assert manager.reset().timesteps.tolist() == [0, 0]
+        assert manager.step(np.array([1, 1])).rewards.tolist() == [1, 1]
+        assert manager.failures == 2
+        assert caplog.records == []
 
 
 class NeverReset(Counting):
@@ -237,13 +263,18 @@ def test_a_worker_that_hangs_once(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_worker_that_always_hangs_shows_its_stack_in_the_warning(caplog, monkeypatch):
+def test_a_worker_that_always_hangs_is_an_error_with_its_stack(caplog, monkeypatch):
     monkeypatch.setattr(stacks, "_FIRST_SECONDS", PATIENCE)
     with EnvManager(Doomed, n_envs=2, n_workers=1, seed=0, step_timeout=5) as manager:
         manager.reset()
-        assert manager.step(np.array([1, 8])).failed.tolist() == [False, True]
+        with pytest.raises(WorkerHungError) as caught:
+            manager.step(np.array([1, 8]))
+        assert "environments.py" in caught.value.stack
         assert manager.failures == 2
-        assert "environments.py" in caplog.records[0].message
+        steps = manager.recv()
+        assert (steps.env_ids.tolist(), steps.timesteps.tolist()) == ([0], [1])
+        assert manager.reset([1]).episodes.tolist() == [1]
+        assert caplog.records == []
 
 
 class HangsOnce(Counting):
@@ -332,8 +363,9 @@ def lessons(manager, disturb):
 def test_calls_and_attributes_are_repeated_with_environments_that_are_made_anew(kind):
     def fail(manager):
         if kind == "serial":
-            manager.step(np.array([9]), [1])  # raises, and then raises again
-            manager.step(np.array([1]), [1])
+            with pytest.raises(RolloutError):  # it raises when it is tried again, too
+                manager.step(np.array([9]), [1])
+            manager.reset([1])
         else:
             kill(manager, 0)
             kill(manager, 1)
