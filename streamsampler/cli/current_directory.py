@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from streamsampler.engines.launch.import_path import working_directory
 from streamsampler.errors import UsageError
 
 __all__ = ["append_current_directory", "dotted_name", "import_named", "warn_of_hidden"]
@@ -23,8 +24,8 @@ def append_current_directory() -> None:
     If it came first, a file in it that is called like another module, such as `re.py`, would run in that module's
     place.
     """
-    directory = os.getcwd()
-    if directory not in sys.path and "" not in sys.path:
+    directory = working_directory()
+    if directory is not None and directory not in sys.path and "" not in sys.path:
         sys.path.append(directory)
     # A module written a moment ago may be younger than the listing that the importer remembers.
     importlib.invalidate_caches()
@@ -56,8 +57,11 @@ def import_named(name: str, what: str, error: type[UsageError] = UsageError) -> 
 def _hint(name: str) -> str:
     if (dotted := dotted_name(name)) is not None:
         return f". A module goes by its name, not its file's: {dotted!r}"
-    near = difflib.get_close_matches(name, [path.stem for path in Path.cwd().glob("*.py")], n=1)
-    return f". Did you mean {near[0]!r}?" if near else f", neither installed nor in {Path.cwd()}"
+    here = working_directory()
+    if here is None:
+        return ", and the working directory was removed"
+    near = difflib.get_close_matches(name, [path.stem for path in Path(here).glob("*.py")], n=1)
+    return f". Did you mean {near[0]!r}?" if near else f", neither installed nor in {here}"
 
 
 def dotted_name(file_name: str) -> str | None:
@@ -70,7 +74,7 @@ def dotted_name(file_name: str) -> str | None:
 def warn_of_hidden(name: str) -> None:
     """Warn if an imported module hides one of the same name in the current directory."""
     top = name.partition(".")[0]
-    here = Path.cwd()
+    here = Path(working_directory() or os.devnull)
     mine = next((path for path in (here / f"{top}.py", here / top / "__init__.py") if path.is_file()), None)
     file = getattr(sys.modules.get(top), "__file__", None)
     if mine is not None and file is not None and not os.path.samefile(file, mine):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import multiprocessing.process
 import multiprocessing.spawn
 import os
@@ -74,6 +75,8 @@ class QueueLink(Link):
         self.process = make(target=main, args=arguments, name=f"streamsampler worker {number}")
         _links.add(self)  # now: a forked worker closes these ends
         try:
+            if context.get_start_method() == "forkserver":
+                _let_server_clean_up()
             with _start_lock, interrupts_blocked(), _main_module_left_out():
                 self.process.start()
                 multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
@@ -182,6 +185,16 @@ def _close_copies() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_copies)
+
+
+def _let_server_clean_up() -> None:
+    """Let the next fork server of this process remove the file of its socket; see `queue_server`."""
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    module = "streamsampler.engines.queue_server"
+    if module not in server._preload_modules:
+        multiprocessing.set_forkserver_preload([*server._preload_modules, module])
 
 
 @contextlib.contextmanager

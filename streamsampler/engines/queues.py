@@ -29,6 +29,7 @@ from typing import Any
 from streamsampler.engines.base import Answered, Died, Event, Logged
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.engines.launch.descriptor_limits import make_room
+from streamsampler.engines.launch.import_path import working_directory
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.linked import GRACE_SECONDS, LinkedEngine
 from streamsampler.engines.queue_link import QueueLink
@@ -54,7 +55,8 @@ class QueueEngine(LinkedEngine[QueueLink]):
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors (an OSError).
         OSError: No process can be started; those that were started have ended.
-        SamplerError: This is a daemonic process of `multiprocessing`, which may have no children.
+        SamplerError: This is a daemonic process of `multiprocessing`, which may have no children; or the working
+            directory was removed, which `multiprocessing` needs for every start method but "fork".
     """
 
     def __init__(
@@ -71,6 +73,11 @@ class QueueEngine(LinkedEngine[QueueLink]):
             raise SamplerError(
                 'engine="queues" cannot start workers in a daemonic process, whose children Python forbids: start that '
                 "process with daemon=False, or use LocalSampler, which returns the same batches"
+            )
+        if start_method != "fork" and working_directory() is None:
+            raise SamplerError(
+                f'engine="queues" cannot start workers by start_method="{start_method}": the working directory was '
+                'removed. Call os.chdir("/") before, or use engine="processes" or start_method="fork"'
             )
         super().__init__(n_workers, close_timeout)
         make_room(n_workers)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from streamsampler.engines.launch.descriptor_limits import lower_limit, original_limit
+from streamsampler.engines.launch.import_path import working_directory
 from streamsampler.serialization import Payload, loads
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.threads import ThreadLimit, set_unset
@@ -25,7 +26,7 @@ class ProcessSetup:
         seed: The sampler's seed.
         threads: How many threads libraries compute on; None for no limit.
         path: The sampler's `sys.path`.
-        cwd: Its working directory.
+        cwd: Its working directory; "/" where that is gone.
         environ: Its environment variables, as they were when the sampler was made.
         title: Its process title; empty where there is none.
         descriptors: How many descriptors a process may have; None for as many as the sampler's process may.
@@ -49,7 +50,8 @@ class ProcessSetup:
 
             title = setproctitle.getproctitle()
         make_worker = Payload(make_worker.data, tuple(bytes(buffer) for buffer in make_worker.buffers))
-        return cls(make_worker, seed, threads, list(sys.path), os.getcwd(), dict(os.environ), title, original_limit())
+        cwd = working_directory() or "/"
+        return cls(make_worker, seed, threads, list(sys.path), cwd, dict(os.environ), title, original_limit())
 
     def apply(self) -> ThreadLimit:
         """Make this process, a worker, like the sampler's; return what limits its threads."""
@@ -60,10 +62,13 @@ class ProcessSetup:
             setproctitle.setproctitle("worker:" + self.title)
         lower_limit(self.descriptors)
         sys.path[:] = self.path
+        for name in os.environ.keys() - self.environ.keys():
+            del os.environ[name]  # a fork server may be older than what was deleted
         os.environ.update(self.environ)
         set_unset(os.environ, self.threads)
-        with contextlib.suppress(OSError):
-            os.chdir(self.cwd)
+        for directory in ("/", self.cwd):  # "/" where the other is gone by now
+            with contextlib.suppress(OSError):
+                os.chdir(directory)
         return ThreadLimit(self.threads, self.environ)
 
     def worker(self, context: WorkerContext) -> Worker:

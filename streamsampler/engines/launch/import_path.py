@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["import_path"]
+__all__ = ["import_path", "working_directory"]
 
 _NEEDED = ("streamsampler", "numpy", "gymnasium", "cloudpickle", "setproctitle")
 """What a fork server and a new worker import before a worker is given its sampler's own `sys.path`."""
@@ -21,10 +21,21 @@ def import_path(module: str) -> list[str]:
     Args:
         module: The module's name.
     """
-    current = _real(os.getcwd())
+    here = working_directory()
+    if here is None:
+        return [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
+    current = _real(here)
     path = [entry for entry in sys.path if isinstance(entry, str) and _real(entry) != current]
     loaded = any(_home(name) == current for name in (*_NEEDED, module.partition(".")[0]))
     return [current, *path] if loaded else path
+
+
+def working_directory() -> str | None:
+    """Return the working directory; None if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def _real(entry: str) -> str:
