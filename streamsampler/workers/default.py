@@ -21,7 +21,7 @@ from streamsampler.timing import used
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.courses import Course
-from streamsampler.workers.exact_actions import AS_GIVEN, Rounding
+from streamsampler.workers.exact_actions import AS_GIVEN, Rounding, action_for_env
 from streamsampler.workers.explain import begin_of, explain_rollout
 from streamsampler.workers.finishing import record_last_value
 from streamsampler.workers.fragments import RunningEnvs, running_envs
@@ -326,6 +326,7 @@ class DefaultWorker(WorkerWithSeams):
                         record_action(action)
                         if rounded_dtype is not None and getattr(action, "dtype", None) is not rounded_dtype:
                             action = rounded(action)
+                        action = action_for_env(action)
                     phase = in_step
                     observation, reward, terminated, truncated, info = step(action)
                     if is_due:

@@ -1,4 +1,7 @@
-"""Give floats of actions the dtypes of their space, so that an environment is stepped with what the batch has.
+"""Make of an agent's action what its environment gets: a copy, and where that is asked for of the space's dtypes.
+
+An environment may change its action, such as clip it in place. Were that the agent's own array, trajectories would
+depend on those that the worker ran before.
 
 Where an agent returns floats of 64 bits, and the space has 32, an environment that gets the former does something that
 the recorded actions alone cannot repeat: an episode of fragments that is lost with its worker could not be restored.
@@ -14,9 +17,10 @@ from gymnasium import spaces as gym_spaces
 
 from streamsampler.data.conversion import Leaf
 from streamsampler.data.spaces import AnySpace
+from streamsampler.data.trees import snapshot
 from streamsampler.errors import ActionError
 
-__all__ = ["AS_GIVEN", "Rounding", "rounding_for"]
+__all__ = ["AS_GIVEN", "Rounding", "action_for_env", "rounding_for"]
 
 Round = Callable[[Any], Any]
 
@@ -39,6 +43,20 @@ class Rounding(NamedTuple):
 
 AS_GIVEN = Rounding(None, _unchanged)
 """Leaves actions as the agent returned them."""
+
+
+def action_for_env(action: Any) -> Any:
+    """Return a copy of an action, which the environment may keep and change."""
+    kind = action.__class__
+    if kind is np.ndarray and not action.dtype.hasobject:
+        return action.copy()
+    if isinstance(action, np.generic | int):
+        return action
+    if kind is dict:
+        return {key: action_for_env(part) for key, part in action.items()}
+    if kind is tuple:
+        return tuple([action_for_env(part) for part in action])
+    return snapshot(action)
 
 
 def rounding_for(space: AnySpace) -> Rounding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from streamsampler.data.trees import Array
 from streamsampler.errors import WorkerError
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.exact_actions import action_for_env
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.resets import Resets, Standing
 from streamsampler.workers.tasks import reset_one
@@ -211,7 +211,7 @@ def say_again(env: Any, begun: tuple[Any, Any], actions: Iterable[Any]) -> Itera
     observation, info = begun
     yield Said(observation, 0.0, False, False, info)
     for action in actions:
-        said = Said(*env.step(copy.copy(action)))
+        said = Said(*env.step(action_for_env(action)))
         yield said
         if said.ended:
             return

@@ -29,6 +29,7 @@ from streamsampler.protocol.messages import Phase, Times
 from streamsampler.seeding import Stream, derived_seed
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
+from streamsampler.workers.exact_actions import action_for_env
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.finishing import record_last_value
 from streamsampler.workers.generators import seed_generators
@@ -268,7 +269,8 @@ class SeamLoop:
         recorder.record_action(action)
         worker.phase = _STEP
         words[phase_word] = _STEP_NUMBER
-        observation, reward, terminated, truncated, info = worker.after_step(context, context.env.step(action))
+        result = context.env.step(action_for_env(action))
+        observation, reward, terminated, truncated, info = worker.after_step(context, result)
         worker.phase = _RECORDING
         recorder.record_reward(reward)
         number = len(recorder.float_rewards) - 1
