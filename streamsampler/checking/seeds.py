@@ -27,12 +27,14 @@ class Traced:
         text: What was different.
         timesteps: How many timesteps were compared.
         traces: The trajectories that another process is to run, too; see `Traces`.
+        unstable: What to warn of in infos; see `Checked`.
     """
 
     culprit: str
     text: str
     timesteps: int
     traces: tuple[Trace, ...]
+    unstable: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,14 @@ class RunTwice:
         seeds_of = TrajectorySeeds(worker.context.seed, worker.version).of
         with worker.by_inner() as inner:
             outcome = check_purity(
-                inner, CheckOrder(), worker.version, seeds_of, seconds=self.seconds, timesteps=self.timesteps
-            )
+                inner, CheckOrder(), worker.version, seeds_of,
+                seconds=self.seconds, timesteps=self.timesteps, renew=worker.renewed,
+            )  # fmt: skip
         if outcome.difference is not None:
             return Traced(outcome.difference.culprit, outcome.difference.text, outcome.compared_timesteps, ())
         return Traced(
             "", outcome.checked.finding, outcome.compared_timesteps,
-            Traces(self.seconds, self.timesteps, self.numbers)(worker),
+            Traces(self.seconds, self.timesteps, self.numbers)(worker), outcome.checked.unstable,
         )  # fmt: skip
 
 
@@ -108,6 +111,8 @@ def finding_of_one_process(traced: Traced) -> Finding:
     if not traced.timesteps:
         why = "see wrappers" if traced.text else "no trajectory could be run twice in the time that there is"
         return not_checked("seed", why, "" if traced.text else "Check with a longer time limit")
+    if traced.unstable:
+        return Finding("seed", "warning", traced.unstable, "Leave it out of the infos, or ignore it in batches")
     return Finding("seed", "pass", f"{count(traced.timesteps, 'timestep')} came out the same from {_AGAIN}")
 
 

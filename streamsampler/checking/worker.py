@@ -215,6 +215,11 @@ class TaskWorker(Worker):
             self.phase, self.trajectory = self.inner.phase, self.inner.trajectory
             raise
 
+    def renewed(self) -> Worker:
+        """Make a new agent and a new environment, and return the inner worker with them."""
+        self.context.rebuild()
+        return self.inner
+
     def close_env(self) -> None:
         """Close the environment, for good."""
         self.enter(Phase.CLOSE, None)

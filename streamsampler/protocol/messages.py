@@ -126,6 +126,7 @@ class Checked:
         timesteps: Their timesteps.
         seconds: What it took, with what an earlier attempt took.
         finding: What is wrong, with the way out; empty where nothing was found.
+        unstable: What to warn of because it differs from run to run, whatever was run before; empty for nothing.
         files: Where wrappers of the environment write files, whether or not there was an order.
     """
 
@@ -135,6 +136,7 @@ class Checked:
     timesteps: int = 0
     seconds: float = 0.0
     finding: str = ""
+    unstable: str = ""
     files: tuple[str, ...] = ()
 
 

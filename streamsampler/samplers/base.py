@@ -74,11 +74,12 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
             batches differ with the number of workers, and about data that may be wrong. "warn" logs a warning, once;
             "error" ends the call; None looks for nothing. In the first call, and after an `env_update` to an
             environment of another class or id (never for a `SetTaskUpdate`), worker 0 runs trajectory 0, another one,
-            and trajectory 0 again, with the agent and environment that it has, and compares up to 200 timesteps. With
-            "warn" no reset or timestep of this begins after 0.2 seconds; with "error" all of it is run, and before
-            that no other worker begins. Wrappers that are known to carry something from one trajectory to the next,
-            such as `NormalizeObservation`, are recognised without running anything. What raises in the check is no
-            verdict. Its timesteps are `stats.checked_timesteps`.
+            and trajectory 0 again, with the agent and environment that it has, and compares up to 200 timesteps, infos
+            included. Infos that differ also where two new environments each run trajectory 0 first, as what is read off
+            a clock does, are no memory: a warning names them. With "warn" no reset or timestep of this begins after 0.2
+            seconds; with "error" all of it is run, and before that no other worker begins. Wrappers that are known to
+            carry something from one trajectory to the next, such as `NormalizeObservation`, are recognised without
+            running anything. What raises in the check is no verdict. Its timesteps are `stats.checked_timesteps`.
         fingerprint: What is done about workers that compute otherwise than others: NumPy and torch choose their kernels
             by the processor, and other kernels give other last bits, and so other trajectories. Each worker computes a
             small probe once, and tells its digest with its first report. "warn" logs a warning that names the workers

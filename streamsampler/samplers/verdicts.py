@@ -70,6 +70,8 @@ class Verdicts:
             What to warn of, and what to raise; "" for nothing.
         """
         warnings = self._shared_files(record, records, checked.files)
+        if checked.unstable:
+            warnings += self._once(checked.unstable)
         if not checked.kind and not checked.complete:
             return warnings, ""
         record.is_checking = False

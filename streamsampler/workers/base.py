@@ -259,7 +259,8 @@ class Worker(ABC):
             version: The agent version in hand.
             indices: As many trajectories as the worker runs side by side, which is one in each environment.
             seeds: Their seeds.
-            stand_ins: What to call instead of `environments`, in their order.
+            stand_ins: What to call instead of `environments`, in their order. `take_agent_info(timestep, info)` of the
+                first one is to be called with each info of the agent; with a row, too, where each has its own.
 
         Raises:
             BaseException: What agent, environment or stand-in raises.

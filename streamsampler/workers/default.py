@@ -111,8 +111,10 @@ class DefaultWorker(WorkerWithSeams):
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
         """Run a trajectory in a stand-in, and keep nothing of it."""
         env, self._env = self._env, stand_ins[0]
+        recorder = RolloutRecorder(*self.spaces)
+        recorder.record_agent_info = stand_ins[0].take_agent_info
         try:
-            self._roll(version, indices, seeds, RolloutRecorder(*self.spaces), rehearsing=True)
+            self._roll(version, indices, seeds, recorder, rehearsing=True)
         finally:
             self._env = env
 

@@ -1,13 +1,16 @@
 """Check that a trajectory depends on its seed alone: run it twice, before and after another trajectory.
 
 The worker's own environment and agent are used, through stand-ins that note what passes between them. What is noted the
-second time is compared at once with the first, so that the first difference shows where it comes from.
+second time is compared at once with the first, so that the first difference shows where it comes from. Infos are
+compared at the end: what differs there may be read off a clock. Then new environments run the trajectory first, twice,
+and what differs between these, too, is no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +18,7 @@ from streamsampler.protocol.messages import Checked, CheckOrder
 from streamsampler.workers.base import Worker
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
-from streamsampler.workers.traces import BrokenOff, Difference, Limits, Trace, n_slots_of, run_traced
+from streamsampler.workers.traces import BrokenOff, Difference, InfoKey, Limits, Trace, n_slots_of, run_traced
 
 __all__ = ["SECONDS", "TIMESTEPS", "WAYS_OUT", "Outcome", "check_purity"]
 
@@ -65,6 +68,7 @@ def check_purity(
     *,
     seconds: float = SECONDS,
     timesteps: int = TIMESTEPS,
+    renew: Callable[[], Worker] | None = None,
 ) -> Outcome:
     """Check that trajectories of a worker depend on their seeds alone.
 
@@ -75,6 +79,7 @@ def check_purity(
         seeds_of: Gives the seeds of trajectories.
         seconds: After that long no further reset or step begins, unless the worker's `check` is "error".
         timesteps: How many timesteps of a trajectory are run and compared.
+        renew: Gives the worker a new agent and new environments, and returns it; None for its context's `rebuild`.
 
     Returns:
         What the answer says of it, and whether agent and environment are to be replaced.
@@ -97,9 +102,9 @@ def check_purity(
     until = None if strict else began + seconds - (order.seconds if kind == order.begun else 0.0)
     limits = Limits(lambda: worker.row.may_run(version), until, timesteps, perf_counter)
     outcome = Outcome(Checked(), spoiled=writes)
-    traces: list[Trace] = []
+    run = _Run(worker, version, seeds_of, limits, renew or partial(_rebuilt, worker))
     try:
-        _compare(worker, version, seeds_of, limits, traces)
+        run.check()
     except BrokenOff:
         pass
     except Difference as difference:
@@ -110,29 +115,94 @@ def check_purity(
         outcome.spoiled = True
     took = perf_counter() - began + (order.seconds if kind == order.begun else 0.0)
     complete = bool(finding) or worker.row.may_run(version) or (not strict and took >= seconds)
-    outcome.checked = Checked(kind, complete, limits.trajectories, limits.timesteps, took, finding)
-    outcome.compared_timesteps = sum(each.compared_timesteps for each in traces if each.position >= 0)
+    warning = _warning(run.unstable, envs[0])
+    outcome.checked = Checked(kind, complete, limits.trajectories, limits.timesteps, took, finding, warning)
+    outcome.spoiled |= run.has_renewed
+    outcome.compared_timesteps = sum(each.compared_timesteps for each in run.traces if each.position >= 0)
     return outcome
 
 
-def _compare(
-    worker: Worker, version: int, seeds_of: Callable[[range], list[int]], limits: Limits, traces: list[Trace]
-) -> None:
-    """Run a trajectory, another one, and the first one again; of several environments, one in each at a time."""
-    envs = worker.environments()
-    n_slots = sum(map(n_slots_of, envs))
-    first, other = range(n_slots), range(n_slots, 2 * n_slots)
+@dataclass
+class _Run:
+    """A check that goes on.
 
-    def run(indices: range, notes: list[Trace]) -> None:
-        run_traced(worker, version, indices, seeds_of(indices), notes, limits)
+    Attributes:
+        traces: What was noted of the first trajectory, one for each environment.
+        unstable: Which infos differ from run to run, whatever was run before.
+        has_renewed: Whether agent and environments were replaced on the way.
+    """
 
-    names = [f"one of trajectories 0 to {n_slots - 1}"] if len(envs) < n_slots else map("trajectory {}".format, first)
-    traces += map(Trace, names)
-    run(first, traces)
-    run(other, [Trace("") for _ in envs])
-    for each in traces:
-        each.position = 0
-    run(first, traces)
+    worker: Worker
+    version: int
+    seeds_of: Callable[[range], list[int]]
+    limits: Limits
+    renew: Callable[[], Worker]
+    traces: list[Trace] = field(default_factory=list)
+    unstable: set[InfoKey] = field(default_factory=set)
+    has_renewed: bool = False
+
+    def check(self) -> None:
+        """Run the first trajectory, the second one, and the first one again; look at infos that differ.
+
+        Raises:
+            Difference: The first trajectory came out differently.
+            BrokenOff: It was broken off.
+        """
+        first = self.traces = self._new_traces()
+        self._trajectories(0, first)
+        self._trajectories(1, self._new_traces())
+        self.traces = [replace(trace, position=0, infos={}) for trace in first]
+        self._trajectories(0, self.traces)
+        differing = _info_differences(first, self.traces)
+        if differing:
+            self.unstable = self._unstable()
+        for key, difference in differing.items():
+            if key not in self.unstable:
+                raise difference
+
+    def _unstable(self) -> set[InfoKey]:
+        """Return which infos differ where new environments run the trajectory first: in these there is no memory."""
+        found = []
+        for _ in range(2):
+            self.worker, self.has_renewed = self.renew(), True
+            found.append(self._new_traces())
+            self._trajectories(0, found[-1])
+        return set(_info_differences(*found))
+
+    def _new_traces(self) -> list[Trace]:
+        envs = self.worker.environments()
+        n_slots = sum(map(n_slots_of, envs))
+        if len(envs) < n_slots:
+            return [Trace(f"one of trajectories 0 to {n_slots - 1}")]
+        return [Trace(f"trajectory {number}") for number in range(n_slots)]
+
+    def _trajectories(self, number: int, traces: list[Trace]) -> None:
+        """Run the first or the second trajectory; of several environments, one in each at a time."""
+        n_slots = sum(map(n_slots_of, self.worker.environments()))
+        indices = range(number * n_slots, (number + 1) * n_slots)
+        run_traced(self.worker, self.version, indices, self.seeds_of(indices), traces, self.limits)
+
+
+def _rebuilt(worker: Worker) -> Worker:
+    worker.context.rebuild()
+    return worker
+
+
+def _info_differences(traces: list[Trace], others: list[Trace]) -> dict[InfoKey, Difference]:
+    found: dict[InfoKey, Difference] = {}
+    for trace, other in zip(traces, others, strict=True):
+        found = trace.info_differences(other) | found
+    return found
+
+
+def _warning(unstable: set[InfoKey], env: Any) -> str:
+    if not unstable:
+        return ""
+    named = " and ".join(f"its {whose} {key!r}" for whose, key in sorted(unstable))
+    return (
+        f"{name_of_env(env)} was made twice and run from the same seed, and {named} differed, as what is read off a "
+        "clock does: batches differ in that from run to run, and in nothing else that was seen"
+    )
 
 
 def _finding(difference: Difference, env: Any) -> str:

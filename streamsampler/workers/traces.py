@@ -15,12 +15,25 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.workers.base import Worker
 
-__all__ = ["BrokenOff", "Difference", "Limits", "Trace", "is_checking", "n_slots_of", "run_traced"]
+__all__ = ["BrokenOff", "Difference", "InfoKey", "Limits", "Trace", "is_checking", "n_slots_of", "run_traced"]
 
 _checking: ContextVar[bool] = ContextVar("streamsampler_checking", default=False)
 
 _LARGE = 4096
 _SHOWN = 80
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+_MISSING = _Missing()
+_CLOCK = (".episode.t", ".episode._t")
+ENV_INFO, AGENT_INFO = "info", "agent info"
+
+InfoKey = tuple[str, str]
+"""Whose info it is, "info" of the environment or "agent info", and the key; dots are between nested keys."""
 
 
 class _Enough(BaseException):
@@ -53,11 +66,13 @@ class Trace:
         trajectory: What to call the trajectory, or those of a vector environment.
         entries: What was kept: what it is, with its timestep, and the value.
         position: The entry that is compared next; -1 while entries are kept.
+        infos: What was in infos, by key and by when that was; see `info_differences`.
     """
 
     trajectory: str
     entries: list[tuple[str, Any]] = field(default_factory=list)
     position: int = -1
+    infos: dict[tuple[InfoKey, str], Any] = field(default_factory=dict)
 
     def take(self, what: str, value: Any) -> None:
         """Keep a value, or compare it; `what` names it, and its timestep.
@@ -74,10 +89,29 @@ class Trace:
         if kept_what != what:
             raise Difference("environment", f"{self.trajectory} had another length")
         if not _same(kept, now):
-            shown = [_shown(each) for each in (kept, now)]
-            how = f"was {shown[0]} and then {shown[1]}" if all(shown) and shown[0] != shown[1] else "was another one"
             culprit = "agent" if what.startswith("action") else "environment"
-            raise Difference(culprit, f"{self.trajectory} came out differently: its {what} {how}")
+            raise Difference(culprit, f"{self.trajectory} came out differently: its {what} {_how(kept, now)}")
+
+    def take_info(self, whose: str, when: str, info: Any, path: str = "") -> None:
+        """Keep what is in an info, except what `RecordEpisodeStatistics` reads off the clock."""
+        if not isinstance(info, dict):
+            return
+        for key, value in info.items():
+            name = f"{path}{key}"
+            if isinstance(value, dict):
+                self.take_info(whose, when, value, f"{name}.")
+            elif not f".{name}".endswith(_CLOCK):
+                self.infos[(whose, name), when] = _snapshot(value)
+
+    def info_differences(self, other: Trace) -> dict[InfoKey, Difference]:
+        """Return in which keys of infos another run of the trajectory differs, each with its first difference."""
+        found: dict[InfoKey, Difference] = {}
+        for key, when in self.infos | other.infos:
+            kept, now = (each.infos.get((key, when), _MISSING) for each in (self, other))
+            if key not in found and not _same(kept, now):
+                what = f"{self.trajectory} came out differently: its {key[0]} {key[1]!r} {when}"
+                found[key] = Difference("agent" if key[0] == AGENT_INFO else "environment", f"{what} {_how(kept, now)}")
+        return found
 
     def difference(self, other: Trace) -> Difference | None:
         """Return the first difference to another run of the trajectory, as far as both were noted."""
@@ -148,6 +182,7 @@ class _StandIn:
         self._limits.trajectories += self._rows
         result = self._env.reset(**arguments)
         self._trace.take("first observation", result[0])
+        self._trace.take_info(ENV_INFO, "of the reset", *result[1:2])
         return result
 
     def step(self, action: Any) -> Any:
@@ -159,8 +194,14 @@ class _StandIn:
         self._limits.timesteps += self._rows
         for what, value in zip(("observation", "reward", "terminated", "truncated"), result, strict=False):
             self._trace.take(f"{what} after timestep {self._timestep}", value)
+        self._trace.take_info(ENV_INFO, f"after timestep {self._timestep}", *result[4:5])
         self._timestep += 1
         return result
+
+    def take_agent_info(self, timestep: int, info: Any, row: int | None = None) -> None:
+        """Note an info of the agent: of one row, or those of all rows in arrays."""
+        of_row = "" if row is None else f" of row {row}"
+        self._trace.take_info(AGENT_INFO, f"at timestep {timestep}{of_row}", info)
 
 
 def is_checking() -> bool:
@@ -204,6 +245,11 @@ def run_traced(
 def n_slots_of(env: Any) -> int:
     """Return how many trajectories run side by side in an environment."""
     return int(env.num_envs) if isinstance(env, VectorEnv) else 1
+
+
+def _how(kept: Any, now: Any) -> str:
+    shown = [_shown(each) for each in (kept, now)]
+    return f"was {shown[0]} and then {shown[1]}" if all(shown) and shown[0] != shown[1] else "was another one"
 
 
 def _shown(value: Any) -> str:

@@ -113,6 +113,33 @@ def test_what_carries_something_is_warned_of_once(make_sampler, unhurried, caplo
 
 
 @pytest.mark.parametrize("engine", slow_on("forkserver", engines=ENGINES), indirect=True)
+class Numbers(Counts):
+    """Tells the number of its trajectories, or of all steps of all such environments, in its infos alone."""
+
+    steps = 0
+
+    def __init__(self, told):
+        super().__init__(carries=False)
+        self.told = told
+
+    def step(self, action):
+        Numbers.steps += 1
+        return *super().step(action)[:4], {"told": self.n if self.told == "trajectories" else Numbers.steps}
+
+
+def test_memory_that_shows_in_infos_alone_is_an_error(make_sampler):
+    with pytest.raises(NotReproducibleError, match="its info 'told' after timestep 0 was 1 and then "):
+        make_sampler(always_zero, partial(Numbers, "trajectories"), check="error").obtain_trajectories(2)
+
+
+def test_what_differs_from_run_to_run_is_no_error_and_is_named_once(make_sampler, caplog):
+    sampler = make_sampler(always_zero, partial(Numbers, "steps"), check="error")
+    with caplog.at_level(logging.WARNING, "streamsampler"):
+        for _ in range(2):
+            sampler.obtain_trajectories(2)
+    assert sum("its info 'told' differed" in record.message for record in caplog.records) == 1
+
+
 def test_an_error_is_raised_in_each_call_until_the_environment_is_another_one(make_sampler):
     sampler = make_sampler(always_zero, Counts, n_workers=2, seed=3, check="error")
     for call in (sampler.obtain_trajectories, sampler.obtain_samples, lambda _: next(sampler.stream())):

@@ -1,5 +1,7 @@
 """What an environment does to its action reaches neither the agent nor what is recorded, in any kind of worker."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -73,7 +75,7 @@ class Hook:
         assert min(array.min() for array in arrays_of(context.action)) == 5
 
 
-KINDS = {
+KINDS: dict[str, Any] = {
     "one environment": {},
     "seams": {"worker_class": Overrides},
     "hooks": {"hooks": Hook()},

@@ -287,3 +287,118 @@ def test_a_worker_of_another_kind_is_not_checked(board):
 
     outcome = check(Mine(context_of(board)))
     assert (outcome.checked.complete, outcome.checked.finding) == (True, "")
+
+
+# ------------------------------------------------------------------ infos
+
+
+class Telling(Carrying):
+    """Carries the number of its trajectories into an info of the reset, or of the third timestep."""
+
+    def reset(self, **arguments):
+        observation, _ = super().reset(**arguments)
+        return observation, {"nested": {"number": self.resets}} if self.into == "reset info" else {}
+
+    def step(self, action):
+        told = {"nested": {"number": self.resets}} if self.into == "step info" and self.t == 2 else {}
+        return *super().step(action)[:4], told
+
+
+class Boasting:
+    """Carries the number of its calls into its infos."""
+
+    def __init__(self, batched):
+        self.n = 0
+        if batched:
+            self.get_actions = lambda observations: ([0] * len(observations), {"n": [self.next()] * len(observations)})
+
+    def next(self):
+        self.n += 1
+        return self.n
+
+    def get_action(self, observation):
+        return 0, {"n": self.next()}
+
+
+def rebuilding(worker, env, agent=None):
+    """Let a worker renew itself, as the loop lets it: with what it was last given."""
+
+    def rebuild():
+        worker.update_env(as_env_update(env))
+        worker.update_agent(agent() if agent else CallableAgent(lambda _: 1))
+
+    object.__setattr__(worker.context, "rebuild", rebuild)
+    return worker
+
+
+@pytest.mark.parametrize("n_envs", [None, 3])
+@pytest.mark.parametrize(
+    ("into", "what"),
+    [("reset info", "its info 'nested.number' of the reset was 1 and then 3"),
+     ("step info", "its info 'nested.number' after timestep 2 was 1 and then 3")],
+)  # fmt: skip
+def test_what_is_carried_into_infos_alone_is_named(make_worker, into, what, n_envs):
+    outcome = check(rebuilding(make_worker(lambda: Telling(into), n_envs=n_envs), lambda: Telling(into)))
+    assert what in outcome.checked.finding
+    assert "let its reset set back what it keeps" in outcome.checked.finding
+    assert (outcome.checked.unstable, outcome.spoiled) == ("", True)
+
+
+@pytest.mark.parametrize("n_envs", [None, 3])
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_an_agent_carries_into_its_infos_alone_is_named(make_worker, n_envs, batched):
+    worker = make_worker(Carrying, Boasting(batched), n_envs=n_envs)
+    finding = check(rebuilding(worker, Carrying, lambda: Boasting(batched))).checked.finding
+    assert "its agent info 'n' at timestep 0" in finding
+    assert "The agent keeps something" in finding
+
+
+def test_what_a_native_vector_environment_carries_into_its_infos_alone_is_named(make_worker):
+    def make():
+        mode = gymnasium.vector.AutoresetMode.NEXT_STEP
+        return gymnasium.vector.SyncVectorEnv([lambda: Telling("step info")] * 3, autoreset_mode=mode)
+
+    finding = check(rebuilding(make_worker(make, n_envs=3), make)).checked.finding
+    assert "its info 'nested.number' after timestep 2" in finding
+
+
+class ReadsAClock(Telling):
+    """Each of its environments tells another time, in each of its trajectories."""
+
+    clock = 0
+
+    def step(self, action):
+        ReadsAClock.clock += 1
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info | {"time": {"spent": ReadsAClock.clock}}
+
+
+@pytest.mark.parametrize("n_envs", [None, 3])
+def test_what_is_read_off_a_clock_is_no_memory_and_is_named(make_worker, n_envs):
+    outcome = check(rebuilding(make_worker(ReadsAClock, n_envs=n_envs), ReadsAClock))
+    assert outcome.checked.finding == ""
+    assert "ReadsAClock was made twice and run from the same seed, and its info 'time.spent' differed" in (
+        outcome.checked.unstable
+    )
+    assert outcome.spoiled
+
+
+@pytest.mark.parametrize("n_envs", [None, 3])
+def test_memory_is_found_next_to_a_clock(make_worker, n_envs):
+    def make():
+        return ReadsAClock("step info")
+
+    outcome = check(rebuilding(make_worker(make, n_envs=n_envs), make))
+    assert "its info 'nested.number' after timestep 2" in outcome.checked.finding
+    assert "'time.spent'" in outcome.checked.unstable
+    assert "number" not in outcome.checked.unstable
+
+
+@pytest.mark.parametrize("n_envs", [None, 3])
+def test_the_clock_of_episode_statistics_is_not_compared(make_worker, n_envs):
+    def make():
+        return gymnasium.wrappers.RecordEpisodeStatistics(Carrying())
+
+    outcome = check(make_worker(make, n_envs=n_envs))
+    assert (outcome.checked.finding, outcome.checked.unstable, outcome.spoiled) == ("", "", False)
+    assert outcome.compared_timesteps == 5 * (n_envs or 1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from streamsampler.data.infos import info_value, places_of
 from streamsampler.data.trees import Array
 from streamsampler.errors import DataError
 
-__all__ = ["BatchInfos", "info_of_row"]
+__all__ = ["BatchInfos", "info_of_row", "noting"]
+
+AgentT = TypeVar("AgentT")
 
 
 def info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
@@ -154,3 +156,29 @@ def _column(pieces: list[_Piece], numbers: NDArray[np.int64]) -> InfoColumn:
         return InfoColumn(present, np.concatenate(arrays)[places])
     singles = [value for piece in pieces for value in piece.values]
     return column_of(present, [singles[place] for place in places.tolist()])
+
+
+def noting(agent: AgentT, note: Callable[..., None]) -> AgentT:
+    """Return a `BatchedAgent` that does what `agent` does, and calls `note(timestep, info[, row])` with its infos."""
+    return cast(AgentT, _Noting(agent, note))
+
+
+class _Noting:
+    def __init__(self, agent: Any, note: Callable[..., None]) -> None:
+        self._agent, self._note, self._timestep = agent, note, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def choose(
+        self, observations: Any, live: Sequence[int], worker: Any, record_info: Callable[[int, Any], None]
+    ) -> tuple[Any, dict[str, Any]]:
+        timestep, self._timestep = self._timestep, self._timestep + 1
+
+        def record(row: int, info: Any) -> None:
+            self._note(timestep, info, row)
+            record_info(row, info)
+
+        actions, infos = self._agent.choose(observations, live, worker, record)
+        self._note(timestep, infos)
+        return actions, infos

@@ -34,6 +34,7 @@ from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.hooked import HookedRunner
+from streamsampler.workers.vec.infos import noting
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.native_seeds import using_seeds
@@ -253,7 +254,7 @@ class VecWorker(Worker):
         """Run trajectories in stand-ins, one in each environment, and keep nothing of them."""
         runner = self._runner
         assert runner is not None
-        agent = self._agents.batched(runner.n_slots)
+        agent = noting(self._agents.batched(runner.n_slots), stand_ins[0].take_agent_info)
         if isinstance(runner, NativeRunner):
             NativeRunner(stand_ins[0], self).rehearse(version, indices, seeds, agent)
             return
