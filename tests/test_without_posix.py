@@ -73,6 +73,28 @@ def test_what_the_process_sampler_cannot_do_without_posix_it_says(tmp_path, opti
     )
 
 
+def test_all_public_names_can_be_imported_and_a_manager_says_what_it_needs(tmp_path):
+    """Where it cannot be made, it names the manager that can, and does the same."""
+    printed = run(
+        tmp_path,
+        """
+        from streamsampler import *
+        import streamsampler
+        from streamsampler import EnvManager
+        try:
+            EnvManager("CartPole-v1", n_envs=2)
+        except streamsampler.SamplerError as error:
+            assert "EnvManager needs Linux or macOS" in str(error) and "SerialEnvManager has the same" in str(error)
+        else:
+            raise AssertionError("it was made")
+        with SerialEnvManager("CartPole-v1", n_envs=2, seed=1) as manager:
+            manager.reset()
+            print(manager.step(manager.random_actions()).rewards.tolist())
+        """,
+    )
+    assert printed == "[1.0, 1.0]\n"
+
+
 CONTRACTS = ["c1_forms", "c1_reproducible", "c2_unbiased", "c3_on_policy", "c4_bounded", "c9_exact_data"]
 
 

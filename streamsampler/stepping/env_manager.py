@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
-from streamsampler.errors import UsageError, positive
+from streamsampler.engines.launch.start_methods import StartMethod, check_start_method, has_processes
+from streamsampler.errors import SamplerError, UsageError, positive
 from streamsampler.scheduling.restarts import Policy, Quota
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import RESTORE_LIMIT, ManagerOptions, OnEnvFailure, Verify, is_abnormal, updates_of
-from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.stepper import Autoreset, Stepper
 from streamsampler.stepping.time_limits import TimeLimits
 from streamsampler.stepping.transport import Transport
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.threads import check_threads
+
+if TYPE_CHECKING:
+    from streamsampler.stepping.processes import ProcessTransport
 
 __all__ = ["EnvManager"]
 
@@ -59,6 +61,7 @@ class EnvManager(BaseEnvManager):
 
     Raises:
         UsageError: An argument cannot work.
+        SamplerError: This system lacks what worker processes are started and ended with.
     """
 
     def __init__(
@@ -87,6 +90,11 @@ class EnvManager(BaseEnvManager):
         copy: bool = True,
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        if not has_processes():
+            raise SamplerError(
+                "EnvManager needs Linux or macOS: this system lacks what its worker processes are started and ended "
+                "with. SerialEnvManager has the same calls and returns the same data, from this process alone"
+            )
         options = ManagerOptions(
             n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy
         )
@@ -102,6 +110,8 @@ class EnvManager(BaseEnvManager):
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
 
     def _new_transport(self) -> Transport:
+        from streamsampler.stepping.processes import ProcessTransport  # of which another system lacks what it imports
+
         new_stepper = partial(Stepper, autoreset=self._options.autoreset)
         return ProcessTransport(
             self._updates, self.n_workers, new_stepper, self._policy, self._limits, self._start_method, self._threads
@@ -112,6 +122,4 @@ class EnvManager(BaseEnvManager):
 
         Another thread may ask for them, whatever the manager is at.
         """
-        transport = self._there()
-        assert isinstance(transport, ProcessTransport)
-        return transport.pids()
+        return cast("ProcessTransport", self._there()).pids()
