@@ -127,6 +127,7 @@ __all__ = [
     "TrajectoryFolder",
     "UnknownAgentError",
     "UnknownEnvironmentError",
+    "UnwritableInfoError",
     "UsageError",
     "VecWorker",
     "Worker",

@@ -10,7 +10,8 @@
     │   ├── ObservationError           an observation of another shape or dtype than its space
     │   └── ActionError                an action outside its space
     ├── StorageError (ValueError)      a file that is no trajectory batch, or data that cannot be stored
-    │   └── DamagedShardError          a shard that is damaged, missing or of another run
+    │   ├── DamagedShardError          a shard that is damaged, missing or of another run
+    │   └── UnwritableInfoError        infos that no file can hold; names them
     ├── SerializationError             an agent, an environment or an update that cannot be pickled
     ├── ResourceLimitError (OSError)   the system allows this process fewer descriptors than the workers need
     ├── ClosedError                    a call after close
@@ -49,6 +50,7 @@ __all__ = [
     "StorageError",
     "UnknownAgentError",
     "UnknownEnvironmentError",
+    "UnwritableInfoError",
     "UsageError",
     "WorkerDiedError",
     "WorkerError",
@@ -120,6 +122,22 @@ class StorageError(SamplerError, ValueError):
 
 class DamagedShardError(StorageError):
     """A shard of a folder that is damaged or missing, or another one than the folder's."""
+
+
+class UnwritableInfoError(StorageError):
+    """Infos that no file can hold.
+
+    Attributes:
+        problem: What cannot be written, and why; without advice, since the command line gives another one.
+        names: The names of all such infos.
+    """
+
+    def __init__(self, problem: str, names: Sequence[str] = (), others: Sequence[str] = ()) -> None:
+        keep = ", ".join(f'"{name}"' for name in others)
+        advice = f"infos=[{keep}] to write only the others" if others else "infos=False to write no infos"
+        super().__init__(f"{problem}. Give {advice}" if names else problem)
+        self.problem = problem
+        self.names = list(names)
 
 
 class SerializationError(SamplerError):

@@ -20,7 +20,7 @@ RAW = "streamsampler.cli.raw"
 """Where a context's `meta` has the values of options as they were given, by name."""
 
 _OWN = {"help", "config", "print_config"}
-_JOINED = {"seeds"}
+_JOINED = {"seeds", "without_infos"}
 """Options of one text that may be a list in a file."""
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -17,10 +17,13 @@ from streamsampler.errors import CheckMode
 from streamsampler.scheduling.parts import PartArgument
 from streamsampler.scheduling.restarts import Quota
 
+if TYPE_CHECKING:
+    from streamsampler.storage.kept_infos import KeptInfos
+
 __all__ = [
-    "ABOVE_ZERO", "BELOW_HALF", "Count", "check_mode", "check_side_by_side", "check_statistics", "env_kwargs",
-    "is_model_file", "json_list", "number_or_none", "option_of", "parse_value", "part", "quota", "refuse_without",
-    "seeds", "size",
+    "ABOVE_ZERO", "ALL_INFOS", "BELOW_HALF", "Count", "check_mode", "check_side_by_side", "check_statistics",
+    "env_kwargs", "is_model_file", "json_list", "number_or_none", "option_of", "parse_value", "part", "quota",
+    "refuse_without", "seeds", "size", "without_infos",
 ]  # fmt: skip
 
 _COUNT = re.compile(
@@ -35,6 +38,8 @@ _PART = re.compile(r"([0-9]{1,18}) ?/ ?([0-9]{1,18})")
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
+ALL_INFOS = "*"
+"""What stands for all infos, where an option says which infos are left out."""
 ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 BELOW_HALF = click.FloatRange(min=0, max=0.5, min_open=True, max_open=True)
 
@@ -110,6 +115,24 @@ def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int 
     if not 1 <= n_bytes < 2**63:
         raise click.BadParameter(f"{text!r} is not an amount of memory, such as 500M or 2G")
     return int(n_bytes)
+
+
+def without_infos(_ctx: click.Context, _param: click.Parameter, text: str | None) -> KeptInfos | None:
+    """Return which infos are kept where those of some names, ``handle,pose``, are left out: an option's callback.
+
+    Raises:
+        click.BadParameter: A name is empty.
+    """
+    if text is None:
+        return None
+    from streamsampler.storage.kept_infos import KeptInfos  # not for --help, which it would slow down
+
+    if text == ALL_INFOS:
+        return KeptInfos.of(False)
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise click.BadParameter(f"{text!r} should be names of infos, such as handle,pose, or nothing for all infos")
+    return KeptInfos(without=frozenset(names))
 
 
 def number_or_none(_ctx: click.Context, _param: click.Parameter, text: str) -> int | None:

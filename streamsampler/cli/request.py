@@ -19,6 +19,7 @@ from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
 from streamsampler.scheduling.parts import Part, PartArgument, part_of
 from streamsampler.scheduling.result import Order
+from streamsampler.storage.kept_infos import KeptInfos
 
 __all__ = ["Amount", "Outcome", "Request"]
 
@@ -92,6 +93,7 @@ class Request(SamplingOptions):
     repair: bool = False
     vec_normalize: str | None = None
     timers: bool = False
+    without_infos: KeptInfos | None = None
     command: tuple[str, ...] = ()
 
     @property
@@ -104,6 +106,11 @@ class Request(SamplingOptions):
         name, *arguments = [argument for argument in self.command if argument not in ("--resume", "--repair")]
         return f"{name} {shlex.join([option, *arguments] if '--' in arguments else [*arguments, option])}"
 
+    @property
+    def kept_infos(self) -> KeptInfos:
+        """The infos that a file or a folder gets."""
+        return self.without_infos or KeptInfos()
+
     def described(self) -> dict[str, Any]:
         """Return what decides about the data, as JSON can hold it."""
         return {
@@ -112,7 +119,13 @@ class Request(SamplingOptions):
             **({} if self.amount.tasks is None else {"tasks": list(self.amount.tasks)}),
             **self.chosen(*_DECIDING, *(() if self.deterministic is None else ("deterministic",))),
             **self._agent_files,
+            **self._infos,
         }
+
+    @property
+    def _infos(self) -> dict[str, Any]:
+        """Which infos the file has; the folder says so by itself."""
+        return self.kept_infos.facts() if self.shard_size is None else {}
 
     @cached_property
     def _agent_files(self) -> dict[str, str]:

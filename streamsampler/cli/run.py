@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import shlex
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -13,7 +17,7 @@ from streamsampler.cli.models import load_any_agent
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.errors import DamagedShardError, SamplerError, UsageError
+from streamsampler.errors import DamagedShardError, SamplerError, UnwritableInfoError, UsageError
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.progress import Snapshot
 from streamsampler.samplers.progress_output import Output
@@ -89,11 +93,27 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
     seed = _seed(request)
     sampler = request.sampler(agent, env, seed)
     with sampler:
-        outcome = (_to_file if request.shard_size is None else _to_folder)(
-            request, sampler, _Follower(bar, interrupts), bar
-        )
+        with _way_out_named(request):
+            outcome = (_to_file if request.shard_size is None else _to_folder)(
+                request, sampler, _Follower(bar, interrupts), bar
+            )
         _close(sampler, outcome)
     return outcome
+
+
+@contextlib.contextmanager
+def _way_out_named(request: Request) -> Iterator[None]:
+    """Raise what says which option leaves out the infos that no file can hold."""
+    try:
+        yield
+    except UnwritableInfoError as error:
+        names = ",".join(sorted(request.kept_infos.without.union(error.names)))
+        advice = f"--without-infos {shlex.quote(names)} leaves {'it' if ',' not in names else 'them'} out"
+        if request.shard_size is not None and request.out is not None and (request.out / MANIFEST).exists():
+            advice += f", in another folder than {request.out}, whose shards have other infos"
+        told = UnwritableInfoError(f"{error.problem}. {advice}")
+        told.__notes__ = getattr(error, "__notes__", [])
+        raise told from None
 
 
 def _seed(request: Request) -> int:
@@ -111,7 +131,7 @@ def _to_file(request: Request, sampler: Sampler, follower: _Follower, bar: Outpu
     batch: TrajectoryBatch[Any, Any] | None
     try:
         try:
-            with bar:
+            with bar, sampler.writable_infos(request.kept_infos) if request.out else nullcontext():
                 batch = request.amount.obtain(sampler, follower)
                 seconds = follower.seconds
                 kept = Tally.of_batch(batch)
@@ -153,6 +173,7 @@ def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Out
                 resume=request.resume,
                 repair=request.repair,
                 provenance=request.described(),
+                infos=request.kept_infos,
                 progress=follower,
             )
             seconds = follower.seconds
@@ -167,6 +188,8 @@ def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Out
     except DamagedShardError as error:
         error.add_note(f"To sample damaged and missing shards again: {request.command_with('--repair')}")
         raise
+    except UnwritableInfoError:
+        raise  # the same again would end the same way
     except (SamplerError, OSError) as error:
         if follower.earlier_timesteps is not None:
             error.add_note(f"What is complete is in {request.out}. To go on: {request.command_to_resume}")

@@ -95,6 +95,11 @@ _OUTPUT = options_of(
         "shard first.",
     ),
     grouped_option(
+        "Output", "--without-infos", is_flag=False, flag_value=arguments.ALL_INFOS, callback=arguments.without_infos,
+        metavar="[NAME,...]", help="Leave infos out of what --out gets, as the only way to write those that hold "
+        "objects: all infos, or those of some names, such as --without-infos handle,pose.",
+    ),
+    grouped_option(
         "Output", "--timers", is_flag=True,
         help="Print where the workers' time went, too: resets, actions, timesteps, and what environments and agents "
         "time with streamsampler.timed; in milliseconds for each timestep.",
@@ -120,6 +125,7 @@ def sample(
     _check_agent(options)
     check_part(options, kind, number, seed_is_known=options["resume"] or options["repair"])
     _check_output_of_part(options)
+    _check_infos(options)
     from streamsampler.cli.execution import execute
 
     execute(ctx, kind, number, imports, {"env_id": env_id, **options}, as_json=as_json, quiet=quiet)
@@ -162,6 +168,11 @@ def _check_output_of_part(options: dict[str, Any]) -> None:
         raise click.UsageError("--part is for what streamsampler merge puts together: give --out, too.")
     if options["order"] != "index":
         raise click.UsageError("--part needs --order index: what arrives first has no fixed range of indices.")
+
+
+def _check_infos(options: dict[str, Any]) -> None:
+    if options["without_infos"] is not None and options["out"] is None:
+        raise click.UsageError("--without-infos leaves infos out of a file: give --out, too.")
 
 
 def _check_agent(options: dict[str, Any]) -> None:

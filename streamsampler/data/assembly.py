@@ -31,7 +31,7 @@ from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
 from streamsampler.scheduling.result import Segment
 
-__all__ = ["Delivery", "EarlyRows", "Origins", "assemble", "indices_of"]
+__all__ = ["Delivery", "EarlyRows", "Origins", "assemble", "indices_of", "info_pieces"]
 
 _GROUP_BYTES = 4_000_000
 _PER_TIMESTEP = "observations", "actions", "rewards", "env_infos", "agent_infos"
@@ -252,6 +252,11 @@ def _infos_of(parts: Sequence[_Part], name: str) -> list[tuple[InfoColumns, int,
     """Return the infos of each of these parts, as `merge` takes them."""
     read = attrgetter(name)
     return [(read(it.rollouts), (span := it.rows(name)).start, span.stop) for it in parts]
+
+
+def info_pieces(segments: Sequence[Segment], name: str) -> list[tuple[InfoColumns, int, int]]:
+    """Return the infos of a name, such as `env_infos`, of each segment, as `merge` takes them."""
+    return _infos_of(_parts_of(segments), name)
 
 
 def _alike_infos(parts: Sequence[_Part], name: str) -> list[Any] | None:

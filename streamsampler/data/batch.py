@@ -360,11 +360,20 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         """
         return batch_of_episodes(cls, episodes, observation_space, action_space)
 
-    def save(self, path: str | PathLike[str], provenance: Mapping[str, Any] | None = None) -> Path:
-        """Write this batch to an `.npz` file; see `streamsampler.storage.npz.save`."""
+    def save(
+        self,
+        path: str | PathLike[str],
+        provenance: Mapping[str, Any] | None = None,
+        *,
+        infos: bool | Iterable[str] = True,
+    ) -> Path:
+        """Write this batch to an `.npz` file; see `streamsampler.storage.npz.save`.
+
+        `infos=False` writes no infos, and `infos=["x", "y"]` only those of these names.
+        """
         from streamsampler.storage.npz import save  # the layer above
 
-        return save(self, path, provenance=provenance)
+        return save(self, path, provenance=provenance, infos=infos)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:

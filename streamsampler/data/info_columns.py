@@ -78,6 +78,10 @@ class InfoColumn:
     values: Array
     raw: bool = False
 
+    def of_rows(self, start: int, stop: int) -> Array:
+        """Return the values of the steps from `start` to `stop` - 1."""
+        return self.values[_rows(self, start, stop)]
+
 
 @by_position
 @dataclass(slots=True)  # not frozen, as `Rollouts`

@@ -11,7 +11,7 @@ from typing import Any
 from streamsampler.data.assembly import Delivery, EarlyRows, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
-from streamsampler.errors import DataError
+from streamsampler.errors import DataError, UnwritableInfoError
 from streamsampler.samplers.filtering import Summaries, summaries_of
 from streamsampler.samplers.fragments import Episodes
 from streamsampler.samplers.records import Spaces
@@ -55,6 +55,8 @@ class BatchMaker:
         self._episodes = Episodes(result, plan.n_envs) if isinstance(plan, Fragments) else None
         self._result = self._episodes or result
         self._filters = session.filters
+        self._n_looked_at = 0  # segments whose infos were checked
+        self._unwritable: UnwritableInfoError | None = None
         self.summaries: list[Summaries] = []
         self._deliveries: dict[int, Delivery] = {}  # whose memory is not released, by identity
         self._spaces: tuple[Spaces, Spaces] | None = None  # the engine's, and a copy for this call's batches
@@ -63,15 +65,48 @@ class BatchMaker:
 
     def add(self, delivery: Delivery) -> None:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
+        self._session.infos_of_files.leave_out(delivery.rollouts)
         delivery.share_no_infos()
         if self._session.fragments is not None:
             self._stats.failed_trajectories += self._session.fragments.take(delivery)
         self._deliveries[id(delivery)] = delivery
+        self._look_at_infos()  # before their memory is released
         self._copy_early()
+
+    def _look_at_infos(self) -> None:
+        """Note whether a file can hold the infos of what is new in the result."""
+        if isinstance(self._gathering.plan, Streamed) or self._unwritable is not None:
+            return
+        segments = self._result.segments(self._n_looked_at)
+        self._n_looked_at += len(segments)
+        try:
+            self._session.infos_of_files.check(segments)
+        except UnwritableInfoError as error:
+            self._unwritable = error
+
+    def check_infos(self) -> None:
+        """Check the infos of what is in the result, which is no stream's; not in the midst of a worker's answer.
+
+        Raises:
+            UnwritableInfoError: It goes into a file, and no file can hold them.
+        """
+        self._look_at_infos()
+        if self._unwritable is not None:
+            raise self._unwritable
 
     def segments(self) -> list[Segment]:
         """Return what was not forgotten of the result so far: segments of trajectories, or of parts of episodes."""
         return self._result.segments()
+
+    def pop_segments(self) -> list[Segment]:
+        """Return what was not popped of the result so far, for the consumer of a stream.
+
+        Raises:
+            UnwritableInfoError: It goes into a file, and no file can hold its infos.
+        """
+        segments = self._gathering.result.pop_segments()
+        self._session.infos_of_files.check(segments)
+        return segments
 
     def _copy_early(self, *, rest: bool = False) -> None:
         """Copy what is new in the result, if it is due or the `rest`, and release the memory it came in."""

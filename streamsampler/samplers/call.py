@@ -98,6 +98,7 @@ class Call:
             WorkerDiedError: A worker ended, and there were too many losses.
             WorkerHungError: A worker made no progress, and there were too many losses.
             ClosedError: Another thread closed the sampler.
+            UnwritableInfoError: What arrived goes into a file, and no file can hold its infos.
         """
         if self.gathering.result.n_popped != self._n_popped:
             # What a stream's consumer took may have come before a failure, and has made room.
@@ -107,6 +108,7 @@ class Call:
         limit = self._supervisor.wait_limit(self._until_next_look(timeout))
         elapsed, n_events = self._take_in_all(limit)
         self._decisions.decide()
+        self.batches.check_infos()
         self._supervisor.kill_overdue(limit, elapsed)
         self._assign_tickets(n_events)
 
@@ -360,6 +362,7 @@ class Call:
 
     def complete(self) -> TrajectoryBatch[Any, Any]:
         """Stop the workers, close the accounts and return the batch, whose statistics filters get."""
+        self.batches.check_infos()
         self._stop_workers()
         batch = self.finished()
         self.returned += self.batches.summaries

@@ -32,6 +32,7 @@ from streamsampler.scheduling.restarts import Policy
 from streamsampler.scheduling.result import Order
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload
+from streamsampler.storage.kept_infos import InfosOfFiles
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
 from streamsampler.workers.resets import Resets
@@ -68,6 +69,7 @@ class SamplerLife(ABC):
         self._lock = threading.RLock()
         self._verdicts = Verdicts(self._setup.check)
         self._fingerprints = Fingerprints(self._setup.fingerprint)
+        self._infos_of_files = InfosOfFiles()
         self._salvaged: TrajectoryBatch[Any, Any] | None = None
         self._closed = False
         self._ran_before = 0  # timesteps, by the workers of earlier engines
@@ -89,6 +91,7 @@ class SamplerLife(ABC):
                 policy=self._policy_of_workers(),
                 verdicts=self._verdicts,
                 fingerprints=self._fingerprints,
+                infos_of_files=self._infos_of_files,
                 clock=engine.clock,
             )
         except BaseException:

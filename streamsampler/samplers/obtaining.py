@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic
 
@@ -18,6 +19,7 @@ from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.blocks import Layout
 from streamsampler.scheduling.parts import PartArgument
 from streamsampler.scheduling.plans import AtLeast, ExactlyPerWorker, GatherPlan
+from streamsampler.storage.kept_infos import InfosArgument, KeptInfos
 from streamsampler.workers.resets import (
     Options,
     ResetOptions,
@@ -238,6 +240,20 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         updates = self._updates_of(agent_update, env_update, resets)
         begin = partial(self._begin_stream, plan, updates, resets)
         return Stream(begin, self._exclusive, self._check_streaming, self._end_stream)
+
+    def writable_infos(self, infos: InfosArgument = True) -> AbstractContextManager[None]:
+        """Return a context in which calls give trajectories whose infos a file can hold.
+
+        In it infos are left out as soon as they arrive, and a call ends with the first trajectory that has an info
+        which no file can hold, and not with all of them, when they are written.
+
+        Args:
+            infos: True for all infos, False for none, or the names of those that are kept.
+
+        Raises:
+            UsageError: `infos` is something else. Calls raise `UnwritableInfoError`.
+        """
+        return self._infos_of_files.entered(KeptInfos.of(infos))
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
         """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""

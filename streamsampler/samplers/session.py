@@ -26,6 +26,7 @@ from streamsampler.scheduling.result import Order
 from streamsampler.scheduling.throughput import Throughput
 from streamsampler.seeding import Indices, TrajectorySeeds
 from streamsampler.serialization import Payload, dumps, loads, refers_to
+from streamsampler.storage.kept_infos import InfosOfFiles
 from streamsampler.workers.logs import Levels, levels_here
 from streamsampler.workers.resets import Resets
 
@@ -46,6 +47,7 @@ class Session:
         policy: What is done about losses; None for what is done by default.
         verdicts: What became of checking the environment; None to check nothing.
         fingerprints: What is known of how workers compute; None to say nothing of it.
+        infos_of_files: What is said of the infos of trajectories that go into files; None for nothing.
         clock: Seconds, from any beginning.
 
     Attributes:
@@ -76,6 +78,7 @@ class Session:
         policy: Policy | None = None,
         verdicts: Verdicts | None = None,
         fingerprints: Fingerprints | None = None,
+        infos_of_files: InfosOfFiles | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.engine = engine
@@ -94,6 +97,7 @@ class Session:
         self.supervisor = Supervisor(engine, self.records, policy or Policy(), clock)
         self.verdicts = verdicts or Verdicts(None)
         self.fingerprints = fingerprints or Fingerprints(None)
+        self.infos_of_files = infos_of_files or InfosOfFiles()
         self.cancelled = False
         self.suspect = False
         self.plan: GatherPlan | None = None

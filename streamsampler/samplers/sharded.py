@@ -13,7 +13,7 @@ from typing import Any
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
-from streamsampler.errors import UsageError, positive
+from streamsampler.errors import UnwritableInfoError, UsageError, positive
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.fingerprints import sampled_elsewhere
 from streamsampler.samplers.parts import part_of_call
@@ -23,6 +23,7 @@ from streamsampler.samplers.streaming import Stream
 from streamsampler.scheduling.parts import PartArgument
 from streamsampler.scheduling.plans import Target
 from streamsampler.storage.folder import TrajectoryFolder
+from streamsampler.storage.kept_infos import InfosArgument, KeptInfos
 from streamsampler.storage.manifest import Manifest
 from streamsampler.storage.shards import ShardWriter
 
@@ -42,6 +43,7 @@ def sample_to_folder(
     resume: bool = False,
     repair: bool = False,
     provenance: Mapping[str, Any] | None = None,
+    infos: InfosArgument = True,
     progress: ProgressArgument = False,
 ) -> TrajectoryFolder[ObservationsT, ActionsT]:
     """Sample trajectories into a folder of files, each written when it is complete.
@@ -82,6 +84,8 @@ def sample_to_folder(
             each file first.
         provenance: What else identifies the data, by name: anything that JSON can hold. Each file has it, next to the
             sampler's arguments.
+        infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of
+            `env_infos`, `agent_infos` and `episode_infos` have them.
         progress: See `Sampler.obtain_samples`.
 
     Returns:
@@ -91,6 +95,7 @@ def sample_to_folder(
         UsageError: An argument cannot work; or the folder holds something else, or was begun with other arguments (a
             ValueError).
         DamagedShardError: A file in the folder is damaged, missing or of another run, and `repair` is false.
+        UnwritableInfoError: A trajectory has an info that no file can hold: raised when the trajectory arrives.
         StorageError: Another process is writing to the folder; the system cannot lock folders; or the data cannot be
             written.
         OSError: The folder cannot be written. For other errors see `Sampler.stream`.
@@ -99,11 +104,12 @@ def sample_to_folder(
         raise UsageError(f"sample_to_folder takes a sampler first, not a {type(sampler).__qualname__}")
     amount = _amount(num_samples, n_trajectories, part)
     size = positive("shard_size", shard_size)
+    kept = KeptInfos.of(infos)
     wanted = Manifest(
         seed=sampler.seed,
         shard_size=size,
         wanted={amount.unit: amount.number},
-        provenance=_provenance(sampler, provenance),
+        provenance=_provenance(sampler, provenance, kept),
         part=None if part is None else part_of_call(sampler, part, amount.number, fixed=False),
     )
     target = wanted.target
@@ -114,11 +120,15 @@ def sample_to_folder(
             _log.warning("%s was removed, and is sampled again where it is wanted: %s", name, reason)
         for reason in writer.damaged.values():
             _log.warning("sampled again: %s", reason)
-        sampling = _Sampling(sampler, writer, path, target, size, is_part=part is not None)
+        sampling = _Sampling(sampler, writer, path, target, size, kept, is_part=part is not None)
         before, was_begun, version = sampler.filters, writer.n_shards > 0, sampler.agent_version
         if not sampling.complete:
             with display(progress, target.number, target.unit, earlier=writer.intact) as shown:
-                sampling.run(shown)
+                try:
+                    sampling.run(shown)
+                except UnwritableInfoError:
+                    writer.take_back()  # so that the same folder takes other infos
+                    raise
         writer.finish()
         if sampler.agent_version == version:
             sampler.count_as_called()
@@ -142,7 +152,7 @@ def _amount(num_samples: int | None, n_trajectories: int | None, part: Any) -> T
     return Target("trajectories", positive("n_trajectories", n_trajectories))
 
 
-def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kept: KeptInfos) -> dict[str, Any]:
     """Return what identifies the data, as it is read back; refuse samplers whose calls cannot be resumed."""
     own = sampler.provenance()
     own.pop("fingerprints", None)  # of the calls before
@@ -154,7 +164,7 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None) -> 
         raise UsageError("sample_to_folder needs workers that run each trajectory by itself, not blocks of them")
     try:
         about_env: dict[str, Any] = {name: own.pop(name) for name in ("environment", "env_kwargs") if name in own}
-        provenance: dict[str, Any] = {**about_env, **(given or {}), **own}
+        provenance: dict[str, Any] = {**about_env, **(given or {}), **kept.facts(), **own}
         stored: dict[str, Any] = json.loads(json.dumps(provenance, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as reason:
         raise UsageError(f"provenance must be a dict that JSON can hold: {reason}") from None
@@ -170,17 +180,20 @@ class _Sampling:
         path: The folder.
         target: How much there is to be in all.
         size: Timesteps that a shard has at least.
+        kept: The infos that shards hold.
         is_part: Whether the folder is a part of a larger one.
     """
 
     def __init__(
-        self, sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, target: Target, size: int, *, is_part: bool
-    ) -> None:
+        self, sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, target: Target, size: int, kept: KeptInfos,
+        *, is_part: bool,
+    ) -> None:  # fmt: skip
         self._sampler = sampler
         self._writer = writer
         self._path = path
         self._target = target
         self._size = size
+        self._kept = kept
         self._is_part = is_part
         self._done = writer.intact  # timesteps and trajectories in intact shards
         self._earlier = frozenset() if writer.manifest is None else writer.manifest.fingerprints
@@ -200,7 +213,7 @@ class _Sampling:
         writer = self._writer
         for first, stop in _ranges(sorted(writer.damaged)):
             # A copy, because each stream of a sampler has another agent version, and all shards have the same.
-            with copy.copy(self._sampler) as sampler:
+            with copy.copy(self._sampler) as sampler, sampler.writable_infos(self._kept):
                 with self._stream(sampler, first) as stream:
                     base = self._done
                     for number in range(first, stop):
@@ -208,7 +221,7 @@ class _Sampling:
                         self._keep(batch, partial(writer.replace, number), shown)
                 self._sampler.stats.merge(sampler.stats)
         if self._missing:
-            with self._stream(self._sampler, writer.n_shards) as stream:
+            with self._sampler.writable_infos(self._kept), self._stream(self._sampler, writer.n_shards) as stream:
                 base = self._done
                 while self._missing:
                     batch = self._take(stream, (writer.n_trajectories, writer.n_timesteps), base, shown)

@@ -84,7 +84,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                 call.pump(self._interval)
                 if self._watch is not None:
                     self._watch(*call.so_far())
-                segments = call.gathering.result.pop_segments()
+                segments = call.batches.pop_segments()
             trajectories = _each(call, segments) if segments else ()
             self._summaries = iter(summaries_of(segments, each=True))
             self._put_away(call, segments)
@@ -124,7 +124,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                     call.pump(interval)
                     if watch is not None:
                         watch(*call.so_far())
-                    segments += self._cut(call.gathering.result.pop_segments(), portion)
+                    segments += self._cut(call.batches.pop_segments(), portion)
                 _check_any(segments)
                 batch = call.batches.make(segments)
                 call.returned += summaries_of(segments)

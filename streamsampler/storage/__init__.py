@@ -4,6 +4,11 @@
 `numpy.load(path, allow_pickle=False)` reads the arrays. `streamsampler.storage.npz` describes the format for readers in
 other languages.
 
+Files hold numbers, texts, arrays and lists of them. Where infos hold other objects, such as handles of a simulator,
+sampling into a file or a folder ends with the first trajectory, and names these infos. `--without-infos handle,pose`
+leaves some out, `--without-infos` all; in Python `infos=["x", "y"]` keeps some and `infos=False` none, in `batch.save`
+and in `sample_to_folder`.
+
 Folders of shards
 -----------------
 

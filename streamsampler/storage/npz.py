@@ -122,6 +122,7 @@ from streamsampler.scheduling.parts import part_of_facts
 from streamsampler.storage.atomic import write_whole
 from streamsampler.storage.json_codec import decode, encode
 from streamsampler.storage.json_facts import damage_raised, read_facts
+from streamsampler.storage.kept_infos import InfosArgument, KeptInfos, unwritable_infos
 from streamsampler.storage.npz_reader import opened_npz
 from streamsampler.storage.space_codec import decode_space, encode_space
 from streamsampler.version import __version__
@@ -143,6 +144,7 @@ def save(
     *,
     provenance: Mapping[str, Any] | None = None,
     compress: bool = False,
+    infos: InfosArgument = True,
 ) -> Path:
     """Write a batch to a file, all of it except `stats` and `worker_numbers`, which depend on timing.
 
@@ -154,16 +156,25 @@ def save(
         path: Where to. Like NumPy, appends `.npz` to a name that does not end with it.
         provenance: What the header is to have under `provenance`: anything that JSON can hold.
         compress: Compress the arrays; much slower.
+        infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of
+            `env_infos`, `agent_infos` and `episode_infos` have them.
 
     Returns:
         The path written.
 
     Raises:
+        UsageError: `infos` names an info that is not there.
+        UnwritableInfoError: Infos hold objects that no file can hold; names these infos.
         StorageError: Objects, spaces or a provenance that cannot be written and read back exactly; names the field.
         OSError: The file cannot be written.
     """
     target = _with_suffix(Path(path))
-    entries = _entries(batch, provenance)
+    batch = KeptInfos.of(infos).of_batch(batch)
+    try:
+        entries = _entries(batch, provenance)
+    except StorageError:
+        unwritable_infos(batch)  # which names all of them, and the way out
+        raise
     write_whole(target, lambda file: _write(file, entries, compress))
     return target
 

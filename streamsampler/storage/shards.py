@@ -218,6 +218,12 @@ class ShardWriter:
         if not self._begun().complete:
             self._list(complete=True)
 
+    def take_back(self) -> None:
+        """Remove the manifest of a folder without shards, which is as it was before `begin`."""
+        if not self._shards:
+            (self._path / MANIFEST).unlink(missing_ok=True)
+            self.manifest = None
+
     def _note_fingerprints(self, found: Iterable[str]) -> None:
         """List the fingerprints that agree with none of those that are listed, before there are shards of them."""
         listed = set(self._begun().fingerprints)
