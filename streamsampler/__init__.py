@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         StorageError,
         UnknownAgentError,
         UnknownEnvironmentError,
+        UnwritableInfoError,
         UsageError,
         WorkerDiedError,
         WorkerError,

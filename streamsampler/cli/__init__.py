@@ -13,6 +13,7 @@ streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 100 --se
 streamsampler evaluate CartPole-v1 --agent my_agents:greedy --until-halfwidth 5
 streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --until-decided 0.05 --bounds 0 500
 streamsampler plot cartpole.npz
+streamsampler plot old.json new.json
 streamsampler check my/Maze-v0 --import my_envs --agent my_agents:greedy
 streamsampler bench my/Maze-v0 --import my_envs --agent my_agents:greedy
 streamsampler replay cartpole.npz --index 17 --video it.mp4
@@ -29,7 +30,8 @@ seed, version, and which shards are damaged.
 `streamsampler evaluate` and `streamsampler compare` print what `streamsampler.evaluate` and `streamsampler.compare`
 find (see `streamsampler.evaluation`), with the same trajectories for any number of workers. `--out` writes it as JSON,
 the same as in Python. While they run, the interval is shown as it narrows. `streamsampler plot FILE|FOLDER` draws
-returns and lengths of whatever was written, and of a comparison the returns pair by pair.
+returns and lengths of whatever was written, and of a comparison the returns pair by pair; `streamsampler plot old.json
+new.json` draws several in one picture.
 
 `streamsampler check` prints what `streamsampler.check` finds: see `streamsampler.checking`. Its exit code is 1 where
 there are failures.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from streamsampler.cli.errors import translated
@@ -13,12 +14,12 @@ from streamsampler.samplers.progress_output import output_on
 __all__ = ["draw_to"]
 
 
-def draw_to(path: Path, out: Path, *, dark: bool, quiet: bool) -> None:
-    """Draw what a file or a folder holds, and say where.
+def draw_to(paths: Sequence[Path], out: Path, *, dark: bool, quiet: bool) -> None:
+    """Draw what files and folders hold in one picture, and say where.
 
     Raises:
         click.ClickException: It cannot be read or drawn, or the picture not be written.
     """
     with translated(), notices_shown(output_on(None), quiet=quiet):
-        draw(path, out, dark=dark)
+        draw(paths, out, dark=dark)
     print_result(f"written to: {out}", kept=out)

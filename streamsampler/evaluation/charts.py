@@ -18,33 +18,40 @@ from streamsampler.errors import SamplerError
 from streamsampler.evaluation.comparison import Pairs
 from streamsampler.evaluation.intervals import Interval, Unknown
 from streamsampler.evaluation.printing import number
-from streamsampler.evaluation.series import Series, Source, read_source
+from streamsampler.evaluation.series import Series, Source, read_sources
 from streamsampler.storage.atomic import write_whole
 
 __all__ = ["draw"]
 
-_WIDTH, _HEIGHT, _HEIGHT_OF_PAIRS = 8.0, 6.5, 3.8  # inches
+_WIDTH, _HEIGHT, _HEIGHT_OF_AGENT, _HEIGHT_OF_PAIRS = 8.0, 6.5, 0.36, 3.8  # inches
 _DPI = 200  # sharp at 800 pixels on any screen
 _MOST_POINTS = 5_000
 _N_RANGES = 100
 _FEWEST_BINS, _MOST_BINS = 8, 50
+_MOST_NAMES = 3  # in a title
 _LARGEST = 1e100  # what can be drawn: matplotlib squares differences
-_LONGEST_NAME, _LONGEST_LEGEND = 32, 60
-_UNITS = {"return": "sum of rewards", "length": "timesteps"}
+_LARGEST_WHOLE = 2**52  # above it all floats are whole numbers
+_LONGEST_NAME, _LONGEST_LEGEND, _WIDTH_OF_LINE = 32, 76, 8  # characters
 
 # Okabe and Ito's colours, which colour-blind people tell apart; on a dark page the lighter ones.
-_COLOURS = {False: ("#0072B2", "#D55E00", "#009E73", "#A2528B"), True: ("#56B4E9", "#E69F00", "#2FC99A", "#E7A6CC")}
+_COLOURS = {
+    False: ("#0072B2", "#D55E00", "#009E73", "#A2528B", "#8C6D00", "#3FA9DE", "#5A5F66"),
+    True: ("#56B4E9", "#E69F00", "#2FC99A", "#E7A6CC", "#F0E442", "#8FA3FF", "#B4BAC2"),
+}
 _PAGES = {False: ("#ffffff", "#1f2328", "#d8dce1"), True: ("#15181d", "#dfe3e8", "#3a4049")}
 
 
-def draw(path: str | PathLike[str], out: str | PathLike[str], *, dark: bool = False) -> Path:
-    """Draw what a file or a folder holds, and write it as PNG, 1,600 pixels wide.
+def draw(
+    path: str | PathLike[str] | Sequence[str | PathLike[str]], out: str | PathLike[str], *, dark: bool = False
+) -> Path:
+    """Draw what a file or a folder holds, or several together, and write it as PNG, 1,600 pixels wide.
 
     Returns and lengths, by index and how they are distributed; for a comparison of all agents, and then for each agent
-    but the first the returns of both, pair by pair, with their differences.
+    but the first the returns of both, pair by pair, with their differences. Of several files all agents are in one
+    picture, without pairs.
 
     Args:
-        path: A file of trajectories, a folder of shards, or the JSON of an evaluation or a comparison.
+        path: A file of trajectories, a folder of shards, or the JSON of an evaluation or a comparison; or several.
         out: The file to write, whole or not at all.
         dark: For a dark page.
 
@@ -61,10 +68,11 @@ def draw(path: str | PathLike[str], out: str | PathLike[str], *, dark: bool = Fa
         from matplotlib.figure import Figure
     except ImportError as error:
         raise SamplerError("to draw needs matplotlib: pip install 'streamsampler[plot]'") from error
-    source, out = read_source(Path(path)), Path(out)
+    paths = [path] if isinstance(path, str | PathLike) else path
+    source, out = read_sources(list(map(Path, paths))), Path(out)
     pairs = () if source.comparison is None else source.comparison.pairs
     with rc_context(_style(dark)):
-        heights = [_HEIGHT, *(_HEIGHT_OF_PAIRS for _ in pairs)]
+        heights = [_HEIGHT + _HEIGHT_OF_AGENT * max(0, len(source.series) - 2), *(_HEIGHT_OF_PAIRS for _ in pairs)]
         figure = Figure(figsize=(_WIDTH, sum(heights)), dpi=_DPI, layout="constrained")
         subfigures: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
         first, *others = subfigures[:, 0]
@@ -97,7 +105,8 @@ def _style(dark: bool) -> dict[Any, Any]:
 
 def _draw_trajectories(figure: Any, source: Source, colours: Sequence[str]) -> None:
     several = len(source.series) > 1
-    title = ", ".join(_short(each.name) for each in source.series)
+    names = [_short(each.name) for each in source.series]
+    title = ", ".join(names) if len(names) <= _MOST_NAMES else count(len(names), "agent")
     figure.suptitle(f"{title} in {source.environment}" if source.environment else title, fontsize=12)
     axes = figure.subplots(2, 2, sharey="row", sharex="col", width_ratios=(3, 1))
     for (by_index, distribution), what, unit in zip(
@@ -109,7 +118,9 @@ def _draw_trajectories(figure: Any, source: Source, colours: Sequence[str]) -> N
             interval = each.interval if what == "return" else None
             _draw_by_index(by_index, each, column, colours if not several else (colour,))
             _draw_mean(by_index, column, interval, colour, f"{_short(each.name)}: " if several else "")
-        _draw_distribution(distribution, values, colours, whole=what == "length")
+        _draw_distribution(distribution, values, colours)
+        if _are_whole(values):
+            by_index.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         by_index.set_ylabel(f"{what} ({unit})")
         _legend(by_index)
     axes[1][0].set_xlabel("trajectory index")
@@ -169,35 +180,51 @@ def _draw_spread(axis: Any, indices: Any, values: Any, colour: str) -> None:
     axis.plot(at, middle, color=colour, linewidth=1, alpha=0.9, label=f"median {each}")
 
 
-def _draw_distribution(axis: Any, columns: Sequence[Any], colours: Sequence[str], *, whole: bool) -> None:
+def _draw_distribution(axis: Any, columns: Sequence[Any], colours: Sequence[str]) -> None:
     """Draw how many trajectories have which values, from the left, on the axis of the values."""
     columns = [column[_drawable(column)] for column in columns]
-    edges = _edges(columns, whole=whole)
+    edges = _edges(columns)
     for position, column in enumerate(columns):
         style = {"color": colours[position % len(colours)], "alpha": 0.75 if len(columns) == 1 else 0.45}
         axis.hist(column, bins=edges, orientation="horizontal", histtype="stepfilled", **style)
 
 
-def _edges(columns: Sequence[Any], *, whole: bool) -> Any:
-    """Return the edges of bins: of whole numbers each one in the middle of its bin, if there are not too many.
+def _are_whole(columns: Sequence[Any]) -> bool:
+    return all(
+        bool((np.abs(column) < _LARGEST_WHOLE).all() and (column == np.rint(column)).all()) for column in columns
+    )
 
-    Else as wide as Freedman and Diaconis (1981) have them for the column that is spread least.
+
+def _edges(columns: Sequence[Any]) -> Any:
+    """Return the edges of bins, which depend on nothing but the numbers: equal numbers have equal bins.
+
+    Bins are about as wide as Freedman and Diaconis (1981) have them for the column that is spread least, and begin at
+    multiples of their width. Each of them holds equally many whole numbers, the middle ones in its middle, where all
+    numbers are whole.
     """
     values = np.concatenate(columns)
     if not len(values):
         return np.array([0.0, 1.0])
     low, high = float(values.min()), float(values.max())
-    if whole:
-        width = max(1.0, np.ceil((high - low + 1) / _MOST_BINS))
-        return np.arange(low - 0.5, high + width + 0.5, width)
-    if not high - low > 1e-9 * max(abs(low), abs(high)):
+    is_whole = _are_whole(columns)
+    if not is_whole and not high - low > 1e-9 * max(abs(low), abs(high)):
         margin = max(0.5, 0.1 * abs(low))
         return np.array([low - margin, high + margin])
     spreads = [
         np.subtract(*np.quantile(column, [0.75, 0.25])) / np.cbrt(len(column)) for column in columns if len(column)
     ]
     least = min((2 * spread for spread in spreads if spread > 0), default=high - low)
-    return np.linspace(low, high, int(np.clip((high - low) / least, _FEWEST_BINS, _MOST_BINS)) + 1)
+    width = np.clip(least, (high - low) / _MOST_BINS, (high - low) / _FEWEST_BINS)
+    width = _round(max(1.0, width) if is_whole else width)
+    # From at most the lowest number to above the highest one.
+    edges = width * np.arange(np.floor(low / width), np.floor(high / width) + 2)
+    return edges - 0.5 if is_whole else edges
+
+
+def _round(width: float) -> float:
+    """Return the nearest one of the numbers 1, 2 and 5 times a power of ten."""
+    decade = 10.0 ** np.floor(np.log10(width))
+    return float(decade * min((1, 2, 5, 10), key=lambda step: abs(np.log(width / decade / step))))
 
 
 def _draw_pairs(figure: Any, pairs: Pairs, colours: Sequence[str]) -> None:
@@ -235,7 +262,7 @@ def _limits(values: Any) -> tuple[float, float]:
 def _legend(axis: Any) -> None:
     """Write what is drawn above an axis, where it covers nothing."""
     labels = axis.get_legend_handles_labels()[1]
-    columns = 1 if sum(map(len, labels)) > _LONGEST_LEGEND else len(labels)
+    columns = 1 if sum(len(label) + _WIDTH_OF_LINE for label in labels) > _LONGEST_LEGEND else len(labels)
     axis.legend(
         loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, markerscale=1.5, borderaxespad=0.2
     )

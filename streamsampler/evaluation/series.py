@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data.words import count
-from streamsampler.errors import DataError, StorageError
+from streamsampler.errors import DataError, StorageError, UsageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.intervals import Interval, Unknown, mean_interval
@@ -22,7 +22,7 @@ from streamsampler.storage.json_facts import damage_raised
 from streamsampler.storage.manifest import Shard, read_manifest
 from streamsampler.storage.shard_files import ShardFiles
 
-__all__ = ["Series", "Source", "read_source"]
+__all__ = ["Series", "Source", "read_source", "read_sources"]
 
 _NAMES = ("rewards", "terminated")
 _log = logging.getLogger("streamsampler")
@@ -96,6 +96,44 @@ def read_source(path: Path) -> Source:
         case "folder":
             return _of_folder(path)
     raise StorageError(f"{path} holds neither trajectories nor an evaluation nor a comparison of streamsampler")
+
+
+def read_sources(paths: Sequence[Path]) -> Source:
+    """Return what several paths hold as one source, without pairs; see `read_source` for one.
+
+    Agents are called by their names where these differ, else by the names of their files.
+
+    Raises:
+        UsageError: There is no path.
+        StorageError: One of them is something else, or damaged, or holds no trajectory.
+        OSError: One of them cannot be read.
+    """
+    if not paths:
+        raise UsageError("there is no file to draw")
+    sources = [read_source(path) for path in paths]
+    if len(sources) == 1:
+        return sources[0]
+    environments = list(dict.fromkeys(source.environment for source in sources))
+    agents = [each.name for source in sources for each in source.series]
+    named = []
+    for path, name, source in zip(paths, _distinct(paths), sources, strict=True):
+        for each in source.series:
+            own = each.name
+            if len(set(agents)) < len(agents):
+                own = name if len(source.series) == 1 else f"{name}: {own}"
+            if len(environments) > 1:
+                own = f"{own} in {source.environment or path.name}"
+            named.append(replace(each, name=own))
+    return Source(environments[0] if len(environments) == 1 else "", tuple(named))
+
+
+def _distinct(paths: Sequence[Path]) -> list[str]:
+    """Return the names of files without endings, unless these or their folders tell them apart."""
+    for names in ([path.stem for path in paths], [path.name for path in paths]):
+        if len(set(names)) == len(names):
+            return names
+    names = list(map(str, paths))
+    return [name if name not in names[:i] else f"{name} #{i + 1}" for i, name in enumerate(names)]
 
 
 def _of_folder(path: Path) -> Source:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamsampler import evaluate
 from streamsampler.cli.commands import cli
-from streamsampler.evaluation.series import Source, read_source
+from streamsampler.evaluation.series import Source, read_source, read_sources
 from streamsampler.storage.json_codec import encode
 from tests.cli.harness import Terminal, run
 
@@ -198,9 +200,64 @@ def test_without_matplotlib_the_extra_is_named(folder: Path, monkeypatch: pytest
     assert not (folder / "x.png").exists()
 
 
-def test_bins_of_whole_numbers_have_them_in_the_middle() -> None:
+def edges(*columns: list[float]) -> list[float]:
     from streamsampler.evaluation import charts
 
-    edges: Any = charts._edges([np.array([3.0, 7.0])], whole=True)
-    assert edges.tolist() == [2.5, 3.5, 4.5, 5.5, 6.5, 7.5]
-    assert len(charts._edges([np.array([1.0, 10_000.0])], whole=True)) <= 52
+    found: list[float] = charts._edges([np.array(column, np.float64) for column in columns]).tolist()
+    return found
+
+
+def test_bins_of_whole_numbers_have_them_in_the_middle() -> None:
+    assert edges([3, 7]) == [2.5, 3.5, 4.5, 5.5, 6.5, 7.5]
+    assert edges([200, 200]) == [199.5, 200.5]
+    assert edges([-2, 0], [1]) == [-2.5, -1.5, -0.5, 0.5, 1.5]
+    assert edges(list(range(9, 60))) == [4.5 + 5 * i for i in range(12)]
+    assert len(edges([1, 10_000])) <= 72
+
+
+@given(st.lists(st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6), min_size=1, max_size=50))
+def test_equal_numbers_have_equal_bins_that_hold_all_of_them(numbers: list[float]) -> None:
+    """In any order, of returns and of lengths: they begin at multiples of their width."""
+    found = edges(numbers)
+    assert found == edges(numbers[::-1])
+    assert found[0] <= min(numbers) <= max(numbers) <= found[-1]
+    assert len(found) <= 80
+    if all(float(number).is_integer() for number in numbers):
+        assert all((2 * edge) % 2 == 1 for edge in found)
+
+
+def test_several_files_are_one_source_whose_agents_have_different_names(folder: Path, tmp_path: Path) -> None:
+    def names(*paths: Path) -> tuple[str, list[str]]:
+        source = read_sources(paths)
+        assert source.comparison is None or len(paths) == 1
+        return source.environment, [each.name for each in source.series]
+
+    left = evaluate(always_left, "CartPole-v1", num_trajectories=3, seed=1, n_workers=0).save(tmp_path / "left.json")
+    other = evaluate("random", "MountainCar-v0", num_trajectories=3, seed=1, n_workers=0).save(tmp_path / "car.json")
+    (tmp_path / "evaluation.json").write_bytes((folder / "evaluation.json").read_bytes())
+    mine, same = folder / "evaluation.json", tmp_path / "evaluation.json"
+    assert names(mine) == ("CartPole-v1", ["RandomAgent"])
+    assert names(mine, left) == ("CartPole-v1", ["RandomAgent", "always_left"])
+    assert names(mine, folder / "file.npz", left) == ("CartPole-v1", ["RandomAgent", "random", "always_left"])
+    assert names(mine, same) == ("CartPole-v1", [str(mine), str(same)])
+    assert names(mine, mine) == ("CartPole-v1", [str(mine), f"{mine} #2"])
+    assert names(folder / "comparison.json", folder / "file.npz")[1] == [
+        "comparison: random", "comparison: random #2", "file"
+    ]  # fmt: skip
+    assert names(left, other) == ("", ["always_left in CartPole-v1", "RandomAgent in MountainCar-v0"])
+
+
+@pytest.mark.extras
+def test_several_files_are_drawn_in_one_picture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    result = invoke("plot", "evaluation", "file.npz", "shards")
+    assert (result.exit_code, result.stdout) == (0, f"written to: {folder / 'evaluation-file-shards.png'}\n")
+    assert size_of(folder / "evaluation-file-shards.png")[0] == 1_600
+    result = invoke("plot", *NAMES)
+    assert result.stdout == f"written to: {folder / 'file-and-3-others.png'}\n"
+    result = invoke("plot", "evaluation", "nowhere")
+    assert (result.exit_code, "there is no file or folder 'nowhere'" in result.stderr) == (2, True)
+
+
+def always_left(_observation: Any) -> int:
+    return 0
