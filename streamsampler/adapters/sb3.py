@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,9 @@ class SB3Agent:
         vec_normalize: A `VecNormalize`, or the file of one; None for the one that the model was trained under, if any;
             False for none.
 
+    Attributes:
+        name: What evaluations call the agent: the name of the model's file, else of its class.
+
     Raises:
         UsageError: There is no `predict`, or `vec_normalize` is something else.
         OSError: The file cannot be read.
@@ -60,6 +64,7 @@ class SB3Agent:
         if isinstance(self.policy, type) or not callable(getattr(self.policy, "predict", None)):
             raise UsageError(f"SB3Agent takes a model, or another object with predict, not {model!r}")
         self.deterministic = deterministic
+        self.name = type(model).__name__
         self._vec_normalize = _vec_normalize_of(model, vec_normalize)
         self._statistics = None if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
         self._begin()
@@ -97,7 +102,9 @@ class SB3Agent:
                 f"vec_normalize={str(found)!r}, or vec_normalize=False if it was trained without",
                 stacklevel=2,
             )
-        return cls(algorithm.load(path, device="cpu"), deterministic=deterministic, vec_normalize=vec_normalize)
+        agent = cls(algorithm.load(path, device="cpu"), deterministic=deterministic, vec_normalize=vec_normalize)
+        agent.name = Path(path).name
+        return agent
 
     def _begin(self) -> None:
         self._on_torch = hasattr(self.policy, "state_dict") and hasattr(self.policy, "parameters")
@@ -111,7 +118,8 @@ class SB3Agent:
             if "optimizer" in policy.__dict__:
                 policy = copy.copy(policy)
                 policy.optimizer = None
-        return {"policy": policy, "deterministic": self.deterministic, "_statistics": self.statistics}
+        kept = {"deterministic": self.deterministic, "name": self.name}
+        return {"policy": policy, "_statistics": self.statistics, **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

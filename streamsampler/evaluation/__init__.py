@@ -19,7 +19,8 @@ return is known to ±5, with `precision_of="success"` the success rate. The traj
 workers.
 
 The agent is whatever samplers take, a model of Stable-Baselines3 or its `.zip` file, another object with `predict`, or
-a torch module.
+a torch module. The result calls it by its attribute `name` where it has one, a model by the name of its file, and
+everything else by its class or function.
 
 The result is a `streamsampler.evaluation.evaluation.Evaluation`. It has every return with index and seed, can be
 printed, and is saved as JSON (`evaluation.save("cartpole.json")`).

@@ -66,6 +66,8 @@ def has_predict(agent: Any) -> bool:
 def agent_facts(agent: Any) -> dict[str, Any]:
     """Return what tells an agent from others: its name, a digest of its parameters, whether it is deterministic.
 
+    An agent's name is its attribute `name` where that is a text, as `SB3Agent` has the name of the model's file.
+
     Args:
         agent: What a sampler takes for agents.
     """
@@ -73,7 +75,9 @@ def agent_facts(agent: Any) -> dict[str, Any]:
     if items is not None:
         return {"name": f"{len(items)} agents, one for each worker"}
     agent = as_agent(agent)
-    facts: dict[str, Any] = {"name": shown_name(getattr(agent, "function", agent))}
+    own = getattr(agent, "name", None)
+    name = own if isinstance(own, str) and own else shown_name(getattr(agent, "function", agent))
+    facts: dict[str, Any] = {"name": name}
     if isinstance(said := getattr(agent, "deterministic", None), bool):
         facts["deterministic"] = said
     if (digest := _digest(agent)) is not None:

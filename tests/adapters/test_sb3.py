@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
 
 import gymnasium
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.errors import UsageError
+from streamsampler.evaluation.agents import agent_facts
 
 
 class Counting:
@@ -55,6 +57,13 @@ class FixedLength(gymnasium.Env):
     def step(self, action):
         self.left -= 1
         return np.zeros(2, np.float32), float(action), self.left == 0, False, {}
+
+
+def test_an_evaluation_calls_a_model_by_its_class_and_copies_keep_what_it_is_called():
+    agent = SB3Agent(Counting())
+    assert agent_facts(agent)["name"] == "Counting"
+    agent.name = "best.zip"
+    assert agent_facts(pickle.loads(pickle.dumps(agent)))["name"] == "best.zip"
 
 
 def test_state_is_carried_and_reset_with_each_trajectory():

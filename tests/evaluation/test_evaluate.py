@@ -209,7 +209,8 @@ def test_agents_with_predict_are_deterministic_unless_told_otherwise():
     ]
     drawn = evaluate(Better(), Known, seeds=seeds, deterministic=False, n_workers=0)
     assert drawn.returns.tolist() == [value_of(seed) for seed in seeds]
-    assert drawn.agent == {"name": "SB3Agent(Better)", "deterministic": False}
+    assert drawn.agent == {"name": "Better", "deterministic": False}
+    assert str(drawn).startswith("Better in Known: 2 trajectories")
     with pytest.raises(UsageError, match="deterministic is for agents with predict"):
         evaluate(zero, Known, seeds=seeds, deterministic=True)
     with pytest.raises(UsageError, match="vec_normalize is for"):
