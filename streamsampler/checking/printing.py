@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from streamsampler.checking.findings import Finding
+from streamsampler.checking.recommending import Recommendation
 from streamsampler.checking.speed import Costs, Rate
 from streamsampler.data.words import count
 
@@ -19,8 +20,13 @@ _WORDS = {"pass": "pass", "warning": "WARN", "failure": "FAIL", "not checked": "
 _LINES_OF_DETAILS = 12
 
 
-def text_of(report: CheckReport) -> str:
-    """Return a report as lines of text."""
+def text_of(report: CheckReport, *, for_command: bool = False) -> str:
+    """Return a report as lines of text.
+
+    Args:
+        report: The report.
+        for_command: Whether to recommend options of the command line, and not arguments in Python.
+    """
     lines = [f"{report.environment} with {report.agent}"]
     width = max(len(finding.name) for finding in report.findings)
     for finding in report.findings:
@@ -32,10 +38,17 @@ def text_of(report: CheckReport) -> str:
         lines += ["", *_rates(speed.rates, speed.cut_after)]
     if report.recommendation is not None:
         chosen = report.recommendation
-        lines += ["", *_wrapped("recommended: ", f"{chosen.arguments}; {'; '.join(chosen.why)}")]
+        lines += ["", *_wrapped("recommended: ", "; ".join([*_how(chosen, for_command=for_command), *chosen.why]))]
     failures, warnings = len(report.failures), len(report.warnings)
     lines += ["", f"{count(failures, 'failure')}, {count(warnings, 'warning')}; seed {report.seed}"]
     return "\n".join(lines)
+
+
+def _how(chosen: Recommendation, *, for_command: bool) -> list[str]:
+    if not for_command:
+        return [chosen.arguments]
+    in_python = f"faster in Python, with a vector environment: {chosen.arguments}"
+    return [chosen.options, *([in_python] if chosen.native else [])]
 
 
 def _finding(finding: Finding, width: int) -> list[str]:

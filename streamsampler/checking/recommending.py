@@ -30,6 +30,8 @@ class Recommendation:
         native: Whether they are a vector environment of their own kind.
         n_workers: How many workers.
         arguments: What to pass to a sampler besides agent and environment, as Python code.
+        options: The options of the command line for the same; where that has none for a vector environment, for single
+            environments.
         why: The reasons.
     """
 
@@ -38,6 +40,7 @@ class Recommendation:
     native: bool
     n_workers: int
     arguments: str
+    options: str
     why: tuple[str, ...]
 
 
@@ -51,9 +54,9 @@ def recommended(rates: Sequence[Rate], costs: Costs | None, n_cores: int) -> Rec
     """
     if not rates:
         return None
-    default, fastest = rates[0], max(rates, key=lambda rate: rate.timesteps_per_second)
-    ratio = fastest.timesteps_per_second / default.timesteps_per_second if default.timesteps_per_second else math.inf
-    chosen = fastest if ratio >= _WORTH else default
+    default = rates[0]
+    chosen = _worth(default, rates)
+    ratio = chosen.timesteps_per_second / default.timesteps_per_second if default.timesteps_per_second else math.inf
     why = [f"one such worker delivered {chosen.timesteps_per_second:,.0f} timesteps per second"]
     if chosen is not default:
         why.append(f"{ratio:.2g} times as many as one {default.worker}")
@@ -62,7 +65,15 @@ def recommended(rates: Sequence[Rate], costs: Costs | None, n_cores: int) -> Rec
     arguments = f"n_workers={n_workers}"
     if chosen.worker == "VecWorker":
         arguments += f', worker_class=VecWorker, worker_args={{"n_envs": {chosen.n_envs}}}'
-    return Recommendation(chosen.worker, chosen.n_envs, chosen.native, n_workers, arguments, tuple(why))
+    single = _worth(default, [rate for rate in rates if not rate.native])
+    options = f"--workers {n_workers}" + (f" --vec {single.n_envs}" if single.worker == "VecWorker" else "")
+    return Recommendation(chosen.worker, chosen.n_envs, chosen.native, n_workers, arguments, options, tuple(why))
+
+
+def _worth(default: Rate, rates: Sequence[Rate]) -> Rate:
+    """Return the fastest kind of worker; the default one where no other is faster by much."""
+    fastest = max(rates, key=lambda rate: rate.timesteps_per_second, default=default)
+    return fastest if fastest.timesteps_per_second >= _WORTH * default.timesteps_per_second else default
 
 
 def _how_many(costs: Costs | None, n_cores: int) -> tuple[int, str]:

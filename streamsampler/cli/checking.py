@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
 from streamsampler.checking.check import CheckInterruptedError, check_update
+from streamsampler.checking.printing import text_of
 from streamsampler.checking.report import CheckReport
 from streamsampler.checking.running import Settings
 from streamsampler.cli.environments import env_update_of
@@ -33,4 +35,6 @@ def execute(ctx: click.Context, env_id: str, options: dict[str, Any], **printing
     def has_failed(report: CheckReport) -> bool:
         return not report.ok
 
-    print_report(ctx, examine, has_failed, CheckInterruptedError, ("checking", "found"), **printing)
+    said = ("checking", "found")
+    text = partial(text_of, for_command=True)
+    print_report(ctx, examine, has_failed, CheckInterruptedError, said, text=text, **printing)

@@ -46,6 +46,7 @@ def print_report(
     interruption: Any,
     said: tuple[str, str],
     *,
+    text: Callable[[ReportT], str] = str,
     imports: Iterable[str],
     as_json: bool,
     quiet: bool,
@@ -58,6 +59,7 @@ def print_report(
         has_failed: Says of a report whether it is a failure.
         interruption: What Ctrl-C raises in `examine`: the exception whose `found` is the report so far.
         said: What the command does, as progress says it, and what was done with what was found before Ctrl-C.
+        text: Returns the report as text.
         imports: Modules to import before.
         as_json: Whether to print the report as JSON.
         quiet: Whether to print nothing on standard error but errors.
@@ -72,5 +74,5 @@ def print_report(
         except interruption as interrupt:
             report = interrupt.found
             print_error(f"Interrupted: what follows was {said[1]} before.")
-    print_result(report.to_json().rstrip("\n") if as_json else str(report))
+    print_result(report.to_json().rstrip("\n") if as_json else text(report))
     ctx.exit(interrupts.exit_code or int(has_failed(report)))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.checking.findings import Finding
+from streamsampler.checking.printing import text_of
 from streamsampler.checking.recommending import recommended
 from streamsampler.checking.report import CheckReport
 from streamsampler.checking.speed import Costs, Rate, Speed, finding_of_costs
@@ -61,6 +62,17 @@ def test_it_is_printed():
     assert "trajectories cut after 300 timesteps" in text
     assert lines[-1] == "2 failures, 2 warnings; seed 7"
     assert "\nrecommended: n_workers=4" in text
+
+
+def test_the_command_is_recommended_its_own_options():
+    text = text_of(report(), for_command=True)
+    assert "\nrecommended: --workers 4; faster in Python, with a vector environment: n_workers=4" in text
+    vec = Rate("VecWorker", 32, False, 3_400.0)
+    assert recommended([DEFAULT, vec], costs(), 2).options == "--workers 2 --vec 32"
+    native = Rate("VecWorker", 8, True, 9_999.0)
+    found = recommended([DEFAULT, vec, native], costs(), 2)
+    assert (found.n_envs, found.options) == (8, "--workers 2 --vec 32")
+    assert recommended([DEFAULT], costs(), 2).options == "--workers 2"
 
 
 def test_it_is_json():
