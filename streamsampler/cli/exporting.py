@@ -12,8 +12,8 @@ import click
 from streamsampler.cli.errors import translated
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.notices import notices_shown
-from streamsampler.cli.report import table
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
+from streamsampler.data.words import table
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.formats.export import export
 from streamsampler.formats.registry import format_named

@@ -1,10 +1,13 @@
-"""Print what a file or a folder holds, and which shards are damaged: `streamsampler info`."""
+"""Print what a file or a folder holds, and which shards are damaged: `streamsampler info`.
+
+Evaluations and comparisons are printed as the library prints them, with what else their files say.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from streamsampler.cli.errors import translated
-from streamsampler.cli.report import part_text, spread_text, table
+from streamsampler.cli.report import part_text, spread_text
 from streamsampler.cli.streams import print_error, print_result
 from streamsampler.cli.tally import Tally
-from streamsampler.data.words import count
+from streamsampler.data.words import count, table
 from streamsampler.errors import DamagedShardError, StorageError
+from streamsampler.evaluation.comparison import Comparison
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.kinds import kind_of
 from streamsampler.scheduling.parts import Part, part_of_facts
 from streamsampler.storage import npz as storage
 from streamsampler.storage.json_facts import damage_raised
@@ -33,7 +39,7 @@ _OWN_ROWS = ("environment", "agent", "library", "fingerprints", "versions")
 
 
 def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
-    """Print what is in a file or a folder.
+    """Print what is in a file or a folder, trajectories, an evaluation or a comparison.
 
     Args:
         path: The file or the folder.
@@ -47,6 +53,9 @@ def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
         click.ClickException: The file, or the folder's manifest, is damaged, or is none.
     """
     with translated():
+        if (found := _read_found(path)) is not None:
+            print_result(json.dumps(_facts_of(path, found), allow_nan=False) if as_json else _text_of(path, found))
+            return 0
         contents = _of_folder(path, quick=quick) if path.is_dir() else _of_file(path, quick=quick)
     print_result(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text())
     if contents.damaged:
@@ -54,6 +63,50 @@ def inspect(path: Path, *, as_json: bool, quick: bool) -> int:
             f"Error: {count(len(contents.damaged), 'shard')} of {path} cannot be read; --repair samples them again"
         )
     return 1 if contents.damaged else 0
+
+
+def _read_found(path: Path) -> Evaluation | Comparison | None:
+    """Return the evaluation or the comparison of a file; None where it holds trajectories, or nothing that is known.
+
+    Raises:
+        StorageError: It is damaged.
+        OSError: It cannot be read.
+    """
+    match kind_of(path):
+        case "evaluation":
+            return Evaluation.load(path)
+        case "comparison":
+            return Comparison.load(path)
+    return None
+
+
+def _facts_of(path: Path, found: Evaluation | Comparison) -> dict[str, Any]:
+    facts = found.contents()
+    del facts["format"]  # `kind` says it
+    return {"path": str(path), "kind": found.KIND, "bytes": path.stat().st_size, **facts}
+
+
+def _text_of(path: Path, found: Evaluation | Comparison) -> str:
+    evaluations = [found] if isinstance(found, Evaluation) else found.evaluations
+    names = [""] if isinstance(found, Evaluation) else [f" of {name}" for name in found.names]
+    facts = found.contents()
+    settings = evaluations[0].settings
+    return "\n".join(
+        [
+            f"{found.KIND}: {path} ({path.stat().st_size:,} bytes)",
+            str(found),
+            *_parameters(names, evaluations),
+            f"settings: {', '.join(f'{name}={value!r:.60}' for name, value in settings.items())}",
+            f"written by: streamsampler {facts['package_version']}, format {facts['format_version']}",
+            f"versions: {_versions(dict(evaluations[0].versions))}",
+        ]
+    )
+
+
+def _parameters(names: Sequence[str], evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return a line about the parameters of each agent that has some."""
+    digests = [evaluation.agent.get("parameters") for evaluation in evaluations]
+    return [f"parameters{name}: {digest}" for name, digest in zip(names, digests, strict=True) if digest is not None]
 
 
 @dataclass

@@ -14,10 +14,10 @@ from streamsampler.cli.errors import translated
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.output import checked_file
-from streamsampler.cli.report import spread_text, table
+from streamsampler.cli.report import spread_text
 from streamsampler.cli.streams import print_error, print_result
 from streamsampler.cli.tally import Tally
-from streamsampler.data.words import count
+from streamsampler.data.words import count, table
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.merging import Merged, kind_of_part, merge

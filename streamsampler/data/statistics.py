@@ -10,6 +10,7 @@ from typing import Any
 
 from streamsampler.data.info_stats import Aggregation, aggregate, metrics_of
 from streamsampler.data.timers import Timer
+from streamsampler.data.words import count, duration, table
 from streamsampler.protocol.messages import Checked, Report, Times
 
 __all__ = ["REMEMBERED", "DroppedTrajectory", "FoundAnomaly", "Stats"]
@@ -60,9 +61,13 @@ class FoundAnomaly:
         return f"{self.what}, at timestep {self.timestep} of trajectory {self.index} of agent version {self.version}"
 
 
+def _amount(trajectories: int, timesteps: int) -> str:
+    return f"{count(trajectories, 'trajectory')}, {count(timesteps, 'timestep')}"
+
+
 @dataclass
 class Stats:
-    """What a call did, or a sampler in all its calls.
+    """What a call did, or a sampler in all its calls; `print(stats)` shows a table.
 
     Attributes:
         kept_trajectories: Trajectories that were returned.
@@ -142,6 +147,36 @@ class Stats:
     def times(self) -> Times:
         """Where the time of all workers together went."""
         return reduce(Times.plus, self.workers, Times())
+
+    def __str__(self) -> str:
+        """Return a table of what became of trajectories, and of where the time went."""
+        return table({
+            "kept": _amount(self.kept_trajectories, self.kept_timesteps),
+            "stale": _amount(self.stale_trajectories, self.stale_timesteps),
+            "surplus": _amount(self.surplus_trajectories, self.surplus_timesteps),
+            "abandoned": _amount(self.abandoned_trajectories, self.abandoned_timesteps),
+            "lost": count(self.lost_timesteps, "timestep"),
+            "checked": _amount(self.checked_trajectories, self.checked_timesteps),
+            "failed": f"{count(self.failed_trajectories, 'trajectory')}; {self.dropped_trajectories:,} were left out",
+            "anomalies": f"{self.anomalies:,}" + (f", first {self.first_anomaly}" if self.first_anomaly else ""),
+            "restarts": f"{self.restarts:,} of {count(len(self.workers), 'worker')}; {self.hangs:,} hung, "
+            f"{self.replaced:,} had too much memory",
+            "wall time": self._wall_time(),
+            "workers' time": self._shares(),
+            **{
+                name: ", ".join(f"{key} {value:,.5g}" for key, value in values.items())
+                for name, values in (("infos", self.infos), ("metrics", self.metrics))
+            },
+        })  # fmt: skip
+
+    def _wall_time(self) -> str:
+        text = f"{duration(self.seconds)} in calls"
+        return f"{text}, {count(self.kept_timesteps / self.seconds, 'timestep')} per second" if self.seconds else text
+
+    def _shares(self) -> str:
+        times = self.times
+        total = sum(times)
+        return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in times._asdict().items()) if total else ""
 
     def take_report(self, worker: int, report: Report) -> None:
         """Add what a report says of times and of abandoned rollouts; what became of the others is its reader's."""

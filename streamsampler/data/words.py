@@ -1,8 +1,10 @@
-"""Numbers as people say them."""
+"""Numbers as people say them, and rows of them."""
 
 from __future__ import annotations
 
-__all__ = ["count", "duration"]
+from collections.abc import Mapping
+
+__all__ = ["count", "duration", "table"]
 
 
 def count(amount: float, noun: str) -> str:
@@ -20,3 +22,9 @@ def duration(seconds: float) -> str:
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min {whole:02} s" if hours else f"{minutes} min {whole:02} s"
+
+
+def table(rows: Mapping[str, str]) -> str:
+    """Return a line for each row that has a value."""
+    width = max(len(name) for name, value in rows.items() if value)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 import streamsampler
 from streamsampler import LocalSampler, RandomAgent, __version__
 from streamsampler.cli.commands import cli
+from streamsampler.evaluation.comparison import Comparison
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.found import Found
 from streamsampler.storage.manifest import MANIFEST
 from tests.storage.damage import damaged_bytes, damaged_json, header_of, with_header
 
@@ -145,3 +148,36 @@ def test_damaged_files_end_in_a_line(home: Path, seed: int) -> None:
     assert isinstance(result.exception, SystemExit | None), result.exception
     assert "Traceback" not in result.stderr
     assert result.exit_code == 0 or result.stderr.startswith("Error: ")
+
+
+@pytest.fixture(scope="module")
+def found(home: Path) -> Path:
+    """A directory with an evaluation and a comparison."""
+    arguments = ("CartPole-v1", "--num-trajectories", 12, "--seed", 3, "--workers", 0, "--quiet")
+    assert invoke("evaluate", *arguments, "--out", home / "evaluation").exit_code == 0
+    two = ("--agent", "random", "--agent", "random")
+    assert invoke("compare", *arguments, *two, "--out", home / "comparison").exit_code == 0
+    return home
+
+
+@pytest.mark.parametrize(("kind", "read"), [("evaluation", Evaluation), ("comparison", Comparison)])
+def test_evaluations_and_comparisons_are_described(found: Path, kind: str, read: type[Found]) -> None:
+    path = found / f"{kind}.json"
+    result = invoke("info", found / kind)
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"{kind}: {path} ({path.stat().st_size:,} bytes)"
+    assert str(read.load(path)) in result.stdout
+    assert "settings: max_episode_length=None" in result.stdout
+    assert lines[-2:][0] == f"written by: streamsampler {__version__}, format 1"
+    assert lines[-1].startswith("versions: python ")
+    facts = json.loads(invoke("info", path, "--json").stdout)
+    written = json.loads(path.read_text())
+    del written["format"]
+    assert facts == {"path": str(path), "kind": kind, "bytes": path.stat().st_size, **written}
+
+
+def test_a_damaged_evaluation_is_an_error(found: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_bytes((found / "evaluation.json").read_bytes()[:500])
+    result = invoke("info", tmp_path / "cut.json")
+    assert (result.exit_code, "cut.json is no evaluation of streamsampler" in result.stderr) == (1, True)
