@@ -25,7 +25,7 @@ streamsampler merge part-*.json --out model.json
 
 Progress and warnings are printed on standard error, the summary on standard output, as text or with `--json` as one
 object. `streamsampler info FILE|FOLDER` prints what was sampled into a file or a folder: environment, returns, spaces,
-seed, version, and which shards are damaged.
+seed, version, and which shards are damaged; of what `evaluate` and `compare` wrote it prints what they printed.
 
 `streamsampler evaluate` and `streamsampler compare` print what `streamsampler.evaluate` and `streamsampler.compare`
 find (see `streamsampler.evaluation`), with the same trajectories for any number of workers. `--out` writes it as JSON,
@@ -73,8 +73,9 @@ missing, there twice, not whole, or of another run.
 Interruption
 ------------
 
-Ctrl-C keeps the finished trajectories: the summary describes them, and `--out` holds them. With `--shard-size` the same
-command with `--resume` continues (see `streamsampler.storage`):
+Ctrl-C keeps the finished trajectories: the summary describes them, and `--out` holds them. The same command makes the
+whole file, from the beginning; the summary prints it, with the seed. With `--shard-size` the same command with
+`--resume` continues (see `streamsampler.storage`):
 
 ```text
 $ streamsampler sample CartPole-v1 --num-samples 1000000000 --out big --shard-size 100000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,18 @@ import click
 from streamsampler.cli.current_directory import import_named
 from streamsampler.cli.environments import Spaces, environment_of
 from streamsampler.cli.errors import failure, translated
+from streamsampler.cli.grouping import TYPED
 from streamsampler.cli.interrupts import Interrupted, Interrupts
 from streamsampler.cli.models import load_any_agent
 from streamsampler.cli.notices import notices_shown
-from streamsampler.cli.options import is_model_file, option_of
+from streamsampler.cli.options import command_line, is_model_file, option_of
 from streamsampler.cli.sampling_options import SamplingOptions, ray_option_named
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.data.words import count, duration
 from streamsampler.errors import UsageError
 from streamsampler.evaluation.compare import compare
 from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.evaluate import EvaluationInterruptedError, evaluate
+from streamsampler.evaluation.evaluate import INTERRUPTED, EvaluationInterruptedError, evaluate
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.rows import SuccessMeaning
 from streamsampler.evaluation.videos import VideoError, VideoOf
@@ -178,7 +179,7 @@ def execute(
     if not (quiet or bar.shows_end) or interrupts.received is not None:
         print_error(_line(found, perf_counter() - begun, interrupted=interrupts.received is not None))
     if request.out is not None and not as_json:
-        text += f"\nwritten to: {request.out}"
+        text += _written(ctx.meta[TYPED], request, found)
     if request.video is not None and problem is None and not as_json and interrupts.received is None:
         text += f"\nvideos in: {request.video}"
     print_result(text, kept=request.out)
@@ -186,6 +187,16 @@ def execute(
         with translated():
             raise problem
     ctx.exit(interrupts.exit_code)
+
+
+def _written(typed: Sequence[str], request: EvaluationRequest, found: Evaluation | Comparison) -> str:
+    """Return lines about the file; where it was interrupted, with the command that makes the whole file."""
+    text = f"\nwritten to: {request.out}"
+    if found.stopped != INTERRUPTED:
+        return text
+    seed = (found if isinstance(found, Evaluation) else found.evaluations[0]).seed
+    drawn = () if request.seed is not None or seed is None else ("--seed", str(seed))
+    return f"{text}\nto get all: {command_line(typed, *drawn)}"
 
 
 def _found(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,16 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABOVE_ZERO", "ALL_INFOS", "BELOW_HALF", "Count", "check_mode", "check_side_by_side", "check_statistics",
-    "env_kwargs", "is_model_file", "json_list", "number_or_none", "option_of", "parse_value", "part", "quota",
-    "refuse_without", "seeds", "size", "without_infos",
+    "command_line", "env_kwargs", "is_model_file", "json_list", "number_or_none", "option_of", "parse_value", "part",
+    "quota", "refuse_without", "seeds", "size", "without_infos",
 ]  # fmt: skip
 
 _COUNT = re.compile(
-    r"(?P<number>[+-]?([0-9][0-9_,]*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?", re.IGNORECASE
+    r"(?P<thousands>[0-9]{1,3}(,[0-9]{3})+)"
+    r"|(?P<number>[+-]?([0-9]+(_[0-9]+)*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?",
+    re.IGNORECASE,
 )
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 _DIGITS = re.compile(r"[0-9]{1,18}")
-_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])?(i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])(i?B)?", re.IGNORECASE)
 _SEEDS = re.compile(r"(?P<first>[0-9]{1,18})(-(?P<last>[0-9]{1,18}))?")
 _MOST_SEEDS = 10_000_000
 _PART = re.compile(r"([0-9]{1,18}) ?/ ?([0-9]{1,18})")
@@ -49,8 +52,17 @@ def option_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def command_line(typed: Sequence[str], *options: str) -> str:
+    """Return what the user typed as one line for a shell: the command's name, its arguments, and further options."""
+    name, *arguments = typed
+    return f"{name} {shlex.join([*options, *arguments] if '--' in arguments else [*arguments, *options])}"
+
+
 class Count(click.IntRange):
-    """A whole number, as people write them: 100000, 100_000, 1e5, 100k; k, M and G are thousands, and so on."""
+    """A whole number, as people write them: 100000, 100_000, 100,000, 1e5, 100k; k, M and G are thousands, and so on.
+
+    A comma separates thousands, and is not for what may be a decimal comma: 1,5k and 1,500k are refused.
+    """
 
     name = "count"
 
@@ -63,9 +75,11 @@ class Count(click.IntRange):
         match = _COUNT.fullmatch(value.strip()) if isinstance(value, str) else None
         if match is None:
             if isinstance(value, str):
-                self.fail(f"{value!r} is not a whole number, such as 5000, 5_000, 5e3 or 5k", param, ctx)
+                hint = "; a decimal point is a point, as in 1.5k" if "," in value else ""
+                self.fail(f"{value!r} is not a whole number, such as 5000, 5_000, 5e3 or 5k{hint}", param, ctx)
             return super().convert(value, param, ctx)
-        number = Decimal(match["number"].replace(",", "").replace("_", "")) * _UNITS[(match["unit"] or "").lower()]
+        digits = match["thousands"] or match["number"]
+        number = Decimal(digits.replace(",", "").replace("_", "")) * _UNITS[(match["unit"] or "").lower()]
         if number != number.to_integral_value():
             self.fail(f"{value!r} is not a whole number", param, ctx)
         if abs(number) >= 2**63:
@@ -103,7 +117,9 @@ def json_list(name: str | None, example: str) -> list[Any] | None:
 
 
 def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
-    """Return a number of bytes, given with K, M, G or T for powers of 1,024: an option's callback.
+    """Return a number of bytes, given as 500M, 500MB or 500MiB: K, M, G and T are powers of 1,024. A callback.
+
+    A number alone is refused: it may be meant as one of megabytes or of bytes.
 
     Raises:
         click.BadParameter: It is none.
@@ -111,9 +127,9 @@ def size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int 
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())
-    n_bytes = float(match["number"]) * 1024 ** " KMGT".index((match["unit"] or " ").upper()) if match else 0.0
+    n_bytes = float(match["number"]) * 1024 ** " KMGT".index(match["unit"].upper()) if match else 0.0
     if not 1 <= n_bytes < 2**63:
-        raise click.BadParameter(f"{text!r} is not an amount of memory, such as 500M or 2G")
+        raise click.BadParameter(f"{text!r} is not an amount of memory with its unit, such as 500MB or 2GB")
     return int(n_bytes)
 
 

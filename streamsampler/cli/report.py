@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.data.statistics import Stats
 from streamsampler.data.timers import timers_text
-from streamsampler.data.words import count, duration
+from streamsampler.data.words import count, duration, table
 from streamsampler.scheduling.parts import Part
 from streamsampler.version import __version__
 
-__all__ = ["as_json", "as_line", "as_text", "part_text", "spread_text", "table"]
+__all__ = ["as_json", "as_line", "as_text", "part_text", "spread_text"]
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
 _UNITS = ("trajectories", "timesteps")
@@ -79,6 +78,7 @@ def _summary(request: Request, outcome: Outcome) -> str:
         "dropped": _dropped(facts["dropped"], width=len("trajectories")),
         "written to": _written(request, outcome),
         "to go on": facts.get("to_go_on") or "",
+        "to get all": facts.get("to_get_all") or "",
     })  # fmt: skip
 
 
@@ -92,12 +92,6 @@ def part_text(part: Part | None) -> str:
         return ""
     indices = f"trajectories {part.first_trajectory:,} to {part.stop - 1:,} of {part.of_trajectories:,}"
     return f"{part.number} of {part.of}: {indices}"
-
-
-def table(rows: Mapping[str, str]) -> str:
-    """Return a line for each row that has a value."""
-    width = max(len(name) for name, value in rows.items() if value)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
 
 
 def as_line(request: Request, outcome: Outcome) -> str:
@@ -127,7 +121,8 @@ def _wall_time(outcome: Outcome) -> str:
 
 def _sharding(request: Request, outcome: Outcome) -> dict[str, Any]:
     if outcome.shards is None:
-        return {}
+        is_cut = outcome.interrupted and request.out is not None
+        return {"to_get_all": request.command_to_repeat(outcome.seed)} if is_cut else {}
     return {
         "shards": outcome.shards,
         "earlier_timesteps": outcome.earlier_timesteps,
@@ -145,7 +140,9 @@ def _written(request: Request, outcome: Outcome) -> str:
     if outcome.shards is not None:
         return f"{outcome.written} ({count(outcome.shards, 'shard')})"
     if outcome.written is not None:
-        return str(outcome.written)
+        kept = count(outcome.kept.trajectories, "trajectory")
+        were = "was" if outcome.kept.trajectories == 1 else "were"
+        return f"{outcome.written}" + (f" (the {kept} that {were} finished)" if outcome.interrupted else "")
     return "nothing: no trajectory was finished" if request.out is not None else ""
 
 

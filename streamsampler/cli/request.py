@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from streamsampler.cli.options import is_model_file
+from streamsampler.cli.options import command_line, is_model_file
 from streamsampler.cli.output import storable
 from streamsampler.cli.sampling_options import SamplingOptions, ray_option_named
 from streamsampler.cli.tally import Tally
@@ -101,10 +100,14 @@ class Request(SamplingOptions):
         """The command that continues a folder of shards."""
         return self.command_with("--repair" if self.repair else "--resume")
 
-    def command_with(self, option: str) -> str:
-        """Return what the user typed, with `--resume` or `--repair`."""
-        name, *arguments = [argument for argument in self.command if argument not in ("--resume", "--repair")]
-        return f"{name} {shlex.join([option, *arguments] if '--' in arguments else [*arguments, option])}"
+    def command_with(self, *options: str) -> str:
+        """Return what the user typed, with other options than `--resume` and `--repair`."""
+        typed = tuple(argument for argument in self.command if argument not in ("--resume", "--repair"))
+        return command_line(typed, *options)
+
+    def command_to_repeat(self, seed: int) -> str:
+        """Return the command that samples the same again, with the seed that was drawn."""
+        return self.command_with(*(() if self.seed is not None else ("--seed", str(seed))))
 
     @property
     def kept_infos(self) -> KeptInfos:

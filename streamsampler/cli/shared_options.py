@@ -130,7 +130,7 @@ FAILURES = options_of(
     ),
     grouped_option(
         "When something fails", "--max-worker-memory", callback=arguments.size, metavar="SIZE", show_default="no limit",
-        help="Replace a process that uses more private memory than this, such as 500M or 2G.",
+        help="Replace a process that uses more private memory than this, such as 500MB or 2GB.",
     ),
     grouped_option(
         "When something fails", "--close-timeout", type=arguments.ABOVE_ZERO, default=5.0, show_default=True,

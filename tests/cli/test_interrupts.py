@@ -38,6 +38,7 @@ def test_the_finished_prefix_is_kept(
     summary = json.loads(result.stdout)
     assert summary["interrupted"] is True
     assert summary["wanted"] == {"trajectories": 40}
+    assert summary["to_get_all"].partition("sample ")[2].startswith("scripted:Scripted-v0 --workers 1 --seed 5 --out")
     kept = streamsampler.load(home / "out.npz")
     assert 1 <= len(kept) == summary["trajectories"] < 5
 
@@ -67,6 +68,8 @@ def test_pressing_ctrl_c_twice_loses_nothing(home: Path, announcements: Announce
     assert terminal.finish() == 130
     assert "Traceback" not in terminal.text
     assert re.search(r"interrupted +after [1-4] of 40 trajectories", terminal.text)
+    assert re.search(r"written to +out.npz \(the [1-4] trajector(y|ies) that w(as|ere) finished\)", terminal.text)
+    assert re.search(r"to get all +.*--num-trajectories 40", terminal.text)
     assert len(streamsampler.load(home / "out.npz")) >= 1
 
 

@@ -48,6 +48,12 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", "1.0005k"], "'1.0005k' is not a whole number"),
         (["--num-samples", "1e400"], "'1e400' is more than can be counted"),
         (["--num-samples", "-5k"], "-5000 is not in the range"),
+        (["--num-samples", "1,5k"], "'1,5k' is not a whole number, such as 5000, 5_000, 5e3 or 5k; a decimal point"),
+        (["--num-trajectories", "1,500k"], "'1,500k' is not a whole number"),
+        (["--num-trajectories", "1,0"], "'1,0' is not a whole number"),
+        (["--num-samples", "12,34"], "'12,34' is not a whole number"),
+        (["--num-samples", "1__0"], "'1__0' is not a whole number"),
+        (["--num-samples", "10_"], "'10_' is not a whole number"),
         (["--num-samples", 5, "--workers", -1], "'--workers': -1"),
         (["--num-samples", 5, "--ray-address", "h:1"], "--ray-address needs --engine ray"),
         (["--num-samples", 5, "--engine", "ray", "--start-method", "fork"], 'engine="ray" takes no start_method'),
@@ -74,6 +80,11 @@ def sample(*arguments: object) -> Result:
         (["--num-samples", 5, "--max-restarts", 1.5], "'1.5' is neither an integer"),
         (["--num-samples", 5, "--max-restarts", "many"], "'many' is neither an integer"),
         (["--num-samples", 5, "--max-worker-memory", "2X"], "'--max-worker-memory': '2X' is not an amount of memory"),
+        (
+            ["--num-samples", 5, "--max-worker-memory", "5"],
+            "'5' is not an amount of memory with its unit, such as 500MB",
+        ),
+        (["--num-samples", 5, "--max-worker-memory", "5B"], "'5B' is not an amount of memory with its unit"),
         (["--num-samples", 5, "--max-worker-memory", "0G"], "'0G' is not an amount of memory"),
         (["--num-samples", 5, "--max-worker-memory", "-1G"], "'-1G' is not an amount of memory"),
         (["--num-samples", 5, "--max-worker-memory", "9" * 400], "is not an amount of memory"),
@@ -207,7 +218,7 @@ def test_values_are_literals_or_text(text: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
-    [("2G", 2 << 30), ("500m", 500 << 20), ("1.5K", 1536), ("64", 64), ("2GiB", 2 << 30), ("3 MB", 3 << 20)],
+    [("2G", 2 << 30), ("500m", 500 << 20), ("1.5K", 1536), ("500MB", 500 << 20), ("2GiB", 2 << 30), ("3 MB", 3 << 20)],
 )
 def test_amounts_of_memory(text: str, n_bytes: int) -> None:
     assert size(click.Context(cli), click.Option(["--size"]), text) == n_bytes
@@ -249,7 +260,7 @@ def test_data_that_cannot_be_written_are_found_out_first(
     [
         ("1000", 1000), ("1_000", 1000), ("1,000", 1000), ("1e3", 1000), ("1.5e3", 1500), ("10k", 10_000),
         ("2M", 2 * 10**6), (".5K", 500), ("1g", 10**9), ("9007199254740993", 2**53 + 1), ("1e6", 10**6),
-        (" 7 ", 7), ("1 k", 1000), (5, 5),
+        (" 7 ", 7), ("1 k", 1000), (5, 5), ("1,000,000", 10**6), ("1_0", 10),
     ],
 )  # fmt: skip
 def test_counts_as_people_write_them(text: object, number: int) -> None:
