@@ -96,8 +96,8 @@ _OUTPUT = options_of(
     ),
     grouped_option(
         "Output", "--without-infos", is_flag=False, flag_value=arguments.ALL_INFOS, callback=arguments.without_infos,
-        metavar="[NAME,...]", help="Leave infos out of what --out gets, as the only way to write those that hold "
-        "objects: all infos, or those of some names, such as --without-infos handle,pose.",
+        metavar="[NAME,...]", help="Leave infos out of the file or the folder, since objects in them cannot be written: "
+        "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID.",
     ),
     grouped_option(
         "Output", "--timers", is_flag=True,

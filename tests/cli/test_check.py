@@ -36,7 +36,7 @@ def test_a_table_on_a_terminal(home):
     table = terminal.text.rpartition("7/7 checks")[2]
     assert "Scripted-v0 with Repeating" in table
     assert "  pass  seed " in table
-    assert "recommended: n_workers=" in table
+    assert "recommended: --workers " in table
     assert "0 failures" in table
 
 
