@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from benchmarks.harness.running import ROOT
+from streamsampler.extras import install_hint
 
 __all__ = ["curve_of", "draw", "main"]
 
@@ -85,7 +86,7 @@ def main(only: tuple[str, ...], seeds: int, workers: int, iterations: int | None
             try:
                 draw(ordered, path.with_suffix(".png"))
             except ImportError:
-                click.echo("no picture: pip install matplotlib", err=True)
+                click.echo(f"no picture: {install_hint('plot')}", err=True)
 
 
 if __name__ == "__main__":

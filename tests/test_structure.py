@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(streamsampler.__file__).parent
 
 # The rooms of the house, from the ground up: a module may import those of its own room and of rooms listed before it.
 ROOMS = [
-    *("version", "errors", "timing", "seeding", "serialization", "agents", "environments", "protocol"),
+    *("version", "errors", "extras", "timing", "seeding", "serialization", "agents", "environments", "protocol"),
     *("scheduling", "data"),
     *(
         "filters",

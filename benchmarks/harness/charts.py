@@ -1,10 +1,12 @@
-"""Charts, with matplotlib, which is imported here only: `pip install 'streamsampler[benchmarks]'`."""
+"""Charts, with matplotlib, which is imported here only: `pip install '.[benchmarks]'`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from streamsampler.extras import install_hint
 
 __all__ = ["bar_chart", "line_chart", "lines_chart", "share_chart", "throughput_chart"]
 
@@ -18,7 +20,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        print("no chart: pip install 'streamsampler[benchmarks]' brings matplotlib")
+        print(f"no chart: {install_hint('plot')}")
         return None
     matplotlib.use("Agg")
     from matplotlib import pyplot

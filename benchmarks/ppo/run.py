@@ -48,6 +48,7 @@ from benchmarks.harness import machine
 from benchmarks.harness.running import ROOT
 from benchmarks.ppo.results import Result, finals, reached, save, summary
 from benchmarks.ppo.tasks import TASKS
+from streamsampler.extras import install_hint
 
 RESULTS = ROOT / "benchmarks" / "results"
 COLOURS = {
@@ -134,7 +135,7 @@ def known_contenders(given: str | None, environments: tuple[str, ...]) -> list[s
 def check_packages(names: list[str]) -> None:
     """Raise an error where Stable-Baselines3 is missing: before the first run, and not after some minutes."""
     if {"sb3", "sb3_subproc"} & {*names} and importlib.util.find_spec("stable_baselines3") is None:
-        raise click.ClickException("sb3 needs stable-baselines3: pip install stable-baselines3, or choose --contenders")
+        raise click.ClickException(f"sb3 needs Stable-Baselines3: {install_hint('sb3')}; or choose --contenders")
 
 
 @click.command(context_settings={"show_default": True})
@@ -182,7 +183,7 @@ def main(
     try:
         chart(results, path.with_suffix(".png"))
     except ImportError:
-        click.echo("no chart: pip install matplotlib", err=True)
+        click.echo(f"no chart: {install_hint('plot')}", err=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m benchmarks ray [--quick]
 
-Needs the extra `ray` here, and the peers `ray` and `rllib`. All have a cluster of their own on this machine. RLlib and
+Needs `pip install ray`, and the peers `ray` and `rllib`. All have a cluster of their own on this machine. RLlib and
 the actors by hand return fragments of trajectories of 1,000 timesteps that they do not seed. Where trajectories are
 short, to seed them takes a fifth of the time: there the goal is what actors by hand reach that seed theirs.
 """

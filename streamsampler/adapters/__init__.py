@@ -6,7 +6,7 @@ Import the module of the library that you use: `streamsampler.adapters.torch`, `
 PyTorch
 -------
 
-With the extra `torch` (`pip install '.[torch]'`) an `nn.Module` that maps a batch of observations to logits (Discrete)
+With PyTorch (`pip install torch`) an `nn.Module` that maps a batch of observations to logits (Discrete)
 or means (Box) is an agent. The log-probabilities of actions are in `agent_infos`; parameters travel as arrays.
 
 ```python
@@ -32,8 +32,8 @@ Sigmoid in NumPy, several times as fast. Its workers do not import torch.
 Stable-Baselines3
 -----------------
 
-With the extra `sb3` (`pip install '.[sb3]'`) a model of Stable-Baselines3 is an agent, recurrent ones included; so is
-any object with its `predict`. Only the model's policy is sent to the workers.
+With Stable-Baselines3 (`pip install stable-baselines3`) its models are agents, recurrent ones included; so is any
+object with their `predict`. Only the model's policy is sent to the workers.
 
 ```python
 from streamsampler.adapters.sb3 import SB3Agent

@@ -1,6 +1,6 @@
 """Agents made of Stable-Baselines3 models, and of anything else with its `predict`.
 
-Only `SB3Agent.load` needs the extra: `pip install 'streamsampler[sb3]'`.
+Only `SB3Agent.load` needs Stable-Baselines3: `pip install stable-baselines3`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from streamsampler.adapters.parameters import ModuleConverter, arrays_of, is_mod
 from streamsampler.agents.updates import is_parameters
 from streamsampler.data.trees import leaves
 from streamsampler.errors import UsageError
+from streamsampler.extras import needed
 
 __all__ = ["SB3Agent"]
 
@@ -282,12 +283,7 @@ def _vec_normalize_of(model: Any, given: Any) -> Any:
 
 
 def _algorithm(name: str) -> Any:
-    try:
-        packages = [importlib.import_module("stable_baselines3")]
-    except ImportError as error:
-        raise ImportError(
-            "loading a model by name needs Stable-Baselines3: pip install 'streamsampler[sb3]'"
-        ) from error
+    packages = [needed("stable_baselines3", "loading a model", "sb3")]
     with contextlib.suppress(ImportError):
         packages.append(importlib.import_module("sb3_contrib"))
     for package in packages:

@@ -1,4 +1,4 @@
-"""Agents made of PyTorch modules. Needs the extra: `pip install 'streamsampler[torch]'`."""
+"""Agents made of PyTorch modules. Needs PyTorch: `pip install torch`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from streamsampler.adapters.heads import CategoricalHead, GaussianHead, Head, de
 from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import UsageError
+from streamsampler.extras import missing
 
 try:
     import torch
 except ImportError as error:
-    raise ImportError("TorchAgent needs PyTorch: pip install 'streamsampler[torch]'") from error
+    raise missing("TorchAgent", "torch", error) from error
 
 __all__ = ["CategoricalHead", "GaussianHead", "Head", "TorchAgent"]
 

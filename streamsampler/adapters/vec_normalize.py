@@ -1,7 +1,7 @@
 """Filters out of Stable-Baselines3's `VecNormalize`, and back.
 
 `read_vec_normalize` needs the library for files only; `write_vec_normalize` needs it:
-`pip install 'streamsampler[sb3]'`.
+`pip install stable-baselines3`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Dict
 
 from streamsampler.adapters.normalization import load_vec_normalize
 from streamsampler.errors import UsageError
+from streamsampler.extras import needed
 from streamsampler.filters.base import Filters
 from streamsampler.filters.moments import Moments
 from streamsampler.filters.running import RunningNorm, RunningReturnNorm
@@ -64,13 +65,10 @@ def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) 
     Raises:
         UsageError: A filter is no `RunningNorm` or `RunningReturnNorm`, has no statistics, or those of another
             environment; or the filters differ in `epsilon`, of which a `VecNormalize` has one.
-        ImportError: The library is missing; names the extra.
+        ImportError: The library is missing; says how to install it.
         OSError: The file cannot be written.
     """
-    try:
-        from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-    except ImportError as error:
-        raise ImportError("write_vec_normalize needs Stable-Baselines3: pip install 'streamsampler[sb3]'") from error
+    vec_env = needed("stable_baselines3.common.vec_env", "write_vec_normalize", "sb3")
     observation, reward = filters.observation, filters.reward
     if not isinstance(observation, RunningNorm | None) or not isinstance(reward, RunningReturnNorm | None):
         raise UsageError("only a RunningNorm and a RunningReturnNorm can be written as a VecNormalize")
@@ -81,10 +79,10 @@ def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) 
             f"observation_filter has epsilon={observation.epsilon}, and reward_filter has epsilon={reward.epsilon}: a "
             "VecNormalize has one for both. Write each filter into a file of its own, or sample with the same epsilon"
         )
-    made = DummyVecEnv([envs if callable(envs) else lambda: gymnasium.make(envs)])
+    made = vec_env.DummyVecEnv([envs if callable(envs) else lambda: gymnasium.make(envs)])
     try:
         keys = None if observation is None else _checked_keys(observation.moments, made.observation_space)
-        normalize = VecNormalize(
+        normalize = vec_env.VecNormalize(
             made, norm_obs=observation is not None, norm_reward=reward is not None, norm_obs_keys=keys
         )
         _fill(normalize, observation, reward)

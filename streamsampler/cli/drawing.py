@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from streamsampler.cli.errors import translated
+from streamsampler.cli.errors import failure, translated
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.streams import print_result
 from streamsampler.evaluation.charts import draw
@@ -21,5 +21,8 @@ def draw_to(paths: Sequence[Path], out: Path, *, dark: bool, quiet: bool) -> Non
         click.ClickException: It cannot be read or drawn, or the picture not be written.
     """
     with translated(), notices_shown(output_on(None), quiet=quiet):
-        draw(paths, out, dark=dark)
+        try:
+            draw(paths, out, dark=dark)
+        except ImportError as error:
+            raise failure(str(error)) from None
     print_result(f"written to: {out}", kept=out)

@@ -31,7 +31,7 @@ Exit codes:
 @grouped_option(
     "What", "--to", "name", required=True, metavar="minari|parquet|tensordict|sb3",
     help="The format. 'minari' is a dataset in HDF5, 'parquet' two tables, 'tensordict' is mapped into memory; each "
-    "needs the extra of its name. 'sb3' is the evaluations.npz of Stable-Baselines3, and takes evaluations.",
+    "needs the library of its name. 'sb3' is the evaluations.npz of Stable-Baselines3, and takes evaluations.",
 )  # fmt: skip
 @grouped_option(
     "What", "--out", required=True, metavar="FOLDER",

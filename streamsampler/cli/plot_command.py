@@ -48,8 +48,8 @@ def plot(paths: tuple[str, ...], out: Path | None, dark: bool, quiet: bool) -> N
     """Draw the returns and lengths of trajectories: by index, and how they are distributed.
 
     Of what was sampled into a file or a folder, or of the JSON that evaluate or compare wrote. For a comparison also
-    the returns of both agents, pair by pair. Several files are drawn in one picture, without pairs. Needs matplotlib,
-    of the extra 'plot'.
+    the returns of both agents, pair by pair. Several files are drawn in one picture, without pairs. Needs matplotlib:
+    'pip install matplotlib'.
     """
     found = [_existing(path) for path in paths]
     if out is None:

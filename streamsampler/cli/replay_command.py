@@ -13,7 +13,7 @@ from streamsampler.cli.shared_options import ENVIRONMENT, POSITIVE
 
 __all__ = ["VIDEO_EXTRA", "replay"]
 
-VIDEO_EXTRA = "Needs the extra 'video', and an environment with render_mode 'rgb_array'."
+VIDEO_EXTRA = "Needs PyAV ('pip install av'), and an environment with render_mode 'rgb_array'."
 
 _EXAMPLES = """\b
 Examples:

@@ -16,7 +16,7 @@ POSITIVE = arguments.Count(min=1)
 _AGENTS = (
     "'random', or 'package.module:object' for an agent, a function observation -> action, an object with predict, a "
     "torch module, or a class or function that makes one of these from the observation space and the action space. Or "
-    "'model.zip' for a model of Stable-Baselines3, which needs the extra 'sb3'; such files can run code."
+    "'model.zip' for a model of Stable-Baselines3 ('pip install stable-baselines3'); such files can run code."
 )
 _STATISTICS = (
     "the statistics of the VecNormalize that the model was trained under, which Stable-Baselines3 saves by themselves; "

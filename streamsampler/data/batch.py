@@ -206,7 +206,7 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
     def to_torch(self, device: Any = None) -> dict[str, Any]:
         """Return the data as tensors of PyTorch, which share the batch's memory where that is possible.
 
-        Needs the extra: `pip install 'streamsampler[torch]'`.
+        Needs PyTorch: `pip install torch`.
 
         Args:
             device: Where the tensors go; None leaves them in the batch's memory. What is written into those is written

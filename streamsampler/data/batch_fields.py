@@ -15,6 +15,7 @@ from streamsampler.data.raw import RawRows
 from streamsampler.data.spaces import validate
 from streamsampler.data.trees import Array, Tree
 from streamsampler.errors import DataError
+from streamsampler.extras import needed
 
 __all__ = ["ARRAYS", "check_batch", "check_same_spaces", "joined_fields", "padded_infos", "padded_tree", "tensors_of"]
 
@@ -191,12 +192,9 @@ def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:
     """Return trees of tensors; see `TrajectoryBatch.to_torch`.
 
     Raises:
-        ImportError: PyTorch is not there; names the extra.
+        ImportError: PyTorch is not there; says how to install it.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("to_torch needs PyTorch: pip install 'streamsampler[torch]'") from error
+    torch = needed("torch", "to_torch", "torch")
 
     def tensor(array: Array) -> Any:
         try:

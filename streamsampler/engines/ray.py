@@ -1,4 +1,4 @@
-"""The engine whose workers are actors of a Ray cluster, on one machine or many. Needs the extra `ray`.
+"""The engine whose workers are actors of a Ray cluster, on one machine or many. Needs Ray: `pip install ray`.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The Ray cluster that workers live in: attach to one, or start one; say what it lacks. Needs the extra `ray`."""
+"""The Ray cluster that workers live in: attach to one, or start one; say what it lacks. Needs `pip install ray`."""
 
 from __future__ import annotations
 

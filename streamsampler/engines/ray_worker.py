@@ -1,4 +1,4 @@
-"""A worker that is an actor of Ray: what runs on a node of the cluster. Needs the extra `ray`."""
+"""A worker that is an actor of Ray: what runs on a node of the cluster. Needs Ray: `pip install ray`."""
 
 from __future__ import annotations
 

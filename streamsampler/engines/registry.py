@@ -57,7 +57,7 @@ on Windows; notice that an environment has forked the worker itself; run in a da
 
 
 RAY = Capabilities(("engines.ray", "RayEngine"), lacks={"start_method": "Ray starts the processes"})
-"""The engine of Ray, which another sampler has: it needs the extra, and other arguments.
+"""The engine of Ray, which another sampler has: it needs Ray, and other arguments.
 
 What no argument needs, and it cannot do: all that `queues` cannot do; show the Python stacks of a worker that is
 stopped; end what an environment has started. Of a worker that died it knows what Ray says, which is no exit code. What

@@ -91,6 +91,6 @@ Videos
 
 `evaluate(…, video="videos")` films the first, the best, the median and the worst trajectory, or those that `video_of`
 names, as `.mp4` files named by index, seed and return. They are chosen when the evaluation is complete, and run again:
-it costs no more until then. Needs the extra `video`, and an environment that can be made with
+it costs no more until then. Needs `pip install av`, and an environment that can be made with
 `render_mode="rgb_array"`.
 """

@@ -1,6 +1,6 @@
 """Draw returns and lengths, and of comparisons the returns of both agents, pair by pair.
 
-Needs matplotlib: `pip install 'streamsampler[plot]'`.
+Needs matplotlib: `pip install matplotlib`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from streamsampler.data.words import count
-from streamsampler.errors import SamplerError
 from streamsampler.evaluation.comparison import Pairs
 from streamsampler.evaluation.intervals import Interval, Unknown
 from streamsampler.evaluation.printing import number
 from streamsampler.evaluation.series import Series, Source, read_sources
+from streamsampler.extras import needed
 from streamsampler.storage.atomic import write_whole
 
 __all__ = ["draw"]
@@ -59,19 +59,17 @@ def draw(
         The file that was written.
 
     Raises:
-        SamplerError: matplotlib is missing; names the extra.
+        ImportError: matplotlib is missing; says how to install it.
         StorageError: The file holds something else, or is damaged.
         OSError: A file cannot be read or written.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SamplerError("to draw needs matplotlib: pip install 'streamsampler[plot]'") from error
+    matplotlib = needed("matplotlib", "drawing", "plot")
+    from matplotlib.figure import Figure
+
     paths = [path] if isinstance(path, str | PathLike) else path
     source, out = read_sources(list(map(Path, paths))), Path(out)
     pairs = () if source.comparison is None else source.comparison.pairs
-    with rc_context(_style(dark)):
+    with matplotlib.rc_context(_style(dark)):
         heights = [_HEIGHT + _HEIGHT_OF_AGENT * max(0, len(source.series) - 2), *(_HEIGHT_OF_PAIRS for _ in pairs)]
         figure = Figure(figsize=(_WIDTH, sum(heights)), dpi=_DPI, layout="constrained")
         subfigures: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)

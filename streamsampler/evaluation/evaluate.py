@@ -102,8 +102,8 @@ def evaluate(
         vec_normalize: For models of Stable-Baselines3: see `streamsampler.adapters.sb3.SB3Agent`.
         sampler: A sampler to use; it stays open. `agent` and `env` then replace what it has.
         video: A folder for videos of some trajectories, named by index, seed and return. They are chosen when the
-            evaluation is complete, and run again, in this process: the evaluation itself costs no more. Needs the extra
-            `video`, and an environment with `render_mode="rgb_array"`.
+            evaluation is complete, and run again, in this process: the evaluation itself costs no more. Needs
+            `pip install av`, and an environment with `render_mode="rgb_array"`.
         video_of: What to film: indices, and "first", "best", "median" and "worst", by return. These four by default.
         progress: See `streamsampler.Sampler.obtain_samples`; shows the interval as well.
         options: All other arguments of `streamsampler.MultiprocessingSampler`: `n_workers` (0 for none but this
@@ -118,7 +118,7 @@ def evaluate(
         UsageError: An argument cannot work (a ValueError).
         EvaluationInterruptedError: Ctrl-C; has the evaluation so far. (A KeyboardInterrupt.)
         VideoError: The evaluation is complete, and a video could not be made; has the evaluation.
-        ImportError: The library for videos is missing; names the extra.
+        ImportError: The library for videos is missing; says how to install it.
         RolloutError: User code raised in a worker. For other errors see `streamsampler.Sampler.obtain_samples`.
     """
     if success not in ("end", "once"):

@@ -84,7 +84,7 @@ def replay(
         env: The environment. None for the id that was recorded.
         version: The agent version; None where the index is there once.
         actions: Whether to replay the recorded actions, without the agent.
-        video: A `.mp4` file for a video, which needs the extra `video`.
+        video: A `.mp4` file for a video, which needs `pip install av`.
         options: `env_kwargs`, `max_episode_length`, `worker_class`, `worker_args` and `worker_threads`, as samplers
             take them; `tasks`, all those of its call; `reset_options`, which files do not have; `n_trajectories`, how
             many were asked for, if it was a number of trajectories (it decides about the last block of trajectories
@@ -99,7 +99,7 @@ def replay(
         UsageError: There is no such trajectory, or something is missing that no file or argument says; names it.
         RolloutError: The agent or the environment raised.
         StorageError: The file is damaged, or is none of this package.
-        ImportError: The library for videos is missing; names the extra.
+        ImportError: The library for videos is missing; says how to install it.
         OSError: The file cannot be read, or the video cannot be written.
     """
     if unknown := sorted(options.keys() - ReplayOptions.__annotations__.keys()):

@@ -67,7 +67,7 @@ class Videos:
 
         Raises:
             UsageError: They cannot work.
-            ImportError: The library is missing; names the extra.
+            ImportError: The library is missing; says how to install it.
         """
         if folder is None:
             if of is not None:

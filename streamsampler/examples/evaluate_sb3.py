@@ -19,6 +19,7 @@ from gymnasium.spaces import Dict
 import streamsampler
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.examples import made
+from streamsampler.extras import needed
 
 __all__ = ["main", "trained"]
 
@@ -30,9 +31,9 @@ def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3A
         click.UsageError: Stable-Baselines3 is not installed.
     """
     try:
-        from stable_baselines3 import PPO
+        PPO = needed("stable_baselines3", "training", "sb3").PPO  # noqa: N806 - a class
     except ImportError as error:
-        raise click.UsageError("training needs Stable-Baselines3: pip install 'streamsampler[sb3]'") from error
+        raise click.UsageError(str(error)) from error
     with made(environment) as env, TemporaryDirectory() as folder:
         policy = "MultiInputPolicy" if isinstance(env.observation_space, Dict) else "MlpPolicy"
         model = PPO(policy, env, seed=seed, device="cpu")

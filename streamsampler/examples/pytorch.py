@@ -1,11 +1,13 @@
-"""PyTorch for the examples, or an error that names the extra that installs it."""
+"""PyTorch for the examples, or an error that says how to install it."""
 
 from __future__ import annotations
+
+from streamsampler.extras import missing
 
 try:
     import torch
     from torch import nn
 except ImportError as error:
-    raise ImportError("this example needs PyTorch: pip install 'streamsampler[torch]'") from error
+    raise missing("this example", "torch", error) from error
 
 __all__ = ["nn", "torch"]

@@ -37,7 +37,7 @@ def export(
         UsageError: An argument cannot work, or the folder holds something.
         DataError: There are no trajectories.
         StorageError: The source is damaged, or is none; the format cannot hold it; or another process writes there.
-        ImportError: The format's library is not there; names the extra.
+        ImportError: The format's library is not there; says how to install it.
         OSError: Something cannot be read or written.
     """
     kind = format_named(to, options)

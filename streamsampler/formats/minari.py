@@ -1,4 +1,4 @@
-"""Trajectories as a dataset of Minari, in HDF5. Needs the extra: `pip install 'streamsampler[minari]'`.
+"""Trajectories as a dataset of Minari, in HDF5. Needs `pip install h5py minari pillow`.
 
 ```python
 from minari import MinariDataset
@@ -39,8 +39,8 @@ from typing import Any
 import gymnasium
 
 from streamsampler.errors import UsageError
+from streamsampler.extras import needed
 from streamsampler.formats.minari_episodes import Episodes
-from streamsampler.formats.needs import needed
 from streamsampler.formats.source import Source
 from streamsampler.formats.staging import Staging, make_whole, reserve, system_errors
 from streamsampler.samplers.progress import Display
@@ -74,7 +74,7 @@ def write(
         metadata: Some of author, author_email, code_permalink, algorithm_name and description.
 
     Raises:
-        ImportError: Minari is not there; names the extra.
+        ImportError: Minari is not there; says how to install it.
         UsageError: The id or the metadata are none, or the folder cannot be made.
         StorageError: A shard is damaged, or Minari cannot hold the spaces or the infos.
         OSError: The folder cannot be written; the same call continues.

@@ -13,8 +13,8 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
 from streamsampler.data.spaces import AnySpace
 from streamsampler.errors import StorageError
+from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, Values, info_values
-from streamsampler.formats.needs import needed
 from streamsampler.formats.source import Source
 
 __all__ = ["Episodes"]

@@ -1,4 +1,4 @@
-"""Trajectories as data frames of pandas. Needs the extra: `pip install 'streamsampler[pandas]'`."""
+"""Trajectories as data frames of pandas. Needs pandas: `pip install pandas`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, Values
-from streamsampler.formats.needs import needed
 from streamsampler.formats.source import Sourced, open_source
 from streamsampler.formats.tables import Tables
 
@@ -44,7 +44,7 @@ def to_pandas(source: Sourced) -> Frames:
         `(timesteps, trajectories)`.
 
     Raises:
-        ImportError: pandas is not there; names the extra.
+        ImportError: pandas is not there; says how to install it.
         DataError: There are no trajectories.
         StorageError: The file or the folder is damaged; or an info cannot be written.
     """

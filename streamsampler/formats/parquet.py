@@ -1,4 +1,4 @@
-"""Trajectories as Parquet files. Needs the extra: `pip install 'streamsampler[parquet]'`.
+"""Trajectories as Parquet files. Needs pyarrow: `pip install pyarrow`.
 
 The export is a folder with `timesteps.parquet` and `trajectories.parquet`; `streamsampler.formats.tables` says which
 columns they have. Several numbers are a fixed-size list; the field's metadata has their `shape`. Columns of JSON have
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, Values
-from streamsampler.formats.needs import needed
 from streamsampler.formats.source import Source
 from streamsampler.formats.staging import Staging
 from streamsampler.formats.tables import Tables
@@ -35,7 +35,7 @@ def write(source: Source, out: Path, shown: Display) -> None:
     """Write the two tables of a source into a new folder, shard by shard.
 
     Raises:
-        ImportError: pyarrow is not there; names the extra.
+        ImportError: pyarrow is not there; says how to install it.
         UsageError: The folder cannot be made.
         StorageError: A shard is damaged, or a value cannot be written.
         OSError: The folder cannot be written; nothing is left of it.

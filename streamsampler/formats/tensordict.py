@@ -1,4 +1,4 @@
-"""Trajectories as a TensorDict. Needs the extra: `pip install 'streamsampler[tensordict]'`.
+"""Trajectories as a TensorDict. Needs tensordict: `pip install tensordict`.
 
 Timesteps are the batch dimension, T, and the keys those of TorchRL's collectors:
 
@@ -29,8 +29,8 @@ import numpy as np
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
 from streamsampler.errors import StorageError
+from streamsampler.extras import needed
 from streamsampler.formats.columns import Column, info_values, leaf_column, space_columns
-from streamsampler.formats.needs import needed
 from streamsampler.formats.source import Source, Sourced, open_source
 from streamsampler.formats.staging import Staging, system_errors
 from streamsampler.samplers.progress import Display
@@ -53,7 +53,7 @@ def to_tensordict(source: Sourced) -> TensorDict:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
 
     Raises:
-        ImportError: tensordict is not there; names the extra.
+        ImportError: tensordict is not there; says how to install it.
         DataError: There are no trajectories.
         StorageError: The file or the folder is damaged, or a space has values that are no numbers.
     """
@@ -68,7 +68,7 @@ def write(source: Source, out: Path, shown: Display) -> None:
     """Write a source as a memory-mapped TensorDict, which `TensorDict.load_memmap(out)` opens.
 
     Raises:
-        ImportError: tensordict is not there; names the extra.
+        ImportError: tensordict is not there; says how to install it.
         UsageError: The folder cannot be made.
         StorageError: A shard is damaged, or a space has values that are no numbers.
         OSError: The folder cannot be written; nothing is left of it.

@@ -1,4 +1,4 @@
-"""The sampler whose workers are actors of a Ray cluster. Needs the extra: `pip install 'streamsampler[ray]'`.
+"""The sampler whose workers are actors of a Ray cluster. Needs Ray: `pip install ray`.
 
 ```python
 from streamsampler import RaySampler
@@ -50,6 +50,7 @@ from typing import Any, Self, Unpack
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.errors import CheckMode, UsageError
+from streamsampler.extras import needed
 from streamsampler.filters.base import Filter
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import RaySamplerOptions
@@ -87,7 +88,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         UsageError: An argument cannot work.
         SamplerError: There is no cluster at the address, none can be started, it lacks the room, or its nodes have
             other versions of Python or packages.
-        ImportError: Ray is not there; names the extra.
+        ImportError: Ray is not there; says how to install it.
     """
 
     def __init__(
@@ -123,10 +124,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         worker_resources: Mapping[str, Any] = _ONE_CPU,
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
-        try:
-            import ray  # noqa: F401
-        except ImportError as error:
-            raise ImportError("RaySampler needs Ray: pip install 'streamsampler[ray]'") from error
+        needed("ray", "RaySampler", "ray")
         if runtime_env is not None and not isinstance(runtime_env, Mapping):
             raise UsageError(f"runtime_env must be a dict, as Ray takes it, got {runtime_env!r}")
         self._limits = {

@@ -63,7 +63,7 @@ class ReplayingSampler(SamplerLife):
                 what the call said, if it was the last one.
             recorded: A batch with the trajectory, to compare it with; its seed is taken from there.
             actions: Whether to replay the recorded actions, without the agent.
-            video: A `.mp4` file for a video, which needs the extra `video`.
+            video: A `.mp4` file for a video, which needs `pip install av`.
 
         Returns:
             What came of it: its `trajectory`, and its `difference` if something was `recorded`.

@@ -103,7 +103,7 @@ def replayed(
     Raises:
         RolloutError: The agent or the environment raised.
         UsageError: The environment cannot be filmed, or the file cannot be written.
-        ImportError: The library for videos is missing; names the extra.
+        ImportError: The library for videos is missing; says how to install it.
         OSError: The video cannot be written.
     """
 

@@ -50,7 +50,7 @@ class BaseEnvManager(ManagerLife):
         return ManagedVectorEnv(self)
 
     def sb3_env(self) -> ManagedVecEnv:
-        """Return the environments as a `VecEnv` of Stable-Baselines3; needs the extra `sb3`.
+        """Return the environments as a `VecEnv` of Stable-Baselines3; needs `pip install stable-baselines3`.
 
         Closing it closes the manager, whose autoreset mode must be "same_step".
 

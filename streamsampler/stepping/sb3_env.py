@@ -1,4 +1,4 @@
-"""A manager of environments as a `VecEnv` of Stable-Baselines3; needs the extra `sb3`."""
+"""A manager of environments as a `VecEnv` of Stable-Baselines3; needs `pip install stable-baselines3`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.errors import UsageError
+from streamsampler.extras import missing
 from streamsampler.stepping.going_on import receive_on, send_on
 from streamsampler.stepping.stepper import name_of_class
 from streamsampler.stepping.steps import row_of
@@ -17,9 +18,7 @@ from streamsampler.stepping.steps import row_of
 try:
     from stable_baselines3.common.vec_env import VecEnv
 except ImportError as error:
-    raise ImportError(
-        "sb3_env() needs Stable-Baselines3: pip install 'streamsampler[sb3]'; vector_env() does not"
-    ) from error
+    raise missing("sb3_env()", "sb3", error) from error
 
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager

@@ -13,6 +13,7 @@ from streamsampler.data.batch import Index, TrajectoryBatch
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.words import count
 from streamsampler.errors import DataError
+from streamsampler.extras import needed
 from streamsampler.storage import npz as storage
 from streamsampler.storage.manifest import Shard, read_manifest
 from streamsampler.storage.shard_files import ShardFiles
@@ -152,7 +153,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         exactly once, and each has one shard in memory. With fewer shards than loader workers all of them read all
         shards.
 
-        Needs the extra: `pip install 'streamsampler[torch]'`.
+        Needs PyTorch: `pip install torch`.
 
         Example:
             ```python
@@ -181,10 +182,9 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
             ImportError: PyTorch is not there.
             UsageError: An argument cannot work. Iteration raises `DataError` where a field is no numbers.
         """
-        try:
-            from streamsampler.storage.sequences import SequenceDataset
-        except ImportError as error:
-            raise ImportError("torch_dataset needs PyTorch: pip install 'streamsampler[torch]'") from error
+        needed("torch", "torch_dataset", "torch")
+        from streamsampler.storage.sequences import SequenceDataset
+
         return SequenceDataset(self, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
 
     def _check_some(self) -> None:

@@ -1,6 +1,6 @@
 """Sequences of timesteps out of a folder, as an `IterableDataset` of PyTorch.
 
-`TrajectoryFolder.torch_dataset` makes it; this module needs the extra: `pip install 'streamsampler[torch]'`.
+`TrajectoryFolder.torch_dataset` makes it; this module needs PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write pictures as a video file, as they come; needs the extra: `pip install 'streamsampler[video]'`."""
+"""Write pictures as a video file, as they come; needs PyAV: `pip install av`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.errors import UsageError
+from streamsampler.extras import needed
 from streamsampler.storage.atomic import sync_directory, temporary_beside
 
 __all__ = ["VideoFile", "check_video"]
@@ -19,11 +20,7 @@ _SUFFIX = ".mp4"
 
 
 def _library() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise ImportError("videos need PyAV: pip install 'streamsampler[video]'") from error
-    return av
+    return needed("av", "a video", "video")
 
 
 def check_video(path: Path) -> Path:
@@ -31,7 +28,7 @@ def check_video(path: Path) -> Path:
 
     Raises:
         UsageError: It cannot; or the file is to have another format.
-        ImportError: The library is missing; names the extra.
+        ImportError: The library is missing; says how to install it.
     """
     _library()
     if path.suffix.lower() != _SUFFIX:

@@ -120,7 +120,7 @@ def test_wrong_usage_of_videos(arguments, message, tmp_path, monkeypatch):
     assert message in result.stderr
 
 
-def test_without_the_library_the_extra_is_named(cartpole, monkeypatch):
+def test_without_the_library_the_error_says_how_to_install_it(cartpole, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     for arguments in (
         ("replay", cartpole, "--index", 1, "--video", cartpole.parent / "a.mp4"),
@@ -128,7 +128,7 @@ def test_without_the_library_the_extra_is_named(cartpole, monkeypatch):
     ):
         result = invoke(*arguments)
         assert result.exit_code == 1
-        assert "--video: videos need PyAV: pip install 'streamsampler[video]'" in result.stderr
+        assert "--video: a video needs PyAV: pip install av (in a clone" in result.stderr
 
 
 @pytest.mark.parametrize("error", [VideoError, EvaluationInterruptedError])

@@ -288,11 +288,11 @@ def test_an_environment_of_several_agents_is_named_for_what_it_is(
     assert "Chess-v0 is an environment of PettingZoo, for several agents" in result.stderr
 
 
-def test_the_engine_of_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     result = sample("--num-samples", 5, "--engine", "ray")
     assert result.exit_code == 1
-    assert "--engine ray: RaySampler needs Ray: pip install 'streamsampler[ray]'" in result.stderr
+    assert "--engine ray: RaySampler needs Ray: pip install ray (in a clone" in result.stderr
 
 
 @pytest.mark.usefixtures("no_workers")

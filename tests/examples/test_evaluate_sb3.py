@@ -39,8 +39,8 @@ def test_more_training_is_better() -> None:
     assert float(words[3]) > 10
 
 
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_stable_baselines3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
     outcome = CliRunner().invoke(main, ["CartPole-v1"])
     assert outcome.exit_code == 2
-    assert "pip install 'streamsampler[sb3]'" in outcome.stderr
+    assert "training needs Stable-Baselines3: pip install stable-baselines3 (in a clone" in outcome.stderr

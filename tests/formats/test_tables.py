@@ -268,15 +268,15 @@ def test_two_processes_do_not_write_the_same_export(odd, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_library_that_is_missing_is_named_with_its_extra(odd, tmp_path, monkeypatch):
+def test_a_library_that_is_missing_is_named(odd, tmp_path, monkeypatch):
     import sys
 
     for to, module in (("parquet", "pyarrow"), ("tensordict", "tensordict"), ("minari", "h5py")):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=rf"needs {module}: pip install 'streamsampler\[{to}\]'"):
+        with pytest.raises(ImportError, match=rf"needs .*: pip install {module} .*'\.\[{to}\]'"):
             export(odd, tmp_path / "out", to=to)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"to_pandas needs pandas: pip install 'streamsampler\[pandas\]'"):
+    with pytest.raises(ImportError, match=r"to_pandas needs pandas: pip install pandas \(in a clone"):
         to_pandas(odd)
     assert os.listdir(tmp_path) == []
 

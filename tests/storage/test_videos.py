@@ -12,9 +12,9 @@ from streamsampler.errors import UsageError
 from streamsampler.storage.videos import VideoFile, check_video
 
 
-def test_without_the_library_an_error_names_the_extra(tmp_path, monkeypatch):
+def test_without_the_library_the_error_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ImportError, match=r"pip install 'streamsampler\[video\]'"):
+    with pytest.raises(ImportError, match=r"a video needs PyAV: pip install av \(in a clone"):
         check_video(tmp_path / "a.mp4")
 
 
