@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.agents.base import is_module
 from streamsampler.agents.updates import is_parameters
 from streamsampler.errors import UsageError
 
-__all__ = ["ModuleConverter", "array_of", "arrays_of", "is_module", "load_arrays", "on_cpu"]
+__all__ = ["ModuleConverter", "array_of", "arrays_of", "load_arrays", "on_cpu", "refuse_lazy"]
 
 
 def arrays_of(module: Any) -> dict[str, Any]:
@@ -41,12 +41,6 @@ def array_of(value: Any) -> Any:
         return tensor.numpy()
     except TypeError:
         return tensor
-
-
-def is_module(obj: Any) -> bool:
-    """Return whether an object is a torch module, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(obj, torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -83,6 +77,7 @@ class ModuleConverter:
                 f"{self.owner} takes a module, or its parameters as a dict, and agent_update is a "
                 f"{type(update).__qualname__}"
             )
+        refuse_lazy(update, "agent_update")
         return self.checked({name: self.array_of(value) for name, value in update.items()})
 
     def checked(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +104,7 @@ class ModuleConverter:
 def _shape_of(value: Any) -> tuple[int, ...] | None:
     try:
         return tuple(value.shape)
-    except (AttributeError, RuntimeError, TypeError):  # no array, or a parameter that has no shape yet
+    except (AttributeError, TypeError):  # no array
         return None
 
 
@@ -143,6 +138,27 @@ def _tensor_of(value: Any) -> Any:
         # Arrays from shared memory may be read-only, of which torch warns. It is only read from.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         return torch.from_numpy(value)
+
+
+def refuse_lazy(values: Mapping[str, Any], name: str) -> None:
+    """Refuse parameters that get their shapes and values at the module's first call.
+
+    Each worker would draw its own: batches would differ with the number of workers.
+
+    Args:
+        values: A module's `state_dict`.
+        name: What the error calls the module.
+
+    Raises:
+        UsageError: There are such parameters; names them.
+    """
+    lazy = [path for path, value in values.items() if type(value).__name__.startswith("Uninitialized")]
+    if lazy:
+        raise UsageError(
+            f"{name} has lazy parameters, which have no values before the first call: {', '.join(lazy)}. Each worker "
+            "would draw its own. Call the module once before, on an observation such as "
+            "torch.as_tensor(env.observation_space.sample())[None]"
+        )
 
 
 def on_cpu(module: Any) -> Any:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from streamsampler.adapters.archives import algorithm_of
 from streamsampler.adapters.normalization import PREFIX, ObservationStatistics, find_statistics, load_vec_normalize
-from streamsampler.adapters.parameters import ModuleConverter, arrays_of, is_module, load_arrays, on_cpu
+from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
+from streamsampler.agents.base import is_module
 from streamsampler.agents.updates import is_parameters
 from streamsampler.data.trees import leaves
 from streamsampler.errors import UsageError
@@ -64,6 +65,8 @@ class SB3Agent:
         self.policy: Any = policy if callable(getattr(policy, "predict", None)) else model
         if isinstance(self.policy, type) or not callable(getattr(self.policy, "predict", None)):
             raise UsageError(f"SB3Agent takes a model, or another object with predict, not {model!r}")
+        if is_module(self.policy):
+            refuse_lazy(self.policy.state_dict(), "the policy")
         self.deterministic = deterministic
         self.name = type(model).__name__
         self._vec_normalize = _vec_normalize_of(model, vec_normalize)

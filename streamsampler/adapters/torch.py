@@ -10,7 +10,7 @@ from gymnasium.spaces import Space
 from numpy.typing import DTypeLike, NDArray
 
 from streamsampler.adapters.heads import CategoricalHead, GaussianHead, Head, default_head
-from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu
+from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import UsageError
 from streamsampler.extras import missing
@@ -63,7 +63,7 @@ class TorchAgent:
             images, or int64 for an embedding. Nothing is scaled.
 
     Raises:
-        UsageError: No module, or a space without a default head.
+        UsageError: No module, a module with lazy parameters, or a space without a default head.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class TorchAgent:
             raise UsageError(f"TorchAgent takes a torch.nn.Module, not {module!r}")
         if not isinstance(head, (Head, Space)):
             raise UsageError(f"TorchAgent takes a head or an action space, not {head!r}")
+        refuse_lazy(module.state_dict(), "the module")
         self.module = module
         self.head = head if isinstance(head, Head) else default_head(head)
         self.deterministic = deterministic

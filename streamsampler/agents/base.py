@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,10 +19,12 @@ __all__ = [
     "WHAT_AN_AGENT_IS",
     "Agent",
     "CallableAgent",
+    "adapter_line",
     "as_agent",
     "binds",
     "give_spaces",
     "is_agent",
+    "is_module",
     "is_row_independent",
     "mask_argument",
     "reset_agent_function",
@@ -156,6 +159,8 @@ def as_agent(obj: Any) -> Agent:
     if callable(getattr(obj, "get_action", None)):
         agent: Agent = obj
         return agent
+    if (line := adapter_line(obj)) is not None:
+        raise UsageError(f"the agent ({type(obj).__qualname__}) has no get_action: pass {line}")
     if callable(obj):
         return CallableAgent(obj)
     if isinstance(obj, str):
@@ -164,6 +169,24 @@ def as_agent(obj: Any) -> Agent:
         raise UsageError(f"no agent has the name {obj!r}: the one that has a name is 'random'")
     hint = "; one for each worker goes into PerWorker([…])" if isinstance(obj, tuple) else ""
     raise UsageError(f"an agent is {WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither{hint}")
+
+
+def adapter_line(obj: Any) -> str | None:
+    """Return what to write to make an agent of another library's policy; None for any other object."""
+    if callable(getattr(obj, "predict", None)) and (is_module(obj) or not callable(obj)):
+        return "SB3Agent(model), from streamsampler.adapters.sb3"
+    if is_module(obj):
+        return (
+            "TorchAgent(module, env.action_space), from streamsampler.adapters.torch; or, where module(observation) "
+            "is an action, a function that returns it"
+        )
+    return None
+
+
+def is_module(obj: Any) -> bool:
+    """Return whether an object is a torch module, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.nn.Module)
 
 
 def is_agent(obj: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.spaces import Space
 
-from streamsampler.agents.base import Agent, CallableAgent, as_agent, give_spaces, is_agent
+from streamsampler.agents.base import Agent, CallableAgent, adapter_line, as_agent, give_spaces, is_agent
 from streamsampler.errors import UsageError
 from streamsampler.serialization import Payload, dumps, loads
 
@@ -183,6 +183,8 @@ def _refused(update: Any, traits: AgentTraits) -> UsageError:
     message = f"agent_update is a {_kind(update)}, neither parameters (a tuple, dict or array) nor an agent: "
     if isinstance(update, type):
         message = f"agent_update is the class {update.__qualname__} itself: pass an instance of it"
+    elif not callable(update) and (line := adapter_line(update)) is not None:
+        message += f"pass {line}"
     elif not callable(update):
         message += "an object with get_action(observation) -> (action, agent_info), or a plain function"
     else:
@@ -191,9 +193,9 @@ def _refused(update: Any, traits: AgentTraits) -> UsageError:
             message += "a function that calls it, if it chooses actions itself"
         elif traits.takes_parameters:
             message += "its parameters, such as {name: value.numpy(force=True) for name, value in module.state_dict()"
-            message += ".items()}, or an agent, such as TorchAgent(module, action_space)"
+            message += ".items()}, or an agent, such as TorchAgent(module, env.action_space)"
         else:
-            message += "an agent, such as TorchAgent(module, action_space)"
+            message += "an agent, such as TorchAgent(module, env.action_space)"
     return UsageError(message)
 
 

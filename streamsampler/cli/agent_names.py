@@ -10,13 +10,13 @@ from typing import Any
 
 from gymnasium.spaces import Space
 
-from streamsampler.adapters.parameters import is_module
 from streamsampler.agents.base import (
     NAMED_AGENTS,
     WHAT_AN_AGENT_IS,
     CallableAgent,
     as_agent,
     binds,
+    is_module,
     signature_of,
     takes_keyword,
 )

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from streamsampler.adapters.parameters import is_module
 from streamsampler.adapters.sb3 import SB3Agent
-from streamsampler.agents.base import as_agent
+from streamsampler.agents.base import as_agent, is_module
 from streamsampler.data.trees import leaves
 from streamsampler.errors import UsageError
 from streamsampler.samplers.per_worker import items_by_worker

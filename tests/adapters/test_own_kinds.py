@@ -15,6 +15,7 @@ from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker
 from streamsampler.adapters.mlp import MlpAgent
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.adapters.torch import TorchAgent
+from streamsampler.agents.base import as_agent
 from streamsampler.errors import UsageError
 
 pytestmark = pytest.mark.extras
@@ -96,3 +97,58 @@ def test_a_model_and_its_policy_are_parameters():
         for update in (other, other.policy, {}, (1,), network(1)):
             with pytest.raises(UsageError, match=r"do not fit|takes"):
                 sampler.obtain_trajectories(1, agent_update=update)
+
+
+LAZY = "has lazy parameters, which have no values before the first call: 0.weight, 0.bias, 1.weight, "
+
+
+def lazy_network():
+    return nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.Tanh(), nn.Linear(16, 2))
+
+
+def test_lazy_parameters_are_refused_by_name_until_the_module_was_called():
+    """Each worker would draw its own, so that batches would differ with the number of workers."""
+    module = lazy_network()
+    with pytest.raises(UsageError, match=f"the module {LAZY}.*Call the module once before"):
+        TorchAgent(module, DISCRETE)
+    module(torch.ones(2, 4))
+    with LocalSampler(TorchAgent(module, DISCRETE), "CartPole-v1", seed=3) as sampler:
+        for update in (lazy_network(), lazy_network().state_dict()):
+            with pytest.raises(UsageError, match=f"agent_update {LAZY}"):
+                sampler.obtain_trajectories(1, agent_update=update)
+        assert len(sampler.obtain_trajectories(2)) == 2
+
+
+def test_a_lazy_policy_of_another_kind_is_refused():
+    class Policy(nn.LazyLinear):
+        def predict(self, observation, state=None, episode_start=None, deterministic=False):
+            raise AssertionError("it is refused before it is asked")
+
+    with pytest.raises(UsageError, match="the policy has lazy parameters"):
+        SB3Agent(Policy(2))
+
+
+@pytest.mark.parametrize("engine", [LocalSampler, MultiprocessingSampler])
+def test_a_bare_policy_as_an_agent_is_refused_with_the_line_to_write(engine):
+    model = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", device="cpu")
+    module, policy = (
+        r"pass TorchAgent\(module, env\.action_space\), from streamsampler",
+        r"pass SB3Agent\(model\), from",
+    )
+    for agent, line in ((network(1), module), (model, policy), (model.policy, policy)):
+        for given in (agent, PerWorker([agent, agent])):
+            with pytest.raises(UsageError, match=rf"the agent \({type(agent).__name__}\) has no get_action: {line}"):
+                engine(given, "CartPole-v1", n_workers=2)
+    assert as_agent(Acting(*network(1))).get_action
+    with LocalSampler("random", "CartPole-v1") as sampler, pytest.raises(UsageError, match=policy):
+        sampler.obtain_trajectories(1, agent_update=model)
+
+
+def test_a_function_that_calls_a_module_is_an_agent():
+    module = network(1)
+
+    def act(observation):
+        return int(module(torch.as_tensor(observation)).argmax())
+
+    with LocalSampler(act, "CartPole-v1", seed=3) as sampler:
+        assert sampler.obtain_trajectories(2).n_timesteps > 2
