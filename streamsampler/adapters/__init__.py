@@ -43,7 +43,9 @@ agent = SB3Agent.load("model.zip", vec_normalize="vecnormalize.pkl", determinist
 
 A model that was trained under a `VecNormalize` needs its statistics. `SB3Agent(model)` takes them from the model,
 frozen; next to an archive they are in a file of their own, which `vec_normalize` names. On the command line: `--agent
-model.zip`, with `--vec-normalize vecnormalize.pkl`.
+model.zip`, with `--vec-normalize vecnormalize.pkl`. Without them the model acts on observations unlike those that it
+learned from: where an archive of an on-policy algorithm says that it was trained under a `VecNormalize`, or such a file
+is in its folder, there is a warning, also with `--quiet`. Archives of off-policy algorithms do not say it.
 
 `benchmarks/ppo/run.py` in the repository trains PPO on this library, on Gymnasium's vector environments, and with
 Stable-Baselines3.

@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 
 from streamsampler.errors import UsageError
 
-__all__ = ["PREFIX", "ObservationStatistics", "find_statistics", "load_vec_normalize"]
+__all__ = ["PREFIX", "ObservationStatistics", "VecNormalizeWarning", "find_statistics", "load_vec_normalize"]
 
 PREFIX = "vec_normalize."
 """How the names of statistics begin among an agent's parameters."""
 
 Part = str | None
 """A key of a Dict space; None where the space is none."""
+
+
+class VecNormalizeWarning(UserWarning):
+    """A model is used without the statistics that it was probably trained with, so its actions are probably wrong."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.adapters.archives import algorithm_of
-from streamsampler.adapters.normalization import PREFIX, ObservationStatistics, find_statistics, load_vec_normalize
+from streamsampler.adapters.normalization import (
+    PREFIX,
+    ObservationStatistics,
+    VecNormalizeWarning,
+    find_statistics,
+    load_vec_normalize,
+)
 from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.agents.base import is_module
 from streamsampler.agents.updates import is_parameters
@@ -50,7 +56,8 @@ class SB3Agent:
         model: A model, a policy, or any object with `predict`.
         deterministic: What is passed on to `predict`.
         vec_normalize: A `VecNormalize`, or the file of one; None for the one that the model was trained under, if any;
-            False for none.
+            False for none. Where this is None, and an on-policy model says that it was trained under one that it no
+            longer has, there is a `VecNormalizeWarning`. Off-policy models do not say so.
 
     Attributes:
         name: What evaluations call the agent: the name of the model's file, else of its class.
@@ -70,6 +77,8 @@ class SB3Agent:
         self.deterministic = deterministic
         self.name = type(model).__name__
         self._vec_normalize = _vec_normalize_of(model, vec_normalize)
+        if vec_normalize is None and self._vec_normalize is None:
+            _warn_of_missing_statistics(model, f"the model ({type(model).__name__})", None)
         self._statistics = None if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
         self._begin()
 
@@ -85,8 +94,9 @@ class SB3Agent:
                 `sb3_contrib`, such as "PPO"; None for what the file looks like.
             deterministic: What is passed on to `predict`.
             vec_normalize: The file that `VecNormalize.save` wrote, such as "vecnormalize.pkl", if the model was trained
-                under one. It is a pickle, which is to be trusted. Where the folder of `path` has such a file and this
-                is None, there is a warning; False is for a model that was trained without.
+                under one. It is a pickle, which is to be trusted. Where this is None, and the folder of `path` has such
+                a file, or an on-policy model says that it was trained under one, there is a `VecNormalizeWarning`;
+                False is for a model whose observations were not normalised.
 
         Raises:
             ImportError: The package is not installed.
@@ -99,14 +109,11 @@ class SB3Agent:
             algorithm = _algorithm(algorithm)
         if not callable(getattr(algorithm, "load", None)):
             raise UsageError(f"algorithm is a class with load, or its name, and this is {algorithm!r}")
-        if vec_normalize is None and (found := find_statistics(path)) is not None:
-            warnings.warn(
-                f"SB3Agent.load({str(path)!r}): {found} looks like the statistics of the VecNormalize that the model "
-                f"was trained under. Without them it acts on observations that it never saw. Pass "
-                f"vec_normalize={str(found)!r}, or vec_normalize=False if it was trained without",
-                stacklevel=2,
-            )
-        agent = cls(algorithm.load(path, device="cpu"), deterministic=deterministic, vec_normalize=vec_normalize)
+        model = algorithm.load(path, device="cpu")
+        if vec_normalize is None and _vec_normalize_of(model, None) is None:
+            _warn_of_missing_statistics(model, str(path), find_statistics(path))
+            vec_normalize = False
+        agent = cls(model, deterministic=deterministic, vec_normalize=vec_normalize)
         agent.name = Path(path).name
         return agent
 
@@ -283,6 +290,28 @@ def _vec_normalize_of(model: Any, given: Any) -> Any:
         own = getattr(model, "get_vec_normalize_env", None)
         return own() if callable(own) else None
     return load_vec_normalize(given) if isinstance(given, str | PathLike) else given
+
+
+def _warn_of_missing_statistics(model: Any, name: str, found: Path | None) -> None:
+    """Warn where a model is used without statistics, and was probably trained with them.
+
+    Args:
+        model: The model.
+        name: What the warning calls it.
+        found: A file of statistics that seems to be the model's, if there is one.
+    """
+    # What is set at the start of training under a VecNormalize. Algorithms with a replay buffer set it in any case.
+    is_told = getattr(model, "_last_original_obs", None) is not None and not hasattr(model, "learning_starts")
+    if not is_told and found is None:
+        return
+    reason = "was trained under VecNormalize" if is_told else f"has {found} with it, which looks like its VecNormalize"
+    warnings.warn(
+        f"{name} {reason}; if that normalised observations, pass vec_normalize="
+        f"{'FILE, which VecNormalize.save wrote' if found is None else repr(str(found))}, else vec_normalize=False. "
+        "Without its statistics the model acts on observations unlike those that it learned from",
+        VecNormalizeWarning,
+        stacklevel=3,
+    )
 
 
 def _algorithm(name: str) -> Any:

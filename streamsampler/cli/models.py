@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from streamsampler.evaluation.agents import evaluated_agent, has_predict
 __all__ = ["load_any_agent"]
 
 _NO_STATISTICS = "none"
-_log = logging.getLogger("streamsampler")
 
 
 def load_any_agent(
@@ -53,17 +51,10 @@ def load_any_agent(
 
 
 def _load_model(path: Path, vec_normalize: str | None, deterministic: bool) -> Any:
-    from streamsampler.adapters.normalization import find_statistics
     from streamsampler.adapters.sb3 import SB3Agent
 
-    if vec_normalize is None and (found := find_statistics(path)) is not None:
-        _log.warning(
-            "%s looks like the statistics of the VecNormalize that the model was trained under; without them it acts "
-            "on observations that it never saw: give --vec-normalize %s, or --vec-normalize %s", found, found,
-            _NO_STATISTICS,
-        )  # fmt: skip
     try:
-        statistics = False if vec_normalize in (None, _NO_STATISTICS) else vec_normalize
+        statistics = False if vec_normalize == _NO_STATISTICS else vec_normalize
         return SB3Agent.load(path, deterministic=deterministic, vec_normalize=statistics)
     except UsageError:
         raise

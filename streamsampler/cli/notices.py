@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
+from streamsampler.adapters.normalization import VecNormalizeWarning
 from streamsampler.cli.streams import print_error
 from streamsampler.samplers.progress_output import Output
 from streamsampler.workers.tracebacks import without_own_frames
@@ -56,6 +57,13 @@ def _text(record: logging.LogRecord) -> str:
     return f"{record.name}: {_PLAIN.format(record)}"
 
 
+def _text_of_warning(warning: Warning | str) -> str:
+    text = str(warning).replace("WARN: ", "", 1)  # a word of Gymnasium's own
+    if isinstance(warning, VecNormalizeWarning):
+        text = text.replace("vec_normalize=False", "--vec-normalize none").replace("vec_normalize=", "--vec-normalize ")
+    return text
+
+
 @contextlib.contextmanager
 def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
     """Show what the library logs and, unless the user's modules set up logging themselves, what all others do.
@@ -64,7 +72,8 @@ def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
 
     Args:
         bar: The bar that may be on the screen.
-        quiet: Show nothing that the library logs, and no warnings.
+        quiet: Show nothing that the library logs, and no warnings but a `VecNormalizeWarning`: with it, what the
+            command prints is probably wrong.
     """
     handler = logging.NullHandler() if quiet else _AboveTheBar(bar)
     # A handler of the user's own, at the root, would write the same again, across the bar.
@@ -76,8 +85,8 @@ def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
-            # Gymnasium puts a word of its own before each.
-            warnings.showwarning = lambda text, *_: _write(bar, f"Warning: {str(text).replace('WARN: ', '', 1)}")
+            warnings.simplefilter("always", VecNormalizeWarning)
+            warnings.showwarning = lambda warning, *_: _write(bar, f"Warning: {_text_of_warning(warning)}")
             yield
     finally:
         for logger in loggers:

@@ -77,7 +77,10 @@ _OUTPUT = options_of(
         help=f"Film the trajectory. {VIDEO_EXTRA}",
     ),
     grouped_option("Output", "--json", "as_json", is_flag=True, help="Print what came of it as one JSON object."),
-    grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors."),
+    grouped_option(
+        "Output", "--quiet", is_flag=True,
+        help="Print nothing on standard error but errors, and the warning that a model's statistics are missing.",
+    ),
 )  # fmt: skip
 
 

@@ -141,7 +141,10 @@ FAILURES = options_of(
 
 PRINTED = options_of(
     grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
-    grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors."),
+    grouped_option(
+        "Output", "--quiet", is_flag=True,
+        help="Print nothing on standard error but errors, and the warning that a model's statistics are missing.",
+    ),
 )  # fmt: skip
 """What is printed."""
 

@@ -14,7 +14,8 @@ import stable_baselines3
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
+from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, compare, evaluate
+from streamsampler.adapters.normalization import VecNormalizeWarning
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.errors import UsageError
 
@@ -44,9 +45,13 @@ class Offset(gymnasium.Env):
         return self._observe(), 100.0, self.t == 9, False, {}
 
 
+def normalized(*, dict_space=False, **options):
+    return VecNormalize(DummyVecEnv([lambda: Offset(dict_space=dict_space)]), **options)
+
+
 def trained(*, dict_space=False, seed=1, **options):
     options = {"norm_obs_keys": ["a"]} | options if dict_space else options
-    normalize = VecNormalize(DummyVecEnv([lambda: Offset(dict_space=dict_space)]), **options)
+    normalize = normalized(dict_space=dict_space, **options)
     policy = "MultiInputPolicy" if dict_space else "MlpPolicy"
     model = stable_baselines3.PPO(policy, normalize, n_steps=32, batch_size=32, n_epochs=1, seed=seed, device="cpu")
     model.learn(64)
@@ -159,11 +164,9 @@ def test_a_model_that_learned_more_is_an_update_with_its_statistics():
         sampler.obtain_trajectories(1, agent_update=model)
 
 
-def test_statistics_from_a_file_and_a_warning_where_one_is_left_out(tmp_path, recwarn):
+def test_statistics_from_a_file_and_a_warning_where_one_is_left_out(tmp_path):
     model = trained()
     model.save(tmp_path / "model.zip")
-    assert SB3Agent.load(tmp_path / "model.zip", "PPO").statistics is None
-    assert not recwarn.list
     model.get_vec_normalize_env().save(tmp_path / "vecnormalize.pkl")
     expected = SB3Agent(model).statistics
     observation = np.full(3, 50.0, np.float32)
@@ -171,7 +174,7 @@ def test_statistics_from_a_file_and_a_warning_where_one_is_left_out(tmp_path, re
         agent = SB3Agent.load(tmp_path / "model.zip", "PPO", vec_normalize=path, deterministic=True)
         assert np.array_equal(agent.statistics.normalized(observation), expected.normalized(observation))
     for archive in ("model.zip", "model"):
-        with pytest.warns(UserWarning, match=r"vecnormalize\.pkl.*vec_normalize=.*vec_normalize=False"):
+        with pytest.warns(VecNormalizeWarning, match=r"pass vec_normalize='.*vecnormalize\.pkl', else .*=False"):
             assert SB3Agent.load(tmp_path / archive, "PPO").statistics is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -180,12 +183,51 @@ def test_statistics_from_a_file_and_a_warning_where_one_is_left_out(tmp_path, re
         assert SB3Agent(model.policy, vec_normalize=model.get_vec_normalize_env()).statistics is not None
 
 
+@pytest.mark.parametrize("norm_obs", [True, False])
+def test_an_on_policy_model_without_its_statistics_is_told_by_itself(tmp_path, norm_obs):
+    """Also where there is no file with statistics, and where the user loaded the model."""
+    trained(norm_obs=norm_obs).save(tmp_path / "model.zip")
+    message = "was trained under VecNormalize; if that normalised observations, pass vec_normalize=FILE"
+    loaded = stable_baselines3.PPO.load(tmp_path / "model.zip", device="cpu")
+    spent: dict[str, Any] = {"num_trajectories": 2, "n_workers": 0, "seed": 1}
+    for name, use in {
+        "model.zip": lambda **how: SB3Agent.load(tmp_path / "model.zip", **how),
+        r"the model \(PPO\)": lambda **how: SB3Agent(loaded, **how),
+        f"{tmp_path}/model.zip": lambda **how: evaluate(tmp_path / "model.zip", Offset, **spent, **how),
+        "PPO": lambda **how: compare([loaded, "random"], Offset, **spent, **how),
+    }.items():
+        with pytest.warns(VecNormalizeWarning, match=f"{name}.* {message}") as caught:
+            use()
+        assert len(caught) == 1
+        if name != "PPO":  # with compare, it is for all agents
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                use(vec_normalize=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SB3Agent(stable_baselines3.PPO.load(tmp_path / "model.zip", env=normalized(), device="cpu"))
+
+
+def test_models_that_say_nothing_of_statistics_get_no_warning(tmp_path):
+    """Those of off-policy algorithms keep the same attribute without a VecNormalize, and with one."""
+    plain = stable_baselines3.PPO("MlpPolicy", DummyVecEnv([Offset]), n_steps=32, batch_size=32, device="cpu").learn(32)
+    of_policy: dict[str, Any] = {"buffer_size": 100, "learning_starts": 5, "batch_size": 4, "device": "cpu"}
+    off = stable_baselines3.TD3("MlpPolicy", DummyVecEnv([Offset]), **of_policy).learn(20)
+    off_normalized = stable_baselines3.TD3("MlpPolicy", normalized(), **of_policy).learn(20)
+    for model in (plain, off, off_normalized):
+        model.save(tmp_path / "model.zip")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            SB3Agent.load(tmp_path / "model.zip")
+            SB3Agent(type(model).load(tmp_path / "model.zip", device="cpu"))
+
+
 def test_where_rl_zoo_puts_the_file(tmp_path):
     model = trained()
     model.save(tmp_path / "best.zip")
     (tmp_path / "best").mkdir()
     model.get_vec_normalize_env().save(tmp_path / "best" / "vec_normalize.pkl")
-    with pytest.warns(UserWarning, match=r"best/vec_normalize\.pkl"):
+    with pytest.warns(VecNormalizeWarning, match=r"best/vec_normalize\.pkl"):
         SB3Agent.load(tmp_path / "best.zip", "PPO")
 
 

@@ -70,11 +70,32 @@ def test_statistics_come_along_or_are_missed(folder: Path, tmp_path: Path) -> No
     assert (result.exit_code, "Warning" in result.stderr) == (0, False), result.stderr
     assert load(tmp_path / "a") == sampled(SB3Agent.load(model, "PPO", vec_normalize=statistics))
     result = invoke("CartPole-v1", "--agent", model, *TIMESTEPS, "--json")
-    assert f"give --vec-normalize {statistics}, or --vec-normalize none" in result.stderr
+    assert f"pass --vec-normalize '{statistics}', else --vec-normalize none" in result.stderr
     assert json.loads(result.stdout)["agent"] == str(model)
     result = invoke("CartPole-v1", "--agent", model, "--vec-normalize", "none", *TIMESTEPS, "--out", tmp_path / "b")
     assert "Warning" not in result.stderr
     assert load(tmp_path / "b") == sampled(SB3Agent.load(model, vec_normalize=False))
+
+
+@pytest.mark.parametrize("command", ["sample", "evaluate", "compare"])
+def test_the_warning_that_a_model_lacks_its_statistics_is_not_hidden(folder: Path, command: str) -> None:
+    """With `--quiet` it is the only line: what is printed on standard output is probably wrong."""
+    model = folder / "alone.zip"
+    model.write_bytes((folder / "normalized" / "PPO.zip").read_bytes())
+    amounts: dict[str, tuple[object, ...]] = {
+        "sample": ("--num-samples", 20, "--workers", 0),
+        "evaluate": ("--num-trajectories", 2, "--workers", 0),
+        "compare": ("--agent", "random", "--num-trajectories", 2, "--workers", 0),
+    }
+    arguments = [command, "CartPole-v1", "--agent", model, *amounts[command], "--quiet", "--json"]
+    result = CliRunner().invoke(cli, list(map(str, arguments)), prog_name="streamsampler")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.splitlines() == [
+        f"Warning: {model} was trained under VecNormalize; if that normalised observations, pass --vec-normalize FILE, "
+        "which VecNormalize.save wrote, else --vec-normalize none. Without its statistics the model acts on "
+        "observations unlike those that it learned from"
+    ]
+    json.loads(result.stdout)
 
 
 def test_another_model_of_the_same_name_does_not_go_on(folder: Path, tmp_path: Path) -> None:
