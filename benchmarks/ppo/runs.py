@@ -16,7 +16,7 @@ from benchmarks.harness import processes
 from benchmarks.ppo.collectors import Collect, batched, fragments, trajectories, vector_env
 from benchmarks.ppo.tasks import N_ENVS, Task
 from streamsampler import TrajectoryBatch
-from streamsampler.examples.ppo import ActorCritic, train
+from streamsampler.examples.ppo import ActorCritic, Settings, train
 
 EPISODES, LAST = 20, 100
 """Of so many successive episodes the returns are averaged: along the curve, and at its end."""
@@ -107,8 +107,11 @@ def run(name: str, task: Task, seed: int, n_workers: int, start_method: str | No
     curve = Curve()
     with contenders(n_workers, start_method)[name](task, policy, seed) as collect:
         source = Timed(collect, curve)
-        options = {"learning_rate": task.learning_rate, "gamma": task.gamma, "minibatch": task.minibatch}
-        for ended in train(source, policy, task.iterations, task.timesteps, **options):
+        settings = Settings(
+            iterations=task.iterations, n_envs=N_ENVS, timesteps=task.timesteps, minibatch=task.minibatch,
+            learning_rate=task.learning_rate, gamma=task.gamma,
+        )  # fmt: skip
+        for ended in train(source, policy, settings):
             curve.add(source.timesteps, ended, source.arrived)
         return curve.result(source.seconds)
 

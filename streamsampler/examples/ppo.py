@@ -1,13 +1,24 @@
 """Learn with proximal policy optimisation (Schulman et al., 2017), in PyTorch.
 
-    python -m streamsampler.examples.ppo CartPole-v1 --workers 4 --seed 1
-    python -m streamsampler.examples.ppo HalfCheetah-v5 --normalize --iterations 150 --minibatch 64 --learning-rate 3e-4
+    python -m streamsampler.examples.ppo CartPole-v1 --workers 2 --seed 1 --out cartpole.pt
+    python -m streamsampler.examples.ppo HalfCheetah-v5 --normalize-observations --normalize-rewards \
+        --iterations 150 --minibatch 64 --learning-rate 3e-4
 
-Each iteration samples fragments, whose episodes go on in the next one. The output is the same on 1 worker or 2.
+Each iteration samples fragments, whose episodes go on in the next one. The output is the same on 1 worker or 2. What
+`--out` saved acts again with `load`:
+
+    from streamsampler import evaluate
+    from streamsampler.examples.ppo import load
+
+    print(evaluate(load("cartpole.pt", "CartPole-v1"), "CartPole-v1", num_trajectories=100))
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,11 +27,36 @@ from gymnasium.spaces import Box, Discrete
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch, VecWorker
 from streamsampler.adapters.torch import TorchAgent
-from streamsampler.examples import ended_returns, made
+from streamsampler.examples import ended_returns, line_of, made
 from streamsampler.examples.pytorch import nn, torch
-from streamsampler.filters import RunningNorm, RunningReturnNorm
+from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
 
-__all__ = ["ActorCritic", "improve", "main", "train"]
+__all__ = ["ActorCritic", "Settings", "improve", "load", "main", "save", "train"]
+
+
+def tuned(default: Any, help_: str, type_: Any = None) -> Any:
+    """Make a setting that is an option of the command line, too: with a range, or without one a flag."""
+    return field(default=default, metadata={"help": help_, **({"is_flag": True} if type_ is None else {"type": type_})})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one tunes."""
+
+    iterations: int = tuned(40, "Iterations.", click.IntRange(0))
+    n_envs: int = tuned(8, "Environments that are stepped side by side.", click.IntRange(1))
+    timesteps: int = tuned(250, "Timesteps of each environment in an iteration.", click.IntRange(1))
+    epochs: int = tuned(10, "How often an iteration's timesteps are learned from.", click.IntRange(1))
+    minibatch: int = tuned(250, "Timesteps in a gradient step.", click.IntRange(1))
+    learning_rate: float = tuned(1e-3, "At first; it falls to 0.", click.FloatRange(0, min_open=True))
+    gamma: float = tuned(0.99, "Discount.", click.FloatRange(0, 1))
+    lambda_: float = tuned(0.95, "Of generalised advantage estimation.", click.FloatRange(0, 1))
+    clip: float = tuned(0.2, "How far a ratio of probabilities may be from 1.", click.FloatRange(0, min_open=True))
+    entropy: float = tuned(0.0, "Weight of the entropy bonus.", click.FloatRange(0))
+    value: float = tuned(0.5, "Weight of the values' error.", click.FloatRange(0))
+    max_gradient: float = tuned(0.5, "Longer gradients are shortened.", click.FloatRange(0, min_open=True))
+    normalize_observations: bool = tuned(False, "Normalise observations by what was seen so far.")
+    normalize_rewards: bool = tuned(False, "Divide rewards by the deviation of the returns so far.")
 
 
 def mlp(n_inputs: int, n_outputs: int, gain: float) -> nn.Sequential:
@@ -49,66 +85,113 @@ class ActorCritic(nn.Module):  # type: ignore[misc]
         """(n, *O) to what `TorchAgent` takes: rows of the head's parameters, and of values."""
         return {"logits" if self.discrete else "mean": self.actor(observations), "value": self.critic(observations)}
 
+    def distribution(self, observations: torch.Tensor) -> Any:
+        """Return the distributions (n,) of the actions after observations (n, *O)."""
+        if self.discrete:
+            return torch.distributions.Categorical(logits=self.actor(observations))
+        return torch.distributions.Independent(
+            torch.distributions.Normal(self.actor(observations), self.log_std.exp()), 1
+        )
+
+    def as_drawn(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return actions (n, *A) as `distribution` has them: numbered from 0, or flat."""
+        return actions - self.start if self.discrete else actions.flatten(1)
+
     def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities (n,) of actions that were drawn."""
-        mean = self.actor(observations)  # or logits
-        if self.discrete:
-            return torch.distributions.Categorical(logits=mean).log_prob(actions - self.start)
-        return torch.distributions.Normal(mean, self.log_std.exp()).log_prob(actions.flatten(1)).sum(1)
+        log_probs: torch.Tensor = self.distribution(observations).log_prob(self.as_drawn(actions))
+        return log_probs
 
 
-def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch, seed: int, gamma: float, minibatch: int) -> float:
+def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch, seed: int, settings: Settings) -> float:
     """Run one iteration of PPO, and return how far the first minibatch's ratios are from one: rounding errors."""
     observations = torch.as_tensor(batch.observations, dtype=torch.float32)
-    actions = torch.as_tensor(batch.agent_infos.get("raw_action", batch.actions))  # as drawn, not clipped
+    actions = policy.as_drawn(torch.as_tensor(batch.agent_infos.get("raw_action", batch.actions)))  # before clipping
     log_probs = torch.as_tensor(batch.agent_infos["log_prob"], dtype=torch.float32)
-    advantages = torch.as_tensor(batch.advantages(gamma=gamma, lambda_=0.95), dtype=torch.float32)
+    advantages = batch.advantages(gamma=settings.gamma, lambda_=settings.lambda_)
+    advantages = torch.as_tensor(advantages, dtype=torch.float32)
     targets, first = advantages + torch.as_tensor(batch.values, dtype=torch.float32), None
-    for rows in batch.minibatches(minibatch, seed=seed, epochs=10):
-        ratios = (policy.log_prob(observations[rows], actions[rows]) - log_probs[rows]).exp()
+    for rows in batch.minibatches(settings.minibatch, seed=seed, epochs=settings.epochs):
+        distribution = policy.distribution(observations[rows])
+        ratios = (distribution.log_prob(actions[rows]) - log_probs[rows]).exp()
         first = float((ratios.detach() - 1).abs().max()) if first is None else first
         scaled = (advantages[rows] - advantages[rows].mean()) / (advantages[rows].std(correction=0) + 1e-8)
-        gain = torch.min(scaled * ratios, scaled * ratios.clamp(0.8, 1.2)).mean()
-        loss = 0.5 * nn.functional.mse_loss(policy.critic(observations[rows])[:, 0], targets[rows]) - gain
+        gain = torch.min(scaled * ratios, scaled * ratios.clamp(1 - settings.clip, 1 + settings.clip)).mean()
+        if settings.entropy:
+            gain = gain + settings.entropy * distribution.entropy().mean()
+        error = nn.functional.mse_loss(policy.critic(observations[rows])[:, 0], targets[rows])
         adam.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+        (settings.value * error - gain).backward()
+        nn.utils.clip_grad_norm_(policy.parameters(), settings.max_gradient)
         adam.step()
     return first or 0.0
 
 
-def train(sampler: Any, policy: Any, iterations: int, timesteps: int, learning_rate: float, **options: Any) -> Any:
+def train(sampler: Any, policy: ActorCritic, settings: Settings) -> Iterator[list[float]]:
     """Yield, after each iteration's learning, the returns of the episodes that ended in it."""
-    adam, running = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True), np.zeros(8)
-    for iteration in range(iterations):
-        adam.param_groups[0]["lr"] = learning_rate * (1 - iteration / iterations)
-        batch = sampler.obtain_fragments(timesteps, 8, agent_update=policy)
-        improve(policy, adam, batch, seed=iteration, **options)
+    adam, running = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True), np.zeros(settings.n_envs)
+    for iteration in range(settings.iterations):
+        adam.param_groups[0]["lr"] = settings.learning_rate * (1 - iteration / settings.iterations)
+        batch = sampler.obtain_fragments(settings.timesteps, settings.n_envs, agent_update=policy)
+        improve(policy, adam, batch, iteration, settings)
         yield ended_returns(batch, running)
+
+
+def save(path: Path, policy: ActorCritic, filters: Filters) -> None:
+    """Save a policy and the filters with the statistics that it acts with; whole, or not at all."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    torch.save({"policy": policy.state_dict(), "filters": filters}, unfinished)
+    unfinished.replace(path)
+
+
+def load(path: str | PathLike[str], environment: str) -> Any:
+    """Return an agent that acts as what was saved, without drawing. Open only files that you trust: they can run code.
+
+    Args:
+        path: What `--out` named.
+        environment: The environment's id, for its spaces.
+    """
+    saved = torch.load(path, weights_only=False)
+    with made(environment) as env:
+        policy, space = ActorCritic(env.observation_space, env.action_space), env.action_space
+    policy.load_state_dict(saved["policy"])
+    agent, observation_filter = TorchAgent(policy, space, deterministic=True), saved["filters"].observation
+    return agent if observation_filter is None else FilteredAgent(agent, observation_filter)
+
+
+def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command an option for each of the settings."""
+    for setting in reversed(fields(Settings)):
+        name = f"--{setting.name.strip('_').replace('_', '-')}"
+        command = click.option(name, setting.name, default=setting.default, **setting.metadata)(command)
+    return command
 
 
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="CartPole-v1")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes; more than 2 are idle.")
 @click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--iterations", default=40, type=click.IntRange(0), help="Iterations.")
-@click.option("--timesteps", default=250, type=click.IntRange(1), help="Timesteps of each environment in an iteration.")
-@click.option("--minibatch", default=250, type=click.IntRange(1), help="Timesteps in a gradient step.")
-@click.option("--learning-rate", default=1e-3, type=click.FloatRange(0, min_open=True), help="At first; it falls to 0.")
-@click.option("--gamma", default=0.99, type=click.FloatRange(0, 1), help="Discount.")
-@click.option("--normalize", is_flag=True, help="Normalise observations and rewards by what was seen so far.")
-def main(environment: str, workers: int, seed: int, normalize: bool, **options: Any) -> None:
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the policy after each iteration.")
+@with_settings
+def main(environment: str, workers: int, seed: int, out: Path | None, **tuned_settings: Any) -> None:
     """Train in ENVIRONMENT, and evaluate the policy without drawing on 100 trajectories."""
+    settings = Settings(**tuned_settings)
+    if out is not None and not out.parent.is_dir():
+        raise click.UsageError(f"--out {out}: there is no folder {out.parent}")
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
     with made(environment) as env:
         policy, space = ActorCritic(env.observation_space, env.action_space), env.action_space
-    settings: dict[str, Any] = {"n_workers": workers, "worker_class": VecWorker, "worker_args": {"n_envs": 4}}
-    if normalize:
-        settings |= {"observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm(options["gamma"])}
-    with MultiprocessingSampler(TorchAgent(policy, space), environment, seed=seed, **settings) as sampler:
-        for iteration, ended in enumerate(train(sampler, policy, **options)):
-            click.echo(f"iteration {iteration}: mean return {sum(ended) / max(1, len(ended)):.2f} of {len(ended)}")
+    with MultiprocessingSampler(
+        TorchAgent(policy, space), environment, seed=seed, n_workers=workers, worker_class=VecWorker,
+        worker_args={"n_envs": -(-settings.n_envs // 2)},
+        observation_filter=RunningNorm() if settings.normalize_observations else None,
+        reward_filter=RunningReturnNorm(settings.gamma) if settings.normalize_rewards else None,
+    ) as sampler:  # fmt: skip
+        for iteration, ended in enumerate(train(sampler, policy, settings)):
+            click.echo(line_of(iteration, ended))
+            if out is not None:
+                save(out, policy, sampler.filters)
         evaluation = sampler.obtain_trajectories(100, agent_update=TorchAgent(policy, space, deterministic=True))
         click.echo(f"evaluation: mean return {evaluation.raw_returns.mean():.2f} of {len(evaluation)} trajectories")
 

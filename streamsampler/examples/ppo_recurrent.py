@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TransformObservation
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
-from streamsampler.examples import ended_returns, made
+from streamsampler.examples import ended_returns, line_of, made
 from streamsampler.examples.pytorch import nn, torch
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 
@@ -109,7 +109,7 @@ def main(environment: str, hide: str, workers: int, seed: int, iterations: int) 
     with MultiprocessingSampler(agent, partial(make, environment, hide), n_workers=workers, **settings) as sampler:
         for iteration in range(iterations):
             batch = sampler.obtain_fragments(256, 8, agent_update=agent.state_dict())
-            click.echo(f"iteration {iteration}: mean return {np.mean(ended_returns(batch, running) or [0.0]):.2f}")
+            click.echo(line_of(iteration, ended_returns(batch, running)))
             improve(agent, adam, batch, seed=iteration)
         agent.noise = 0.0
         returns = sampler.obtain_trajectories(100, agent_update=agent).raw_returns

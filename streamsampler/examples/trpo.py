@@ -21,15 +21,7 @@ from streamsampler.examples import made
 from streamsampler.examples.ppo import ActorCritic
 from streamsampler.examples.pytorch import nn, torch
 
-__all__ = ["conjugate_gradient", "distribution", "improve", "main"]
-
-
-def distribution(policy: ActorCritic, observations: torch.Tensor) -> Any:
-    """Return the distributions of the actions (n,) after observations (n, *O)."""
-    if policy.discrete:
-        return torch.distributions.Categorical(logits=policy.actor(observations))
-    normal = torch.distributions.Normal(policy.actor(observations), policy.log_std.exp())
-    return torch.distributions.Independent(normal, 1)
+__all__ = ["conjugate_gradient", "improve", "main"]
 
 
 def conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], target: torch.Tensor) -> torch.Tensor:
@@ -60,13 +52,13 @@ def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch[Any, Any], ga
     targets = torch.as_tensor(batch.td_lambda(gamma=gamma, lambda_=0.97), dtype=torch.float32)
     parameters = [*policy.actor.parameters(), *([] if policy.discrete else [policy.log_std])]
     with torch.no_grad():
-        old = distribution(policy, observations)
+        old = policy.distribution(observations)
 
     def surrogate() -> torch.Tensor:
         return ((policy.log_prob(observations, actions) - log_probs).exp() * advantages).mean()
 
     def divergence() -> torch.Tensor:
-        return torch.distributions.kl_divergence(old, distribution(policy, observations)).mean()
+        return torch.distributions.kl_divergence(old, policy.distribution(observations)).mean()
 
     slope, gain = flat_gradient(divergence(), parameters, create_graph=True), surrogate()
 

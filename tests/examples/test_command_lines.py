@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import gymnasium
 import pytest
 from click.testing import CliRunner, Result
 
@@ -35,6 +36,29 @@ def test_wrong_input(name: str, arguments: tuple[str, ...]) -> None:
 
 
 EXTRAS = pytest.mark.extras
+WITH_ENVIRONMENT = ["evolution_strategy", *(pytest.param(name, marks=EXTRAS) for name in IN_TORCH)]
+
+
+@pytest.mark.parametrize("name", WITH_ENVIRONMENT)
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ("CartPole-v9", "unknown environment 'CartPole-v9'. Did you mean 'CartPole-v1'"),
+        ("nowhere:Env-v0", "unknown environment 'nowhere:Env-v0': there is no module 'nowhere'"),
+        ("Breaks-v0", "the environment Breaks-v0 cannot be made: ValueError: no robot is connected"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_one_sentence(
+    name: str, environment: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> gymnasium.Env[object, object]:
+        raise ValueError("no robot is connected")
+
+    monkeypatch.setitem(gymnasium.registry, "Breaks-v0", gymnasium.envs.registration.EnvSpec("Breaks-v0", make))
+    outcome = invoked(name, environment)
+    assert outcome.exit_code == 2
+    assert words in outcome.stderr
+    assert "Traceback" not in outcome.output
 
 
 @pytest.mark.parametrize(

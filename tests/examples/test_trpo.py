@@ -11,7 +11,7 @@ from torch.nn.utils import parameters_to_vector  # noqa: E402
 from streamsampler import LocalSampler  # noqa: E402
 from streamsampler.adapters.torch import TorchAgent  # noqa: E402
 from streamsampler.examples.ppo import ActorCritic  # noqa: E402
-from streamsampler.examples.trpo import conjugate_gradient, distribution, improve, main  # noqa: E402
+from streamsampler.examples.trpo import conjugate_gradient, improve, main  # noqa: E402
 
 pytestmark = pytest.mark.extras
 
@@ -42,15 +42,15 @@ def test_a_step_is_as_long_as_the_radius_allows(env_id: str) -> None:
         batch = sampler.obtain_samples(400)
     observations = torch.as_tensor(batch.observations)
     with torch.no_grad():
-        before = distribution(policy, observations)
+        before = policy.distribution(observations)
     actions = torch.as_tensor(batch.agent_infos.get("raw_action", batch.actions))
     torch.testing.assert_close(
         before.log_prob(actions), torch.as_tensor(batch.agent_infos["log_prob"]), check_dtype=False
     )
     found = improve(policy, adam, batch, gamma=0.99, radius=0.01)
     with torch.no_grad():
-        away = torch.distributions.kl_divergence(before, distribution(policy, observations)).mean()
-        change = distribution(policy, observations).log_prob(actions) - before.log_prob(actions)
+        away = torch.distributions.kl_divergence(before, policy.distribution(observations)).mean()
+        change = policy.distribution(observations).log_prob(actions) - before.log_prob(actions)
     assert float(away) == pytest.approx(found, rel=1e-4)
     assert 0.003 < found <= 0.015
     advantages = torch.as_tensor(batch.advantages(gamma=0.99, lambda_=0.97))

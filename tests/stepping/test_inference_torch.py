@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from streamsampler.adapters.torch import TorchAgent  # noqa: E402 - needs the extra
 from streamsampler.examples import made  # noqa: E402
-from streamsampler.examples.ppo import ActorCritic, improve  # noqa: E402
+from streamsampler.examples.ppo import ActorCritic, Settings, improve  # noqa: E402
 
 pytestmark = pytest.mark.extras
 
@@ -87,7 +87,7 @@ def test_ppo_on_fragments_learns_the_same_as_with_vec_worker(filtered):
             for iteration in range(4):
                 update = policy if where == "worker" else None
                 batches.append(sampler.obtain_fragments(100, 8, agent_update=update))
-                ratios.append(improve(policy, adam, batches[-1], iteration, 0.99, 200))
+                ratios.append(improve(policy, adam, batches[-1], iteration, Settings(minibatch=200)))
                 if where == "parent":
                     os.kill(sampler.worker_pids()[iteration % 2], signal.SIGKILL)
         assert max(ratios) < 1e-5
