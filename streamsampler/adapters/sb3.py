@@ -72,8 +72,6 @@ class SB3Agent:
         self.policy: Any = policy if callable(getattr(policy, "predict", None)) else model
         if isinstance(self.policy, type) or not callable(getattr(self.policy, "predict", None)):
             raise UsageError(f"SB3Agent takes a model, or another object with predict, not {model!r}")
-        if is_module(self.policy):
-            refuse_lazy(self.policy.state_dict(), "the policy")
         self.deterministic = deterministic
         self.name = type(model).__name__
         self._vec_normalize = _vec_normalize_of(model, vec_normalize)
@@ -81,6 +79,8 @@ class SB3Agent:
             _warn_of_missing_statistics(model, f"the model ({type(model).__name__})", None)
         self._statistics = None if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
         self._begin()
+        if self._on_torch:
+            refuse_lazy(self._module("SB3Agent").state_dict(), "the policy")
 
     @classmethod
     def load(

@@ -1,4 +1,4 @@
-"""Learn with proximal policy optimisation (Schulman et al., 2017), in PyTorch.
+r"""Learn with proximal policy optimisation (Schulman et al., 2017), in PyTorch.
 
     python -m streamsampler.examples.ppo CartPole-v1 --workers 2 --seed 1 --out cartpole.pt
     python -m streamsampler.examples.ppo HalfCheetah-v5 --normalize-observations --normalize-rewards \

@@ -139,7 +139,7 @@ def test_a_bare_policy_as_an_agent_is_refused_with_the_line_to_write(engine):
         for given in (agent, PerWorker([agent, agent])):
             with pytest.raises(UsageError, match=rf"the agent \({type(agent).__name__}\) has no get_action: {line}"):
                 engine(given, "CartPole-v1", n_workers=2)
-    assert as_agent(Acting(*network(1))).get_action
+    assert isinstance(as_agent(Acting(*network(1))), Acting)
     with LocalSampler("random", "CartPole-v1") as sampler, pytest.raises(UsageError, match=policy):
         sampler.obtain_trajectories(1, agent_update=model)
 
