@@ -18,6 +18,7 @@ from streamsampler.cli.errors import translated
 from streamsampler.cli.report import part_text, spread_text
 from streamsampler.cli.streams import print_error, print_result
 from streamsampler.cli.tally import Tally
+from streamsampler.data.raw import sums
 from streamsampler.data.words import count, table
 from streamsampler.errors import DamagedShardError, StorageError
 from streamsampler.evaluation.comparison import Comparison
@@ -123,6 +124,7 @@ class _Contents:
         truncated: How many were truncated.
         indices: The first and the last index.
         agent_versions: The first and the last version.
+        episodes: Of a file with fragments, the totals of the episodes that ended, with all their parts; else None.
         n_bytes: The files' sizes together.
         damaged: Shards that cannot be read, and why.
     """
@@ -136,6 +138,7 @@ class _Contents:
     truncated: int = 0
     indices: list[int] = field(default_factory=list)
     agent_versions: list[int] = field(default_factory=list)
+    episodes: Tally | None = None
     n_bytes: int = 0
     damaged: dict[str, str] = field(default_factory=dict)
 
@@ -178,6 +181,7 @@ class _Contents:
             **self.tally.facts(),
             "terminated": self.terminated,
             "truncated": self.truncated,
+            **({} if self.episodes is None else {"episodes": self.episodes.facts()}),
             "observation_space": self._space("observation_space"),
             "action_space": self._space("action_space"),
             "seed": header["seed"],
@@ -201,16 +205,19 @@ class _Contents:
         facts, provenance = self.facts(), self.header["provenance"]
         seeds = facts["first_seeds"]
         options = {name: value for name, value in provenance.items() if name not in _OWN_ROWS}
+        parts, of_parts = ("", "") if self.episodes is None else (" parts of episodes", " of parts")
+        indices = _range(self.indices, ", index {}", ", indices {} to {}")
         return table({
             facts["kind"]: f"{self.path} ({self.n_bytes:,} bytes)",
             **self._folder_rows(),
             "environment": str(provenance.get("environment") or ""),
             "agent": str(provenance.get("agent") or ""),
             "part": part_text(self._part()),
-            "trajectories": f"{self.tally.trajectories:,}" + _range(self.indices, ", index {}", ", indices {} to {}"),
+            "trajectories": f"{self.tally.trajectories:,}{parts}{indices}",
             "timesteps": f"{self.tally.timesteps:,}",
-            "return": spread_text(facts["return"], self.tally.trajectories),
-            "length": spread_text(facts["length"], self.tally.trajectories),
+            **self._episode_rows(),
+            f"return{of_parts}": spread_text(facts["return"], self.tally.trajectories),
+            f"length{of_parts}": spread_text(facts["length"], self.tally.trajectories),
             "ended": f"{self.terminated:,} terminated, {self.truncated:,} truncated",
             "observations": facts["observation_space"] or "",
             "actions": facts["action_space"] or "",
@@ -232,6 +239,12 @@ class _Contents:
             return sorted(self.manifest.fingerprints)
         found = self.header["provenance"].get("fingerprints")  # whatever the user put there
         return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+
+    def _episode_rows(self) -> dict[str, str]:
+        if (ended := self.episodes) is None:
+            return {}
+        facts, n = ended.facts(), ended.trajectories
+        return {"episode return": spread_text(facts["return"], n), "episode length": spread_text(facts["length"], n)}
 
     def _folder_rows(self) -> dict[str, str]:
         if self.manifest is None:
@@ -256,8 +269,19 @@ def _of_file(path: Path, *, quick: bool) -> _Contents:
     with damage_raised(path):
         _check_header(header)
         contents.add(arrays)
+        if "fragments" in header["structure"]:
+            contents.episodes = _episodes(path, header, arrays)
         contents.text()
     return contents
+
+
+def _episodes(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Tally:
+    """Return the totals of the episodes that ended in a file with fragments, as `episode_returns` has them."""
+    names = [name for name in ("fragments", "raw_rewards") if name in header["structure"]]
+    trees, lengths = storage.read_trees(path, *names)[0], arrays["lengths"]
+    ended = arrays["terminated"] | arrays["truncated"]
+    returns = sums(trees.get("raw_rewards", arrays["rewards"]), lengths) + trees["fragments"]["earlier_returns"]
+    return Tally.of_values(returns[ended], (lengths + trees["fragments"]["earlier_lengths"])[ended])
 
 
 def _of_folder(path: Path, *, quick: bool) -> _Contents:

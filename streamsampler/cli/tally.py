@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.raw import sums
 from streamsampler.storage.manifest import Shard, read_manifest
 from streamsampler.storage.shard_files import ShardFiles
 
@@ -96,7 +97,11 @@ class Tally:
     @classmethod
     def of(cls, lengths: np.ndarray[Any, Any], rewards: np.ndarray[Any, Any]) -> Tally:
         """Return the tally of trajectories with these lengths, and these rewards of all their timesteps."""
-        returns = np.add.reduceat(rewards, np.cumsum(lengths) - lengths) if len(lengths) else np.zeros(0)
+        return cls.of_values(sums(rewards, lengths), lengths)
+
+    @classmethod
+    def of_values(cls, returns: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> Tally:
+        """Return the tally of trajectories with these returns and lengths."""
         return cls(Spread.of(returns), Spread.of(lengths), int(lengths.sum()))
 
     @classmethod

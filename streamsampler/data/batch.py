@@ -79,8 +79,10 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         seeds: N Python ints: `env.reset(seed=batch.seeds[i])` starts the i-th trajectory.
         agent_versions: (N,) int64: the version of the agent that each trajectory was made under.
         fragments: Empty, or what `obtain_fragments` says of the trajectories, which may be parts of episodes. A dict of
-            (N,): "continued", whether it began in an earlier call; "cut", whether it goes on in the next one; and
-            "env_numbers", which environment it is of. See `continued`, `cut` and `as_grid`.
+            (N,): "continued", whether it began in an earlier call; "cut", whether it goes on in the next one;
+            "env_numbers", which environment it is of; "earlier_lengths" and "earlier_returns", how many timesteps and
+            which sum of raw rewards its episode had in earlier calls. See `episode_returns`, `continued`, `cut` and
+            `as_grid`.
         seed: The sampler's; None where batches of several samplers were joined.
         stats: Accounts of the call, or None.
         worker_numbers: (N,) int64: which worker ran each trajectory, which depends on timing; -1 where that is not
@@ -149,11 +151,14 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         return self.n_trajectories
 
     def __repr__(self) -> str:
-        parts = [count(self.n_trajectories, "trajectory"), count(self.n_timesteps, "timestep")]
+        whole = not self.fragments
+        number = count(self.n_trajectories, "trajectory") if whole else f"{count(len(self), 'part')} of episodes"
+        parts = [number, count(self.n_timesteps, "timestep")]
         if self.n_trajectories:
-            returns = self.raw_returns
-            spread = f" ± {returns.std(ddof=1) / np.sqrt(len(returns)):.3g} standard error" if len(returns) > 1 else ""
-            parts.append(f"return {returns.mean():.4g}{spread}")
+            parts.append(f"{'return' if whole else 'return of parts'} {_mean(self.raw_returns)}")
+            if not whole:
+                n = len(ended := self.episode_returns)
+                parts.append(f"{count(n, 'episode')} ended: return {_mean(ended)}" if n else "no episode ended")
             first, last = self.agent_versions.min(), self.agent_versions.max()
             parts.append(f"agent version {first}" if first == last else f"agent versions {first} to {last}")
         return f"TrajectoryBatch({', '.join(parts)})"
@@ -352,7 +357,8 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
 
         Each needs "observations", "actions", "rewards", "terminated" and "truncated", and "last_observation" or one
         more observation than rewards. The others may be left out: then there are no infos, indices count from 0, seeds
-        and agent versions are 0, and nothing was filtered. An episode with "cut" need not have ended.
+        and agent versions are 0, and nothing was filtered. An episode with "cut" need not have ended; one that was
+        "continued" needs "earlier_length" and "earlier_return".
 
         Raises:
             UsageError: There is no episode, one lacks a key or has an unknown one, or an integer is none.
@@ -381,6 +387,11 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         from streamsampler.storage.npz import load  # the layer above
 
         return load(path)
+
+
+def _mean(returns: NDArray[np.float64]) -> str:
+    spread = f" ± {returns.std(ddof=1) / np.sqrt(len(returns)):.3g} standard error" if len(returns) > 1 else ""
+    return f"{returns.mean():.4g}{spread}"
 
 
 def _unchecked(**fields: Any) -> TrajectoryBatch[Any, Any]:

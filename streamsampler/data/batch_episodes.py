@@ -12,7 +12,7 @@ from streamsampler.data.infos import is_mask
 from streamsampler.data.raw import RawRows
 from streamsampler.data.spaces import AnySpace, check_actions
 from streamsampler.data.step_values import flag_of
-from streamsampler.errors import DataError, UsageError, positive
+from streamsampler.errors import DataError, UsageError, number, positive
 
 if TYPE_CHECKING:
     from streamsampler.data.batch import TrajectoryBatch
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["BatchEpisodes", "TimeStep", "batch_of_episodes"]
 
 _NEEDED = ("observations", "actions", "rewards", "terminated", "truncated")
-_OF_FRAGMENTS = ("continued", "cut", "env_number")
+_EARLIER = ("earlier_length", "earlier_return")
+_OF_FRAGMENTS = ("continued", "cut", "env_number", *_EARLIER)
 _RAW = ("raw_observations", "raw_last_observation", "raw_rewards")
 _OPTIONAL = (
     *("last_observation", "env_infos", "agent_infos", "episode_info", "index", "seed", "agent_version"),
@@ -77,6 +78,8 @@ def _said_of_fragments(one: TrajectoryBatch[Any, Any]) -> dict[str, Any]:
         "continued": bool(one.continued[0]),
         "cut": bool(one.cut[0]),
         "env_number": int(one.env_numbers[0]),
+        "earlier_length": int(one.fragments["earlier_lengths"][0]),
+        "earlier_return": float(one.fragments["earlier_returns"][0]),
     }
 
 
@@ -104,7 +107,8 @@ class BatchEpisodes:
         - "terminated" and "truncated", bools;
         - "env_infos" and "agent_infos", dicts of (t, ...), and "episode_info", a dict: the info of `env.reset`;
         - "index", "seed" and "agent_version", integers;
-        - of fragments "continued" and "cut", bools, and "env_number", an integer;
+        - of fragments "continued" and "cut", bools, "env_number", an integer, "earlier_length", the timesteps of the
+          episode in earlier calls, and "earlier_return", the sum of their raw rewards;
         - of filtered batches "raw_observations", "raw_last_observation" and "raw_rewards".
         """
         return [
@@ -222,17 +226,26 @@ def _flags(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
             f"episode {position} is neither terminated nor truncated: let one be true, or cut=True for an episode that "
             "goes on"
         )
+    arrays = {name: np.array([flag]) for name, flag in flags.items()}
+    ends = {name: arrays.pop(name) for name in ("terminated", "truncated")}
     if not any(name in episode for name in _OF_FRAGMENTS):
-        fragments = {}
-    else:
-        number = _integer(episode, "env_number", position, -1, least=-1)
-        fragments = {
-            "continued": np.array([flags["continued"]]),
-            "cut": np.array([flags["cut"]]),
-            "env_numbers": np.array([number], dtype=np.int64),
-        }
-    ends = {name: np.array([flags[name]]) for name in ("terminated", "truncated")}
-    return {**ends, "fragments": fragments}
+        return {**ends, "fragments": {}}
+    return {**ends, "fragments": {**arrays, **_of_environment(episode, position, continued=flags["continued"])}}
+
+
+def _of_environment(episode: Mapping[str, Any], position: int, *, continued: bool) -> dict[str, Any]:
+    """Return which environment an episode of fragments is of, and what it had in earlier calls."""
+    if continued and (missing := next((name for name in _EARLIER if name not in episode), None)) is not None:
+        raise UsageError(
+            f"episode {position} was continued, and has no {missing}: give {' and '.join(_EARLIER)}, its timesteps and "
+            "the sum of its raw rewards in earlier calls"
+        )
+    earlier = number(f"earlier_return of episode {position}", episode.get("earlier_return", 0.0))
+    return {
+        "env_numbers": np.array([_integer(episode, "env_number", position, -1, least=-1)], dtype=np.int64),
+        "earlier_lengths": np.array([_integer(episode, "earlier_length", position)], dtype=np.int64),
+        "earlier_returns": np.array([earlier], dtype=np.float64),
+    }
 
 
 def _raw_rows(episode: Mapping[str, Any], position: int) -> RawRows | None:

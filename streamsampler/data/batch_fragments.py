@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ class BatchFragments:
     if TYPE_CHECKING:
         lengths: NDArray[np.int64]
         rewards: NDArray[np.float64]
+        raw_returns: NDArray[np.float64]
+        terminated: NDArray[np.bool_]
+        truncated: NDArray[np.bool_]
         fragments: dict[str, Array]
         starts: Any
 
@@ -42,6 +45,22 @@ class BatchFragments:
     def env_numbers(self) -> NDArray[np.int64]:
         """(N,) int64: the environment of each trajectory; -1 for whole trajectories, which may run in any."""
         return self.fragments.get("env_numbers", np.full(len(self.lengths), -1, np.int64))
+
+    @property
+    def episode_returns(self) -> NDArray[np.float64]:
+        """(E,) float64: the raw rewards of each episode that ended in this batch, added up and not discounted.
+
+        There is one for each trajectory that was terminated or truncated, in the batch's order, with all rewards since
+        the episode's reset, also those of earlier calls. Of whole trajectories they are `raw_returns`.
+        """
+        returns = self.raw_returns + self.fragments.get("earlier_returns", 0.0)
+        return returns[self.terminated | self.truncated]
+
+    @property
+    def episode_lengths(self) -> NDArray[np.int64]:
+        """(E,) int64: how many timesteps each of the episodes has that `episode_returns` is of."""
+        lengths = self.lengths + self.fragments.get("earlier_lengths", 0)
+        return cast("NDArray[np.int64]", lengths[self.terminated | self.truncated])
 
     @property
     def episode_starts(self) -> NDArray[np.bool_]:

@@ -70,7 +70,14 @@ def lengths_of(rollouts: Any) -> tuple[int, ...]:
     return tuple(of_groups.values())
 
 
-_DTYPES = {"continued": np.bool_, "cut": np.bool_, "env_numbers": np.int64}
+_WHOLE: dict[str, tuple[type[np.generic], Any]] = {
+    "continued": (np.bool_, False),
+    "cut": (np.bool_, False),
+    "env_numbers": (np.int64, -1),
+    "earlier_lengths": (np.int64, 0),
+    "earlier_returns": (np.float64, 0.0),
+}
+"""What the field `fragments` of a batch has: the dtypes, and what is said of whole trajectories."""
 
 
 def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
@@ -81,23 +88,27 @@ def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
     """
     if not fragments:
         return
-    if sorted(fragments) != sorted(_DTYPES):
-        raise DataError(f"fragments should have {', '.join(_DTYPES)}, and has {', '.join(map(str, fragments))}")
-    for name, dtype in _DTYPES.items():
+    if sorted(fragments) != sorted(_WHOLE):
+        raise DataError(f"fragments should have {', '.join(_WHOLE)}, and has {', '.join(map(str, fragments))}")
+    for name, (dtype, _) in _WHOLE.items():
         array = fragments[name]
         if not isinstance(array, np.ndarray) or array.shape != (n_trajectories,) or array.dtype != dtype:
             raise DataError(
                 f"fragments[{name!r}] should be an array of shape ({n_trajectories},) and dtype {np.dtype(dtype)}, and "
                 f"is {array!r}"
             )
+    earlier, continued = fragments["earlier_lengths"], fragments["continued"]
+    if (wrong := (earlier > 0) != continued).any():
+        position = int(wrong.argmax())
+        said = "was continued" if continued[position] else "was not continued"
+        raise DataError(f"trajectory {position} has {earlier[position]} earlier timesteps, and {said}")
 
 
 def joined_fragments(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
     """Join the field `fragments` of batches, given with their numbers of trajectories; those without it were whole."""
     if not any(fragments for fragments, _ in parts):
         return {}
-    whole = {"continued": False, "cut": False, "env_numbers": -1}
     return {
-        name: np.concatenate([fragments.get(name, np.full(n, whole[name], dtype)) for fragments, n in parts])
-        for name, dtype in _DTYPES.items()
+        name: np.concatenate([fragments.get(name, np.full(n, whole, dtype)) for fragments, n in parts])
+        for name, (dtype, whole) in _WHOLE.items()
     }

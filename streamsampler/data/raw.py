@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import trees
 
-__all__ = ["RawData", "RawRows"]
+__all__ = ["RawData", "RawRows", "sums"]
 
 
 class RawRows(NamedTuple):
@@ -71,14 +71,15 @@ class RawData:
     def returns(self) -> NDArray[np.float64]:
         """(N,) float64: the sum of each trajectory's rewards, not discounted; of filtered ones where there is a filter.
 
-        `raw_returns` has those of the environment.
+        `raw_returns` has those of the environment. Of fragments these are returns of parts of episodes:
+        `episode_returns` has those of episodes.
         """
-        return _sums(self.rewards, self.lengths)
+        return sums(self.rewards, self.lengths)
 
     @property
     def raw_returns(self) -> NDArray[np.float64]:
-        """(N,) float64: the sum of each trajectory's raw rewards, not discounted."""
-        return _sums(self.raw_rewards, self.lengths)
+        """(N,) float64: the sum of each trajectory's raw rewards, not discounted; see `returns`."""
+        return sums(self.raw_rewards, self.lengths)
 
     def unfiltered(self) -> Self:
         """Return the batch as it would be without filters: itself where there were none."""
@@ -88,6 +89,15 @@ class RawData:
         return cast(Self, dataclasses.replace(cast(Any, self), **raw._asdict(), raw=None))
 
 
-def _sums(rewards: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def sums(rewards: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the sum of the rewards of each trajectory.
+
+    Args:
+        rewards: (T,) float64.
+        lengths: (N,) int64, which add up to T.
+
+    Returns:
+        (N,) float64.
+    """
     starts = np.cumsum(lengths) - lengths
     return cast("NDArray[np.float64]", np.add.reduceat(rewards, starts)) if len(lengths) else np.zeros(0)

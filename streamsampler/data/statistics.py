@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamsampler.data.info_stats import Aggregation, aggregate, metrics_of
 from streamsampler.data.timers import Timer
 from streamsampler.data.words import count, duration, table
 from streamsampler.protocol.messages import Checked, Report, Times
 
-__all__ = ["REMEMBERED", "DroppedTrajectory", "FoundAnomaly", "Stats"]
+__all__ = ["REMEMBERED", "DroppedTrajectory", "EndedEpisodes", "FoundAnomaly", "Stats"]
 
 _NO_SUMS = {"workers", "worker_timesteps", "timed", "recent", "infos", "first_anomaly", "metrics", "metric_kinds"}
 _WEIGHT = 0.1
@@ -65,13 +69,49 @@ def _amount(trajectories: int, timesteps: int) -> str:
     return f"{count(trajectories, 'trajectory')}, {count(timesteps, 'timestep')}"
 
 
+@dataclass(frozen=True, slots=True)
+class EndedEpisodes:
+    """How many episodes ended, and what they amount to, from their resets on: also what earlier calls returned of them.
+
+    Attributes:
+        count: How many.
+        timesteps: Their timesteps.
+        rewards: Their raw rewards, added up.
+    """
+
+    count: int = 0
+    timesteps: int = 0
+    rewards: float = 0.0
+
+    @property
+    def mean_return(self) -> float:
+        """The mean of their returns; NaN where there are none."""
+        return self.rewards / self.count if self.count else math.nan
+
+    @property
+    def mean_length(self) -> float:
+        """The mean of their lengths; NaN where there are none."""
+        return self.timesteps / self.count if self.count else math.nan
+
+    @classmethod
+    def of(cls, returns: NDArray[np.float64], lengths: NDArray[np.int64]) -> EndedEpisodes:
+        """Return what episodes with these returns and lengths amount to."""
+        with np.errstate(invalid="ignore"):  # rewards may be infinite
+            return cls(len(lengths), int(lengths.sum()), float(returns.sum()))
+
+    def __add__(self, other: EndedEpisodes) -> EndedEpisodes:
+        return EndedEpisodes(self.count + other.count, self.timesteps + other.timesteps, self.rewards + other.rewards)
+
+
 @dataclass
 class Stats:
     """What a call did, or a sampler in all its calls; `print(stats)` shows a table.
 
     Attributes:
-        kept_trajectories: Trajectories that were returned.
+        kept_trajectories: Trajectories that were returned; of fragments, parts of episodes.
         kept_timesteps: Their timesteps.
+        episodes: The episodes that ended in what was returned. In `flat`, where there are any, they are "episodes",
+            "episode_return" and "episode_length".
         stale_trajectories: Finished or failed trajectories of an older agent version, discarded on arrival.
         stale_timesteps: Their timesteps.
         surplus_trajectories: Finished or failed trajectories of the call's own version that it did not need.
@@ -100,8 +140,8 @@ class Stats:
         worker_timesteps: How many timesteps each worker reported.
         timed: What user code timed, by worker and phase; see `timers`.
         recent: Exponentially weighted means over calls, each call with a weight of a tenth: of the milliseconds for
-            each timestep by timer, the timesteps per second and the values of infos, by their names in `flat`. Of
-            samplers only; streams are not in it.
+            each timestep by timer, the timesteps per second, the means of episodes and the values of infos, by their
+            names in `flat`. Of samplers only; streams are not in it.
         infos: What `take_infos` made of the infos of the last batch, by name.
         metrics: What was made of the metrics that hooks gave the trajectories of the last batch, or all those that a
             stream has handed out so far, by name; of metrics that are one number in each trajectory. In `flat` they are
@@ -111,6 +151,7 @@ class Stats:
 
     kept_trajectories: int = 0
     kept_timesteps: int = 0
+    episodes: EndedEpisodes = EndedEpisodes()
     stale_trajectories: int = 0
     stale_timesteps: int = 0
     surplus_trajectories: int = 0
@@ -269,11 +310,13 @@ class Stats:
         return tree
 
     def means(self) -> dict[str, float]:
-        """Return milliseconds for each timestep by timer, and timesteps per second, by their names in `flat`."""
+        """Return milliseconds per timestep by timer, timesteps per second and means of episodes, as `flat` has them."""
         if not any(self.worker_timesteps):
             return {}
         means = {f"ms/{'/'.join(path)}": timer.ms_per_timestep for path, timer in self.timers().walk() if path}
         means["timesteps_per_second"] = self.kept_timesteps / self.seconds if self.seconds else 0.0
+        if self.episodes.count:
+            means |= {"episode_return": self.episodes.mean_return, "episode_length": self.episodes.mean_length}
         return means
 
     def flat(self) -> dict[str, float]:
@@ -283,6 +326,8 @@ class Stats:
         workers together, by the path of the timer; "recent/…" is the exponentially weighted mean of each of these.
         """
         numbers = {item.name: getattr(self, item.name) for item in fields(self) if item.type in ("int", "float")}
+        if self.episodes.count:
+            numbers["episodes"] = self.episodes.count
         infos = {f"infos/{name}": value for name, value in self.infos.items()}
         metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
         return (

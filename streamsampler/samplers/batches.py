@@ -10,14 +10,15 @@ from typing import Any
 
 from streamsampler.data.assembly import Delivery, EarlyRows, Origins, assemble
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.statistics import Stats
+from streamsampler.data.statistics import EndedEpisodes, Stats
+from streamsampler.data.words import count
 from streamsampler.errors import DataError, UnwritableInfoError
 from streamsampler.samplers.filtering import Summaries, summaries_of
 from streamsampler.samplers.fragments import Episodes
 from streamsampler.samplers.records import Spaces
 from streamsampler.samplers.session import Session
 from streamsampler.scheduling.gathering import Gathering
-from streamsampler.scheduling.plans import Fragments, Streamed, expected_rows
+from streamsampler.scheduling.plans import Streamed, expected_rows
 from streamsampler.scheduling.result import Segment
 
 __all__ = ["BatchMaker"]
@@ -51,8 +52,9 @@ class BatchMaker:
         self._version = version
         self._on_taken = on_taken
         self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
-        plan, result = gathering.plan, gathering.result
-        self._episodes = Episodes(result, plan.n_envs) if isinstance(plan, Fragments) else None
+        result = gathering.result
+        self._ledger = ledger = session.fragments
+        self._episodes = None if ledger is None else Episodes(result, ledger)
         self._result = self._episodes or result
         self._filters = session.filters
         self._n_looked_at = 0  # segments whose infos were checked
@@ -67,8 +69,8 @@ class BatchMaker:
         """Keep a delivery until it is released, and copy what is in the result if enough of it has arrived."""
         self._session.infos_of_files.leave_out(delivery.rollouts)
         delivery.share_no_infos()
-        if self._session.fragments is not None:
-            self._stats.failed_trajectories += self._session.fragments.take(delivery)
+        if self._ledger is not None:
+            self._stats.failed_trajectories += self._ledger.take(delivery)
         self._deliveries[id(delivery)] = delivery
         self._look_at_infos()  # before their memory is released
         self._copy_early()
@@ -108,6 +110,18 @@ class BatchMaker:
         self._session.infos_of_files.check(segments)
         return segments
 
+    @property
+    def n_ended(self) -> int | None:
+        """How many episodes ended in fragments so far; None for whole trajectories."""
+        return None if self._ledger is None else self._ledger.ended.count
+
+    def note(self) -> str:
+        """Return what else is known so far, in words: of fragments, the episodes that ended."""
+        if self._ledger is None:
+            return ""
+        ended = self._ledger.ended
+        return f"{count(ended.count, 'episode')}, return {ended.mean_return:.4g}" if ended.count else "no episode ended"
+
     def _copy_early(self, *, rest: bool = False) -> None:
         """Copy what is new in the result, if it is due or the `rest`, and release the memory it came in."""
         if (early := self._early) is None:
@@ -140,6 +154,7 @@ class BatchMaker:
         else:
             batch = self.make(segments, early.fields(), early.origins)
         self._stats.kept_trajectories = batch.n_trajectories
+        self._stats.episodes = EndedEpisodes.of(batch.episode_returns, batch.episode_lengths)
         part = self._gathering.plan.part
         return replace(batch, part=part) if part is not None and self._gathering.result.complete else batch
 

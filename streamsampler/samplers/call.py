@@ -348,17 +348,18 @@ class Call:
         """Return the timesteps, those of rollouts under way included, and the finished trajectories.
 
         No more timesteps than the plan needs: some of them may turn out to be surplus. When the call is complete, those
-        of the batch.
+        of the batch. Of fragments, episodes that ended are counted.
         """
-        gathering, under_way = self.gathering, 0
+        gathering, under_way, ended = self.gathering, 0, self.batches.n_ended
         if gathering.result.complete:
-            return gathering.result.n_timesteps, gathering.result.n_trajectories
+            return gathering.result.n_timesteps, gathering.result.n_trajectories if ended is None else ended
         for record in self._session.records:
             seen = self._engine.progress(record.worker)
             if seen.version == self._ticket_version and record.side.unanswered:
                 under_way += seen.timesteps
         n_timesteps = gathering.arrived_timesteps + under_way
-        return min(n_timesteps, gathering.plan.timesteps or n_timesteps), gathering.arrived_trajectories
+        finished = gathering.arrived_trajectories if ended is None else ended
+        return min(n_timesteps, gathering.plan.timesteps or n_timesteps), finished
 
     def complete(self) -> TrajectoryBatch[Any, Any]:
         """Stop the workers, close the accounts and return the batch, whose statistics filters get."""

@@ -9,7 +9,7 @@ from typing import Any
 from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_stats import MetricsSoFar
-from streamsampler.data.statistics import REMEMBERED, DroppedTrajectory, FoundAnomaly, Stats
+from streamsampler.data.statistics import REMEMBERED, DroppedTrajectory, EndedEpisodes, FoundAnomaly, Stats
 from streamsampler.engines.base import Logged, Restored
 from streamsampler.samplers.session import Session
 from streamsampler.scheduling.gathering import Gathering
@@ -84,6 +84,7 @@ class CallAccounts:
         """Count the trajectories that a stream hands to its consumer."""
         self.stats.kept_trajectories += batch.n_trajectories
         self.stats.kept_timesteps += batch.n_timesteps
+        self.stats.episodes += EndedEpisodes.of(batch.raw_rewards, batch.lengths)  # whose sum is that of returns
         self._yielded[0] += batch.n_trajectories
         self._yielded[1] += batch.n_timesteps
         if kinds := self.stats.metric_kinds:

@@ -14,6 +14,7 @@ from streamsampler.errors import UsageError
 
 __all__ = ["OF_FRAGMENTS", "check_alone", "episode_of", "is_part"]
 
+_OF_THE_START = ("continued", "earlier_lengths", "earlier_returns")
 OF_FRAGMENTS = (
     "an episode of fragments is replayed from what was recorded of it: pass recorded=batch; and actions=True where it "
     "began in an earlier call"
@@ -91,5 +92,8 @@ def episode_of(
         seeds=parts.seeds[-1:],
         agent_versions=parts.agent_versions[end],
         worker_numbers=parts.worker_numbers[end],
-        fragments={**{name: values[end] for name, values in parts.fragments.items()}, "continued": np.zeros(1, bool)},
+        fragments={
+            **{name: values[end] for name, values in parts.fragments.items()},
+            **{name: values[first] for name, values in parts.fragments.items() if name in _OF_THE_START},
+        },
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamsampler.data.assembly import Delivery
+from streamsampler.data.raw import sums
+from streamsampler.data.recorder import Rollouts
+from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.data.trees import Array
 from streamsampler.samplers.supervisor import logger
 from streamsampler.scheduling.plans import Fragments
@@ -15,7 +18,22 @@ from streamsampler.scheduling.result import Result, Segment
 from streamsampler.workers.resets import FragmentOrder, Standing
 from streamsampler.workers.standings import Standings
 
-__all__ = ["Episodes", "FragmentLedger", "order_of"]
+__all__ = ["Earlier", "Episodes", "FragmentLedger", "order_of"]
+
+
+class Earlier(NamedTuple):
+    """What earlier calls returned of the episode that goes on in an environment.
+
+    Attributes:
+        length: Its timesteps; 0 where none goes on.
+        returned: Its raw rewards, added up.
+    """
+
+    length: int = 0
+    returned: float = 0.0
+
+
+_NOTHING = Earlier()
 
 
 def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
@@ -35,20 +53,29 @@ class FragmentLedger:
     Args:
         plan: The first call's.
         base_version: The agent version in which the environments begin.
+
+    Attributes:
+        n_envs: How many environments there are.
+        base_version: The agent version in which they began.
+        earlier: By environment, what the episode with which it began this call had before; of those that arrived.
+        ended: The episodes that ended in this call so far.
     """
 
     def __init__(self, plan: Fragments, base_version: int) -> None:
-        self._n_envs = plan.n_envs
+        self.n_envs = plan.n_envs
         self.base_version = base_version
         self._plan = plan
         self._options: dict[str, Any] | None = None
         self._standings = Standings()
         self._arrived: set[int] = set()  # environments, in this call
+        self.earlier: dict[int, Earlier] = {}
+        self.ended = EndedEpisodes()
+        self._so_far: dict[int, Earlier] = {}  # by environment, of the episode that goes on after its last fragment
         self._agent_is_replaced = False  # by this call
 
     def goes_on_in(self, plan: Fragments) -> bool:
         """Whether the episodes go on in another call: the last one is complete, and has the same environments."""
-        return len(self._arrived) == self._n_envs == plan.n_envs
+        return len(self._arrived) == self.n_envs == plan.n_envs
 
     def begin_call(self, plan: Fragments, options: dict[str, Any] | None, *, agent_is_replaced: bool) -> None:
         """Begin another call.
@@ -60,11 +87,12 @@ class FragmentLedger:
         """
         self._plan, self._options = plan, options
         self._arrived = set()
+        self.earlier, self.ended = {}, EndedEpisodes()
         self._agent_is_replaced = agent_is_replaced
 
     def group_of(self, trajectory: int) -> int:
         """Return the index in the plan of the group whose episode has a trajectory index."""
-        return trajectory % self._n_envs // self._plan.n_rows
+        return trajectory % self.n_envs // self._plan.n_rows
 
     def order(self, worker: int) -> FragmentOrder:
         """Return what a worker is told that has no environments, and is to go on with its share."""
@@ -83,6 +111,7 @@ class FragmentLedger:
         rollouts = delivery.rollouts
         self._standings.take(rollouts, self._options, self._plan.restore_limit)
         self._arrived.update(fragment.number for fragment in rollouts.fragments)
+        self._add_up(rollouts)
         lost = [fragment for fragment in rollouts.fragments if fragment.lost]
         for fragment in lost:
             logger.warning(
@@ -93,22 +122,39 @@ class FragmentLedger:
             )
         return len(lost)
 
+    def _add_up(self, rollouts: Rollouts) -> None:
+        """Add what parts of episodes returned to what their episodes had before."""
+        with np.errstate(invalid="ignore"):  # rewards may be infinite
+            returns, lengths = sums(rollouts.rewards, rollouts.lengths), rollouts.lengths.copy()
+        ended = rollouts.terminated | rollouts.truncated
+        stop = 0
+        for fragment in rollouts.fragments:
+            number, first, stop = fragment.number, stop, stop + fragment.n_episodes
+            before = self._so_far.pop(number, _NOTHING)
+            self.earlier[number] = before = before if fragment.continued else _NOTHING
+            lengths[first] += before.length
+            returns[first] += before.returned
+            if fragment.state is not None:
+                self._so_far[number] = Earlier(int(lengths[stop - 1]), float(returns[stop - 1]))
+        self.ended += EndedEpisodes.of(returns[ended], lengths[ended])
+
 
 class Episodes:
     """The parts of episodes that a result for fragments has, in order of environment, then time.
 
     Args:
         result: The result, whose segments are of environments; this takes its place where segments are asked for.
-        n_envs: How many environments there are.
+        ledger: What is known of what arrived.
     """
 
-    def __init__(self, result: Result, n_envs: int) -> None:
+    def __init__(self, result: Result, ledger: FragmentLedger) -> None:
         self._result = result
-        self._n_envs = n_envs
+        self._n_envs, self._earlier = ledger.n_envs, ledger.earlier
         self._segments: list[Segment | None] = []  # None for those that were forgotten
         self._n_taken = 0  # segments of environments
         self._numbers: list[int] = []
         self._continued: list[bool] = []
+        self._before: list[Earlier] = []
 
     def segments(self, first: int = 0) -> list[Segment]:
         """Return what `Result.segments` does, of parts of episodes."""
@@ -128,6 +174,7 @@ class Episodes:
             self._segments.append(Segment(delivery, position, position + n, indices))
             self._numbers += [number] * n
             self._continued += [fragment.continued, *[False] * (n - 1)]
+            self._before += [self._earlier[number], *[_NOTHING] * (n - 1)]
             position += n
         self._n_taken += 1
         self._result.forget_segments(self._n_taken - 1, self._n_taken)
@@ -141,4 +188,6 @@ class Episodes:
         return {
             "continued": np.array(self._continued, np.bool_),
             "env_numbers": np.array(self._numbers, np.int64),
+            "earlier_lengths": np.array([before.length for before in self._before], np.int64),
+            "earlier_returns": np.array([before.returned for before in self._before], np.float64),
         }

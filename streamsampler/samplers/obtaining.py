@@ -186,7 +186,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
             with (
                 self._exclusive(),
                 self._call(plan, updates, resets) as call,
-                display(progress, *plan.goal) as shown,
+                display(progress, *plan.goal, note=call.batches.note) as shown,
             ):
                 while not call.gathering.result.complete:
                     call.pump(shown.interval)

@@ -49,9 +49,10 @@ class Replay:
 
     def __str__(self) -> str:
         trajectory = self.trajectory
+        so_far = "return so far" if self.recorded is not None and self.recorded.cut[0] else "return"
         lines = [
             f"trajectory {trajectory.indices[0]} of agent version {trajectory.agent_versions[0]}, seed "
-            f"{trajectory.seeds[0]}: {count(trajectory.n_timesteps, 'timestep')}, return {trajectory.returns[0]:.6g}"
+            f"{trajectory.seeds[0]}: {count(trajectory.n_timesteps, 'timestep')}, {so_far} {trajectory.returns[0]:.6g}"
         ]
         if self.difference is not None:
             lines += [f"differs from what was recorded, first in {self.difference}", "likely reasons:"]

@@ -25,8 +25,9 @@ class ManagerStats(Stats):
     `kept_trajectories` are episodes whose end was handed out, `failed_trajectories` those that ended because their
     environment failed, and `abandoned_trajectories` those that a reset by the caller cut short. `kept_timesteps` are
     all that were handed out, `abandoned_timesteps` those whose results a reset discarded, and `lost_timesteps` those
-    that were run to restore environments. `seconds` is the time since the launch, of all launches together; `workers`
-    has what workers last said, which is at most about a second old for those that are at work.
+    that were run to restore environments. `episodes` stays empty, since a manager adds up no rewards. `seconds` is the
+    time since the launch, of all launches together; `workers` has what workers last said, which is at most about a
+    second old for those that are at work.
 
     Attributes:
         failures: How often an environment raised, or a worker died or hung.

@@ -34,7 +34,9 @@ The header is an object with these keys:
 - `spaces`: an object with `observation_space` and `action_space`; see "Spaces".
 - `structure`: an object with a structure each for `observations` (T rows), `last_observations` (N rows: what followed
   each trajectory's last action), `actions` (T), `env_infos` (T), `agent_infos` (T) and `episode_infos` (N). Only where
-  the trajectories are of fragments, `fragments` (N): whether each was `continued` or `cut`, and of which environment.
+  the trajectories are of fragments, `fragments` (N): whether each was `continued` or `cut`, of which environment it is
+  (`env_numbers`), and the timesteps and the sum of raw rewards of its episode in earlier calls (`earlier_lengths`,
+  int64, and `earlier_returns`, float64).
   Where observations or rewards were filtered, what the environment said as well, as far as it differs:
   `raw_observations` (T), `raw_last_observations` (N) and `raw_rewards` (T); then those are of the observation space.
 

@@ -18,6 +18,7 @@ from streamsampler.cli.commands import cli
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.found import Found
+from streamsampler.filters import RunningReturnNorm
 from streamsampler.storage.manifest import MANIFEST
 from tests.storage.damage import damaged_bytes, damaged_json, header_of, with_header
 
@@ -91,6 +92,24 @@ def copied(home: Path, folder: Path) -> Path:
     for path in (home / "folder").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
+
+
+@pytest.mark.parametrize("quick", [[], ["--quick"]])
+def test_parts_of_episodes_are_told_from_episodes(tmp_path: Path, quick: list[str]) -> None:
+    filtered = {"reward_filter": RunningReturnNorm(0.9)}
+    with LocalSampler("random", "CartPole-v1", seed=1, **filtered) as sampler:  # type: ignore[arg-type]
+        sampler.obtain_fragments(30, 4)
+        batch = sampler.obtain_fragments(30, 4)
+    path = batch.save(tmp_path / "fragments.npz")
+    facts = json.loads(invoke("info", path, "--json", *quick).stdout)["episodes"]
+    assert facts["trajectories"] == len(batch.episode_returns) > 0
+    assert facts["return"]["mean"] == pytest.approx(batch.episode_returns.mean())
+    assert facts["length"]["mean"] == pytest.approx(batch.episode_lengths.mean())
+    told = rows(invoke("info", path, *quick).stdout)
+    assert told["trajectories"].startswith(f"{len(batch)} parts of episodes, ")
+    assert told["episode return"].startswith(f"{batch.episode_returns.mean():.1f} ± ")
+    assert "return of parts" in told
+    assert "return" not in told
 
 
 def test_damaged_shards_are_named(home: Path, tmp_path: Path) -> None:

@@ -259,7 +259,8 @@ def test_of_a_delivery_only_what_is_returned_counts():
     session = SimpleNamespace(warn_of_anomaly=lambda _: None)
     accounts = CallAccounts(session, SimpleNamespace(), stats, 7)  # type: ignore[arg-type]
     accounts.add_dropped([Segment(delivery, 1, 4, range(11, 14))], [])
-    yielded = SimpleNamespace(n_trajectories=3, n_timesteps=9, indices=np.array([12, 13, 14]))
+    rows = {"raw_rewards": np.ones(9), "lengths": np.array([2, 3, 4])}
+    yielded = SimpleNamespace(n_trajectories=3, n_timesteps=9, indices=np.array([12, 13, 14]), **rows)
     accounts.add_yielded(yielded)  # type: ignore[arg-type]
     assert (stats.anomalies, stats.first_anomaly) == (1100, FoundAnomaly(7, 12, 3, "odd"))
     yielded.indices = np.array([10, 11])
