@@ -41,7 +41,7 @@ def begun(
         put_in_force(session, updates)
         session.publish_filters(filters)
         session.set_call(plan, resets, payload)
-        session.begin_fragments(plan, resets, agent_is_replaced="agent" in updates)
+        session.begin_fragments(plan, resets, updates)
         return Call(session, plan, snapshot, stats)
     except BaseException:
         session.restore_updates(snapshot)

@@ -17,6 +17,8 @@ from streamsampler.workers.seams import WorkerWithSeams
 
 __all__ = ["FragmentingSampler"]
 
+_N_ENVS = 8
+
 
 class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, ActionsT]):
     """The call of all samplers that returns fragments."""
@@ -39,7 +41,8 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         An environment is reset only where an episode ends, or with an `env_update`. The batch's trajectories are the
         parts of episodes, in order of environment, then time: `batch.continued` says which began in an earlier call,
         `batch.cut` which go on in the next one (they are neither terminated nor truncated, and `last_observations` is
-        what to bootstrap from), and `batch.as_grid("rewards")` is of (n_timesteps, n_envs).
+        what to bootstrap from), and `batch.as_grid("rewards")` is of (n_timesteps, n_envs). `batch.returns` are those
+        of parts; `batch.episode_returns` and `batch.episode_lengths` are of the episodes that ended in this call.
 
         The environment is stepped with each action as the batch has it: where an agent's floats have another dtype than
         the action space, they are rounded first. (In whole trajectories the environment gets what the agent returned.)
@@ -62,9 +65,12 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         Args:
             n_timesteps: Timesteps of each environment, at least 1.
             n_envs: How many environments all workers have together, at least 1: worker w has those whose number is w
-                modulo the number of workers. None for as many as in the last call; at first one for each worker. With
-                `VecWorker`, whose own `n_envs` step side by side, groups of so many belong to the workers in turn: a
-                group is the same on any number of workers. With `inference="parent"` at most as many as there are.
+                modulo the number of workers. None for as many as in the last call of fragments; in the first one for 8,
+                or for `VecWorker`'s own `n_envs` where these are more, whatever the number of workers. Another number
+                than in the last call begins with fresh environments, and a warning. With `VecWorker`, whose own
+                `n_envs` step side by side, groups of so many belong to the workers in turn: a group is the same on any
+                number of workers. With `inference="parent"` there are at most `VecWorker`'s `n_envs`, and so many if
+                this is None.
             agent_update: See `obtain_samples`. An agent that is replaced in the middle of an episode is reset.
             env_update: See `obtain_samples`.
             progress: See `obtain_samples`.
@@ -87,9 +93,7 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         n_timesteps = positive("n_timesteps", n_timesteps)
         self._check_usable()
         n_workers = self._session.engine.n_workers
-        if n_envs is None:
-            n_envs = self._n_envs or n_workers * self.layout.rows
-        n_envs = positive("n_envs", n_envs)
+        n_envs = self._usual_envs if n_envs is None else positive("n_envs", n_envs)
         limit = positive("restore_limit", restore_limit, least=0)
         self._check_fragments(n_envs, agent_update, env_update)
         side_by_side = self._setup.factory.worker_class.continues_side_by_side
@@ -118,6 +122,13 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         """
         if self._lag is not None:
             self._lag.refuse(what)
+
+    @property
+    def _usual_envs(self) -> int:
+        """How many environments there are where a call does not say it: no matter how many workers there are."""
+        if self._n_envs is not None:
+            return self._n_envs
+        return self._most_envs or max(_N_ENVS, self.layout.rows)
 
     @property
     def _most_envs(self) -> int | None:

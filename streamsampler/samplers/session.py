@@ -151,22 +151,27 @@ class Session:
         options = None if resets is None else loads(dumps(resets.options, "reset_options"))
         return Resets(options=options, fragments=order_of(plan, base_version))
 
-    def begin_fragments(self, plan: GatherPlan, resets: Resets | None, *, agent_is_replaced: bool) -> None:
+    def begin_fragments(self, plan: GatherPlan, resets: Resets | None, updates: Collection[Kind]) -> None:
         """Go on with the episodes of fragments, or begin others; with whole trajectories they end.
 
         Args:
             plan: What the call is to obtain.
             resets: What `resets_of` returned.
-            agent_is_replaced: Whether the call replaces the agent.
+            updates: What the call updates.
         """
         order = None if resets is None else resets.fragments
         if order is None or resets is None or not isinstance(plan, Fragments):
             self.fragments = None
             return
         if self.fragments is None or self.fragments.base_version != order.base_version:
+            if self.fragments is not None and self.fragments.n_envs != plan.n_envs and "env" not in updates:
+                logger.warning(
+                    "obtain_fragments of %d environments, after %d in the last call: the episodes that went on end "
+                    "there, and fresh environments begin", plan.n_envs, self.fragments.n_envs,
+                )  # fmt: skip
             self.fragments = FragmentLedger(plan, order.base_version)
         assert not isinstance(resets.options, tuple)
-        self.fragments.begin_call(plan, resets.options, agent_is_replaced=agent_is_replaced)
+        self.fragments.begin_call(plan, resets.options, agent_is_replaced="agent" in updates)
 
     def layout_of(self, plan: GatherPlan) -> Layout:
         """Return how workers run what a plan asks for."""

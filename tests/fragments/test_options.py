@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import threading
 from typing import Any
@@ -131,3 +132,53 @@ def test_what_options_and_limits_cannot_be():
             sampler.obtain_fragments(5, 2, reset_options=[{}])  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="restore_limit must be"):
             sampler.obtain_fragments(5, 2, restore_limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "n_envs"),
+    [
+        ({}, 8),
+        ({"worker_class": VecWorker}, 8),
+        ({"worker_class": VecWorker, "worker_args": {"n_envs": 3}}, 8),
+        ({"worker_class": VecWorker, "worker_args": {"n_envs": 12}}, 12),
+    ],
+)
+def test_without_n_envs_the_number_of_timesteps_does_not_depend_on_the_workers(options, n_envs):
+    batches = []
+    for n_workers in (1, 2, 11):
+        with LocalSampler(Restorable(), Sticky, seed=SEED, n_workers=n_workers, **options) as sampler:
+            batches.append([sampler.obtain_fragments(6), sampler.obtain_fragments(6)])
+    assert batches[0] == batches[1] == batches[2]
+    assert batches[0][0].as_grid("rewards").shape == (6, n_envs)
+
+
+def test_without_n_envs_there_are_as_many_as_in_the_last_call_of_fragments():
+    with LocalSampler(Restorable(), Sticky, seed=SEED) as sampler:
+        sampler.obtain_fragments(5, 3)
+        assert sampler.obtain_fragments(5).continued.any()
+        sampler.obtain_trajectories(2)
+        assert sampler.obtain_fragments(5).as_grid("rewards").shape == (5, 3)
+        with pickle.loads(pickle.dumps(sampler)) as copied:
+            assert copied.obtain_fragments(5).as_grid("rewards").shape == (5, 3)
+
+
+def test_with_the_agent_in_the_parent_there_are_as_many_as_the_workers_have():
+    with MultiprocessingSampler(
+        "random", "CartPole-v1", seed=SEED, n_workers=1, inference="parent", worker_args={"n_envs": 3}
+    ) as sampler:
+        assert sampler.obtain_fragments(5).as_grid("rewards").shape == (5, 3)
+
+
+def test_another_number_of_environments_begins_afresh_and_warns(caplog):
+    with (
+        caplog.at_level(logging.WARNING, "streamsampler"),
+        LocalSampler("random", "CartPole-v1", seed=SEED) as sampler,
+    ):
+        sampler.obtain_fragments(3, 2)
+        sampler.obtain_fragments(3, 2)
+        sampler.obtain_fragments(3, 4, env_update="CartPole-v1")
+        sampler.obtain_trajectories(1)
+        sampler.obtain_fragments(3, 2)
+        assert "fresh environments begin" not in caplog.text, "only what the calls asked for"
+        assert not sampler.obtain_fragments(3, 5).continued.any()
+        assert caplog.text.count("of 5 environments, after 2 in the last call: the episodes that went on end") == 1

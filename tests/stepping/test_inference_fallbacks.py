@@ -14,7 +14,7 @@ from streamsampler.errors import NotReproducibleError, WorkerDiedError
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.worker_pool import WorkerPool
 from tests.fragments.agents import Alone, Drawn, Fleeting, Sticky
-from tests.stepping.test_inference_fragments import in_parent, kill, reference
+from tests.stepping.test_inference_fragments import N_ENVS, in_parent, kill, reference
 
 pytestmark = pytest.mark.slow  # what is lost when depends on what has arrived by then
 AGENTS = [Fleeting, Drawn]
@@ -47,8 +47,8 @@ class Long(Sticky):
 
 def two_calls(sampler: Any, folder: Any, changed: int = 2, how: str = "changes") -> Any:
     """Return the second of two batches, after which an environment is another one."""
-    sampler.obtain_fragments(10)
-    batch = sampler.obtain_fragments(10)
+    sampler.obtain_fragments(10, N_ENVS)
+    batch = sampler.obtain_fragments(10, N_ENVS)
     (folder / str(batch.seeds[changed])).write_text(how)
     return batch
 
@@ -162,10 +162,10 @@ def test_exceptions_that_count_as_losses(agent, tmp_path):
     for make in (reference, in_parent):
         (folder := tmp_path / make.__name__).mkdir()
         with make(agent(), functools.partial(Refusing, folder), restart_on=ConnectionError, check=None) as sampler:
-            batches.append([sampler.obtain_fragments(10) for _ in range(2)])
+            batches.append([sampler.obtain_fragments(10, N_ENVS) for _ in range(2)])
             if make is in_parent:
                 kill(sampler.worker_pids())
-            batches[-1].append(sampler.obtain_fragments(10))
+            batches[-1].append(sampler.obtain_fragments(10, N_ENVS))
     assert batches[0][2].continued.all()
     if agent is not Alone:  # which cannot say where its generators stand
         assert batches[0] == batches[1]

@@ -95,7 +95,7 @@ def test_there_may_be_fewer_environments_than_rows(n_workers):
     agent = RandomAgent()
     with reference(agent, Sticky, **args) as one, in_parent(agent, Sticky, n_workers, **args) as sampler:
         assert sampler.obtain_fragments(5).fragments["env_numbers"].max() == 6
-        one.obtain_fragments(5)
+        one.obtain_fragments(5, 7)
         for n_envs in (2, 7, 1):
             for _ in range(2):
                 assert sampler.obtain_fragments(5, n_envs) == one.obtain_fragments(5, n_envs)
@@ -122,7 +122,7 @@ def test_limits_filters_and_spaces(agent, env, options):
         in_parent(agent(), env, check=None, **options) as sampler,
     ):
         for call in range(5):
-            assert sampler.obtain_fragments(13) == one.obtain_fragments(13)
+            assert sampler.obtain_fragments(13, N_ENVS) == one.obtain_fragments(13, N_ENVS)
             kill(sampler.worker_pids()[call % 2 :])
 
 
@@ -139,7 +139,7 @@ def test_actions_of_other_floats_lead_where_they_led(agent, name):
     env = functools.partial(Exact, name)
     with reference(agent(), env, check=None) as one, in_parent(agent(), env, check=None) as sampler:
         for call in range(3):
-            assert sampler.obtain_fragments(7) == one.obtain_fragments(7)
+            assert sampler.obtain_fragments(7, N_ENVS) == one.obtain_fragments(7, N_ENVS)
             kill(sampler.worker_pids()[call % 2 :])
 
 
@@ -151,7 +151,7 @@ def test_agents_replace_one_another_whether_they_remember_something_or_not(n_gro
     with reference(Drawn(), Sticky) as one, in_parent(Drawn(), Sticky, worker_args=args) as sampler:
         for call, agent in enumerate(order):
             for update in (agent(), None):
-                expected = one.obtain_fragments(9, agent_update=update)
+                expected = one.obtain_fragments(9, N_ENVS, agent_update=update)
                 assert sampler.obtain_fragments(9, agent_update=update) == expected, call
             kill(sampler.worker_pids()[call % 2 :])
         assert expected.continued.any()
@@ -189,11 +189,11 @@ def test_environments_go_on_without_slow_ones(agent, n_groups, tmp_path):
 def test_episodes_end_with_other_calls():
     def calls(sampler: Any) -> list[Any]:
         return [
-            sampler.obtain_fragments(9),
-            sampler.obtain_fragments(9, agent_update=Drawn(), reset_options={"level": 3}),
+            sampler.obtain_fragments(9, N_ENVS),
+            sampler.obtain_fragments(9, N_ENVS, agent_update=Drawn(), reset_options={"level": 3}),
             sampler.obtain_trajectories(5),
-            sampler.obtain_fragments(9),
-            sampler.obtain_fragments(9, env_update=functools.partial(Sticky)),
+            sampler.obtain_fragments(9, N_ENVS),
+            sampler.obtain_fragments(9, N_ENVS, env_update=functools.partial(Sticky)),
             sampler.obtain_samples(20),
             sampler.obtain_fragments(4, 2),
         ]
@@ -291,7 +291,7 @@ def test_of_several_the_one_that_does_something_else_is_found_out(agent, tmp_pat
     assert caplog.text.count("cannot be restored") == failed
     if agent in (Drawn, Fleeting):
         with reference(agent(), functools.partial(Changing, tmp_path / "none")) as one:
-            expected = [one.obtain_fragments(10) for _ in range(3)][2]
+            expected = [one.obtain_fragments(10, N_ENVS) for _ in range(3)][2]
         assert [third[row] == expected[row] for row in range(3)] == [True, False, True]
 
 
@@ -347,9 +347,9 @@ def test_what_raises_is_the_error_of_vec_worker_and_ends_the_episodes(agent, env
     for make in (reference, in_parent):
         with make(agent(), env, check=None) as sampler:
             with pytest.raises(RolloutError) as caught:
-                [sampler.obtain_fragments(11) for _ in range(200)]
+                [sampler.obtain_fragments(11, N_ENVS) for _ in range(200)]
             errors.append(caught.value)
-            assert not sampler.obtain_fragments(1).continued.any()
+            assert not sampler.obtain_fragments(1, N_ENVS).continued.any()
     one, other = errors
     assert str(one).splitlines()[0] == str(other).splitlines()[0]
     assert (one.phase, one.trajectory) == (other.phase, other.trajectory)
@@ -385,12 +385,12 @@ def test_an_interrupted_call(agent, monkeypatch):
     batches = []
     for make in (reference, in_parent):
         with make(agent(), Sticky) as sampler:
-            first = sampler.obtain_fragments(9)
+            first = sampler.obtain_fragments(9, N_ENVS)
             with monkeypatch.context() as patch:
                 raise_once(patch, Call, "pump", KeyboardInterrupt)
                 with pytest.raises(KeyboardInterrupt):
-                    sampler.obtain_fragments(9)
-            batches.append([first, *(sampler.obtain_fragments(9) for _ in range(2))])
+                    sampler.obtain_fragments(9, N_ENVS)
+            batches.append([first, *(sampler.obtain_fragments(9, N_ENVS) for _ in range(2))])
     assert batches[0] == batches[1]
     assert not batches[0][1].continued.any()
 
