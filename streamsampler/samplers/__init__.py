@@ -10,6 +10,7 @@ Calls
 | `obtain_samples(n)` | the shortest prefix of trajectories 0, 1, 2, … with at least n timesteps |
 | `obtain_trajectories(n)` | exactly n trajectories |
 | `obtain_exact_trajectories(n)` | exactly n trajectories for each worker, in worker order |
+| `obtain_fragments(t, n)` | exactly t timesteps of each of n environments, whose episodes go on in the next call |
 | `stream()` | trajectories 0, 1, 2, … one by one, without end or n of them; leaving the loop stops the workers |
 
 Each call takes `agent_update` and `env_update`; `streamsampler.PerWorker` holds one item for each worker. Each call
@@ -29,6 +30,41 @@ trajectories; `order="arrival"` does that.
 and where the variable `CI` is set, it writes a line every 30 seconds and one at the end.
 
 `streamsampler.LocalSampler` runs its workers in the calling process: the same batches, for debugging and small jobs.
+
+Fragments
+---------
+
+PPO and similar algorithms learn from a fixed number of timesteps of each of several environments, wherever the episodes
+stand. `obtain_fragments` returns them; the next call goes on from there, with other parameters if you like:
+
+```python
+with MultiprocessingSampler("random", "CartPole-v1", n_workers=2, seed=1) as sampler:
+    for iteration in range(3):
+        batch = sampler.obtain_fragments(128, n_envs=16)
+        rewards = batch.as_grid("rewards")  # (128, 16): a row for each timestep, a column for each environment
+        print(rewards.shape, batch.episode_returns.mean(), "mean return of the episodes that ended")
+```
+
+The batch's trajectories are parts of episodes, in order of environment, then time:
+
+| property | what it says |
+|---|---|
+| `batch.continued`, (N,) | which parts began in an earlier call |
+| `batch.cut`, (N,) | which go on in the next call, neither terminated nor truncated: see `last_observations` |
+| `batch.env_numbers`, (N,) | which environment each part is of |
+| `batch.episode_starts`, (T,) | which timesteps are the first of an episode |
+| `batch.returns`, `batch.lengths`, (N,) | of parts |
+| `batch.episode_returns`, `batch.episode_lengths`, (E,) | of the episodes that ended in this call, all parts included |
+
+Bootstrap parts that were cut from their `last_observations`. `episode_returns` are of raw rewards, also where a filter
+changes `rewards`. `batch.stats.episodes` and `sampler.stats.episodes` add these episodes up, and progress shows their
+mean return.
+
+Environments begin in the first call. They begin again after a call for whole trajectories, with an `env_update`, with
+another `n_envs` (the log warns of that), and in a sampler that was pickled. Without `n_envs` there are 8 in the first
+call, or `VecWorker`'s own number where that is more, and afterwards as many as in the last call: the number of workers
+changes nothing. If a worker is lost, its episodes are restored by applying their actions again; see `obtain_fragments`
+for what an agent needs for that.
 
 One version behind
 ------------------
@@ -78,9 +114,24 @@ print((after - before).mean())
 `env.reset(options=…)` in every trajectory of a call; `obtain_trajectories` also takes a list with one item for each
 trajectory.
 
-To look at one trajectory again, `sampler.replay(version, index, recorded=batch)` runs it in this process, compares it
-bit for bit, and says where it differs first, if it does; `video="it.mp4"` films it. `streamsampler.replay` does that
-with a file.
+Replaying a trajectory
+----------------------
+
+`Sampler.replay` runs one trajectory again in this process, compares it bit for bit with what was recorded, and says
+where it differs first, if it does. It needs the agent version and the trajectory index, which a batch has:
+
+```python
+with MultiprocessingSampler("random", "CartPole-v1", n_workers=2, seed=1) as sampler:
+    batch = sampler.obtain_samples(1_000)
+    longest = int(batch.lengths.argmax())
+    again = sampler.replay(batch.agent_version, int(batch.indices[longest]), recorded=batch)
+    print(again)  # trajectory 11 of agent version 1, …; the same as recorded, bit for bit
+```
+
+`video="it.mp4"` films it. After later calls pass `agent=`, the agent of that version; `actions=True` replays the
+recorded actions without an agent. An episode of fragments that began in an earlier call is replayed with
+`actions=True`, from a batch that has all its parts: `TrajectoryBatch.concatenate(batches)`. `streamsampler.replay` does
+the same with a file.
 
 What depends on more than the seed
 ----------------------------------
