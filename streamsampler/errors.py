@@ -57,6 +57,7 @@ __all__ = [
     "WorkerHungError",
     "check_mode",
     "keywords",
+    "missing_attribute",
     "number",
     "positive",
     "positive_seconds",
@@ -371,6 +372,20 @@ def positive_seconds(name: str, value: Any) -> float:
     if not 0 < seconds < math.inf:
         raise UsageError(f"{name} must be a number of seconds above 0, got {value!r}")
     return seconds
+
+
+def missing_attribute(obj: object, name: str, todays: Mapping[str, str]) -> AttributeError:
+    """Return the error of an attribute that an object does not have.
+
+    Args:
+        obj: The object.
+        name: The attribute's name.
+        todays: By names that other libraries use, what stands here instead.
+    """
+    said = f"{type(obj).__name__!r} object has no attribute {name!r}"
+    if name in todays:
+        return AttributeError(f"{said}: here it is {todays[name]}")
+    return AttributeError(said, name=name, obj=obj)
 
 
 def refuse_two_numbers(method: str, name: str, amount: Any, agent_update: Any) -> None:

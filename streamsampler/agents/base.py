@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -18,6 +18,7 @@ __all__ = [
     "NAMED_AGENTS",
     "WHAT_AN_AGENT_IS",
     "Agent",
+    "AgentLike",
     "CallableAgent",
     "adapter_line",
     "as_agent",
@@ -114,6 +115,10 @@ class Agent(Protocol):
         ...
 
 
+AgentLike: TypeAlias = Agent | Callable[[Any], Any] | Literal["random"]
+"""What is taken for an agent; see `as_agent`."""
+
+
 class CallableAgent:
     """Makes an agent of a plain callable.
 
@@ -167,7 +172,9 @@ def as_agent(obj: Any) -> Agent:
         if obj in NAMED_AGENTS:
             return RandomAgent()
         raise UsageError(f"no agent has the name {obj!r}: the one that has a name is 'random'")
-    hint = "; one for each worker goes into PerWorker([…])" if isinstance(obj, tuple) else ""
+    hint = (
+        "; one for each worker goes into PerWorker([…]), without lists in it" if isinstance(obj, tuple | list) else ""
+    )
     raise UsageError(f"an agent is {WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither{hint}")
 
 

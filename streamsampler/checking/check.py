@@ -8,9 +8,9 @@ from typing import Any
 
 from streamsampler.checking.report import CheckReport
 from streamsampler.checking.running import STAGES, CheckRun, MakeAgent, Settings, Spaces
-from streamsampler.environments.updates import EnvUpdate, as_env_update
+from streamsampler.environments.updates import EnvLike, EnvUpdate, as_env_update
 from streamsampler.errors import UsageError
-from streamsampler.evaluation.agents import evaluated_agent
+from streamsampler.evaluation.agents import EvaluatedAgent, evaluated_agent
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 
@@ -30,8 +30,8 @@ class CheckInterruptedError(KeyboardInterrupt):
 
 
 def check(
-    env: Any,
-    agent: Any = None,
+    env: EnvLike,
+    agent: EvaluatedAgent | None = None,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
     seed: int = Settings.seed,

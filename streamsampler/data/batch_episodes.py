@@ -12,7 +12,7 @@ from streamsampler.data.infos import is_mask
 from streamsampler.data.raw import RawRows
 from streamsampler.data.spaces import AnySpace, check_actions
 from streamsampler.data.step_values import flag_of
-from streamsampler.errors import DataError, UsageError, number, positive
+from streamsampler.errors import DataError, UsageError, missing_attribute, number, positive
 
 if TYPE_CHECKING:
     from streamsampler.data.batch import TrajectoryBatch
@@ -89,6 +89,29 @@ def _raw_data(one: TrajectoryBatch[Any, Any]) -> dict[str, Any]:
     return dict(zip(_RAW, (raw.observations, _first(raw.last_observations), raw.rewards), strict=True))
 
 
+_TODAYS = {
+    "terminals": "`terminated`, (N,), one for each trajectory",
+    "dones": "`terminated` and `truncated`, (N,), one for each trajectory",
+    "to_trajectory_list": "`to_list()`",
+    "env_spec": "`observation_space` and `action_space`",
+    "valids": "`mask`",
+    **{f"{name}_list": f"`[one.{name} for one in batch]`" for name in ("observations", "actions", "rewards")},
+    **{
+        f"padded_{name}": f'`padded("{name}")`'
+        for name in (
+            "observations",
+            "next_observations",
+            "actions",
+            "rewards",
+            "step_types",
+            "env_infos",
+            "agent_infos",
+        )
+    },
+}
+"""What garage's batches have, and where it is in these."""
+
+
 class BatchEpisodes:
     """The part of a `TrajectoryBatch` that hands out trajectories and timesteps one by one."""
 
@@ -96,6 +119,11 @@ class BatchEpisodes:
 
         def split(self) -> list[TrajectoryBatch[Any, Any]]:
             """See `TrajectoryBatch`."""
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name, _TODAYS)
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return a dict for each of the N trajectories, each of t timesteps; `from_list` takes them.

@@ -29,6 +29,7 @@ __all__ = [
     "AnyEnv",
     "AnyVectorEnv",
     "EnvCloseError",
+    "EnvLike",
     "EnvUpdate",
     "ExistingEnvUpdate",
     "NewEnvUpdate",
@@ -268,6 +269,10 @@ class _Origins:
 _origins = _Origins()
 
 
+EnvLike: TypeAlias = str | EnvSpec | AnyEnv | AnyVectorEnv | Callable[..., AnyEnv | AnyVectorEnv] | EnvUpdate
+"""What is taken for an environment; see `as_env_update`."""
+
+
 def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
     """Apply an update, in the worker.
 
@@ -327,7 +332,10 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
         raise TypeError(f"the environment is the class {env.__qualname__} itself: pass an instance of it")
     if callable(env):
         return NewEnvUpdate(env, env_kwargs)
-    raise TypeError(f"an environment is {_WHAT_AN_ENVIRONMENT_IS}; this is {_shown(env)}")
+    hint = ""
+    if isinstance(env, list | tuple):
+        hint = "; one for each worker goes into PerWorker([…]), without lists in it: VecWorker makes its own copies"
+    raise TypeError(f"an environment is {_WHAT_AN_ENVIRONMENT_IS}; this is {_shown(env)}{hint}")
 
 
 def describe(env_update: EnvUpdate) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from gymnasium import Space
@@ -14,10 +14,22 @@ from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.agents.base import as_agent, is_module
 from streamsampler.data.trees import leaves
 from streamsampler.errors import UsageError
-from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.samplers.per_worker import Agents, items_by_worker
 from streamsampler.samplers.provenance import shown_name
 
-__all__ = ["agent_facts", "evaluated_agent", "has_predict"]
+__all__ = ["EvaluatedAgent", "Predicting", "agent_facts", "evaluated_agent", "has_predict"]
+
+
+class Predicting(Protocol):
+    """An object that acts by `predict`, as models of Stable-Baselines3 do."""
+
+    @property
+    def predict(self) -> Callable[..., Any]:
+        """Takes an observation, and returns the action, or a tuple that begins with it."""
+
+
+EvaluatedAgent: TypeAlias = Agents | Predicting | str | PathLike[str]
+"""What is evaluated: whatever samplers take, an object with `predict`, or the file of a model."""
 
 _NOT_APPLICABLE = (
     "deterministic is for agents with predict and for torch modules; this {} decides for itself: leave it out"

@@ -20,6 +20,7 @@ from streamsampler.evaluation.gathering import Gathering, opened_sampler
 from streamsampler.evaluation.printing import number
 from streamsampler.evaluation.rows import SUCCESS_KEYS, Row, SuccessMeaning
 from streamsampler.evaluation.rules import DEFAULT_CAP, FLOORS, Bounds, PrecisionOf
+from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.scheduling.parts import PartArgument
@@ -31,7 +32,7 @@ __all__ = ["compare"]
 
 def compare(
     agents: Mapping[str, Any] | Sequence[Any],
-    env: Any,
+    env: Envs,
     *,
     num_trajectories: int | None = None,
     seeds: Iterable[int] | None = None,

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamsampler.data.words import count
 from streamsampler.errors import SamplerError, UsageError
-from streamsampler.evaluation.agents import agent_facts
+from streamsampler.evaluation.agents import EvaluatedAgent, agent_facts
 from streamsampler.evaluation.amounts import amount_of
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.gathering import Gathering, opened_sampler
@@ -21,6 +21,7 @@ from streamsampler.evaluation.rows import SuccessMeaning
 from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule
 from streamsampler.evaluation.videos import VideoError, VideoOf, Videos
 from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.scheduling.parts import PartArgument
@@ -46,8 +47,8 @@ class EvaluationInterruptedError(KeyboardInterrupt):
 
 
 def evaluate(
-    agent: Any = None,
-    env: Any = None,
+    agent: EvaluatedAgent | None = None,
+    env: Envs | None = None,
     *,
     num_trajectories: int | None = None,
     seeds: Iterable[int] | None = None,

@@ -124,7 +124,7 @@ where it differs first, if it does. It needs the agent version and the trajector
 with MultiprocessingSampler("random", "CartPole-v1", n_workers=2, seed=1) as sampler:
     batch = sampler.obtain_samples(1_000)
     longest = int(batch.lengths.argmax())
-    again = sampler.replay(batch.agent_version, int(batch.indices[longest]), recorded=batch)
+    again = sampler.replay(sampler.agent_version, int(batch.indices[longest]), recorded=batch)
     print(again)  # trajectory 11 of agent version 1, …; the same as recorded, bit for bit
 ```
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
@@ -16,7 +18,7 @@ from streamsampler.samplers.fragmenting import FragmentingSampler
 from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
-from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
 from streamsampler.samplers.updates import Updates
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
@@ -28,7 +30,59 @@ from streamsampler.workers.hooks import pickled_hooks
 from streamsampler.workers.leaving_out import raises_all
 from streamsampler.workers.threads import check_threads
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "with_all_arguments", "with_factory"]
+
+P = ParamSpec("P")
+ClassT = TypeVar("ClassT", bound=type)
+
+
+def with_factory(init: Callable[P, None]) -> Callable[P, None]:
+    """Let a sampler's constructor be called as garage's: `MultiprocessingSampler(worker_factory, agents, envs)`.
+
+    For type checkers that is `from_worker_factory`.
+    """
+
+    @functools.wraps(init)
+    def taking(self: Any, *args: Any, **options: Any) -> None:
+        factory = options.pop("worker_factory", None)
+        if args and isinstance(args[0], WorkerFactory):
+            factory, *args = args  # type: ignore[assignment]
+        if factory is not None:
+            self._take_factory(factory, options)
+        init(self, *args, **options)
+
+    return taking  # type: ignore[return-value]
+
+
+def with_all_arguments(*others: type) -> Callable[[ClassT], ClassT]:
+    """Let the docstring of a sampler explain all arguments, for `help`; in the source each stands once.
+
+    Args:
+        others: The classes whose docstrings explain the arguments that the class's own only refers to.
+    """
+
+    def decorate(cls: ClassT) -> ClassT:
+        if not cls.__doc__:  # Python runs without docstrings
+            return cls
+        known: dict[str, str] = {}
+        for each in (*others, cls):
+            own = _arguments_in(inspect.getdoc(each) or "")
+            known |= {name: text for name, text in own.items() if name not in known or ": See `" not in text}
+        arguments = "".join(known[name] for name in inspect.signature(cls).parameters)
+        first, *sections = re.split(r"\n\n(?=Args:\n|Attributes:\n|Raises:\n)", inspect.cleandoc(cls.__doc__))
+        rest = [section for section in sections if not section.startswith("Args:\n")]
+        cls.__doc__ = "\n\n".join([first, f"Args:\n{arguments.rstrip()}", *rest])
+        return cls
+
+    return decorate
+
+
+def _arguments_in(doc: str) -> dict[str, str]:
+    """Return what a docstring says of each argument, by name, each text with its name and its line ends."""
+    section = doc.partition("\nArgs:\n")[2].partition("\n\n")[0]
+    return {
+        text.split(":")[0].strip(): text.rstrip() + "\n" for text in re.split(r"(?m)^(?=    \w+: )", section) if text
+    }
 
 
 class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT, ActionsT]):
@@ -124,10 +178,11 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
     _limits: Mapping[str, Any] = {}
     """Arguments of `Policy` that only some samplers have; a subclass sets them before it calls `__init__`."""
 
+    @with_factory
     def __init__(
         self,
-        agents: Any,
-        envs: Any,
+        agents: Agents,
+        envs: Envs,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         n_workers: int | None = None,
@@ -195,7 +250,7 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
 
     @classmethod
     def from_worker_factory(
-        cls, worker_factory: WorkerFactory, agents: Any, envs: Any, **options: Unpack[SamplerOptions]
+        cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, **options: Unpack[SamplerOptions]
     ) -> Self:
         """Make a sampler whose workers come from `worker_factory`.
 
@@ -211,15 +266,21 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         return cls._from_factory(worker_factory, agents, envs, options)
 
     @classmethod
-    def _from_factory(cls, worker_factory: WorkerFactory, agents: Any, envs: Any, options: Mapping[str, Any]) -> Self:
-        if twice := sorted(inspect.signature(WorkerFactory).parameters & options.keys()):
-            raise TypeError(
-                f"{cls.__name__}.from_worker_factory takes {', '.join(twice)} from the worker factory: give it there"
-            )
+    def _from_factory(
+        cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, options: Mapping[str, Any]
+    ) -> Self:
         sampler = cls.__new__(cls)
-        sampler._given_factory = worker_factory
+        sampler._take_factory(worker_factory, options)
         sampler.__init__(agents, envs, **options)  # type: ignore[misc]
         return sampler
+
+    def _take_factory(self, worker_factory: WorkerFactory, options: Mapping[str, Any]) -> None:
+        name = type(self).__name__
+        if not isinstance(worker_factory, WorkerFactory):
+            raise UsageError(f"worker_factory of {name} must be a WorkerFactory, got {worker_factory!r:.60}")
+        if twice := sorted(inspect.signature(WorkerFactory).parameters & options.keys()):
+            raise TypeError(f"{name} takes {', '.join(twice)} from the worker factory: give it there")
+        self._given_factory = worker_factory
 
     # ------------------------------------------------------------------ accounts
 

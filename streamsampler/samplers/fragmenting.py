@@ -9,7 +9,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.errors import UsageError, positive
 from streamsampler.samplers.obtaining import ObtainingSampler
-from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.samplers.per_worker import Envs, items_by_worker
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.scheduling.plans import Fragments
 from streamsampler.workers.resets import Options, common_resets
@@ -30,7 +30,7 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         n_timesteps: int,
         n_envs: int | None = None,
         agent_update: Any = None,
-        env_update: Any = None,
+        env_update: Envs | None = None,
         progress: ProgressArgument = False,
         *,
         reset_options: Options | None = None,

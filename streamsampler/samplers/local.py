@@ -5,12 +5,13 @@ from __future__ import annotations
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.local import LocalEngine
-from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.base import Sampler, with_all_arguments
 from streamsampler.workers.factory import WorkerSetup
 
 __all__ = ["LocalSampler"]
 
 
+@with_all_arguments(Sampler)
 class LocalSampler(Sampler[ObservationsT, ActionsT]):
     """Collect trajectories in the calling process: the same batches as any other sampler, without any parallelism.
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import numbers
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
-from streamsampler.errors import UsageError, positive, refuse_two_numbers
+from streamsampler.errors import UsageError, missing_attribute, positive, refuse_two_numbers
 from streamsampler.samplers.parts import by_task, check_first, exactly, streamed
+from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.progress import ProgressArgument
 from streamsampler.samplers.progress_output import display
 from streamsampler.samplers.provenance import provenance_of
@@ -32,6 +35,33 @@ from streamsampler.workers.resets import (
 
 __all__ = ["ObtainingSampler"]
 
+_TODAYS = {
+    "obtain_exact_episodes": "`obtain_exact_trajectories(n_traj_per_worker, agent_update)`",
+    "obtain_episodes": "`obtain_trajectories(n_trajectories, agent_update)`",
+    "start_worker": "left out: workers start when the sampler is made",
+}
+"""What garage's samplers have, and where it is in these."""
+
+
+def _with_itr(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `obtain_samples` be called as garage's, with an iteration number first, which has no effect."""
+
+    @functools.wraps(method)
+    def taking(self: Any, *args: Any, **options: Any) -> Any:
+        if "itr" in options:
+            positive("itr", options.pop("itr"), least=0)
+        elif "num_samples" in options or _is_integer(*args[1:2]):
+            for itr in args[:1]:
+                positive("itr", itr, least=0)
+            args = args[1:]
+        return method(self, *args, **options)
+
+    return taking
+
+
+def _is_integer(given: Any = None) -> bool:
+    return isinstance(given, numbers.Integral) and not isinstance(given, bool)
+
 
 class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
     """The calls of all samplers that return trajectories."""
@@ -45,17 +75,49 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         """How the workers run trajectories; see `Worker.layout`."""
         return self._setup.factory.layout
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name, _TODAYS)
+
+    @overload
     def obtain_samples(
         self,
         num_samples: int,
         agent_update: Any = None,
-        env_update: Any = None,
+        env_update: Envs | None = None,
+        progress: ProgressArgument = False,
+        *,
+        reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None,
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
+    @overload
+    def obtain_samples(
+        self,
+        itr: int,
+        num_samples: int,
+        agent_update: Any = None,
+        env_update: Envs | None = None,
+        progress: ProgressArgument = False,
+        *,
+        reset_options: Options | None = None,
+        tasks: Sequence[Any] | None = None,
+    ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
+    @_with_itr
+    def obtain_samples(
+        self,
+        num_samples: int,
+        agent_update: Any = None,
+        env_update: Envs | None = None,
         progress: ProgressArgument = False,
         *,
         reset_options: Options | None = None,
         tasks: Sequence[Any] | None = None,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
+
+        garage's `obtain_samples(itr, num_samples, agent_update, env_update)` runs as well, by position and by keyword:
+        the iteration number `itr`, an integer of at least 0, has no effect.
 
         Args:
             num_samples: Timesteps, at least 1.
@@ -92,7 +154,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         self,
         n_trajectories: int | None = None,
         agent_update: Any = None,
-        env_update: Any = None,
+        env_update: Envs | None = None,
         progress: ProgressArgument = False,
         *,
         seeds: Iterable[int] | None = None,
@@ -141,7 +203,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         self,
         n_traj_per_worker: int,
         agent_update: Any = None,
-        env_update: Any = None,
+        env_update: Envs | None = None,
         progress: ProgressArgument = False,
         *,
         reset_options: Options | None = None,
@@ -200,7 +262,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
     def stream(
         self,
         agent_update: Any = None,
-        env_update: Any = None,
+        env_update: Envs | None = None,
         *,
         first_trajectory: int = 0,
         n_trajectories: int | None = None,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from streamsampler.agents.base import AgentLike
+from streamsampler.environments.updates import EnvLike
 from streamsampler.errors import UsageError
 
-__all__ = ["PerWorker", "check_length", "items_by_worker"]
+__all__ = ["Agents", "Envs", "PerWorker", "check_length", "items_by_worker"]
 
 Item = TypeVar("Item")
 
@@ -54,6 +56,13 @@ class PerWorker(Generic[Item]):
 
     def __repr__(self) -> str:
         return f"PerWorker({list(self.items)!r})"
+
+
+Agents: TypeAlias = AgentLike | PerWorker[Any] | Sequence[AgentLike]
+"""One agent for all workers, or one for each."""
+
+Envs: TypeAlias = EnvLike | PerWorker[Any] | Sequence[EnvLike | None]
+"""One environment for all workers, or one for each; in an update, None changes nothing for a worker."""
 
 
 def items_by_worker(given: Any) -> list[Any] | None:

@@ -16,7 +16,7 @@ from streamsampler.engines.launch.start_methods import StartMethod, check_start_
 from streamsampler.engines.registry import ENGINES, PARENT, EngineName, check_engine
 from streamsampler.errors import CheckMode, keywords
 from streamsampler.filters.base import Filter
-from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
 from streamsampler.samplers.inference import (
     Inference,
     check_inference,
@@ -25,6 +25,7 @@ from streamsampler.samplers.inference import (
     refuse_items,
 )
 from streamsampler.samplers.options import ProcessSamplerOptions
+from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.samplers.updates import Kind
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
@@ -38,6 +39,7 @@ from streamsampler.workers.vec.worker import VecWorker
 __all__ = ["MultiprocessingSampler"]
 
 
+@with_all_arguments(Sampler)
 class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     """Collect trajectories in worker processes on this machine.
 
@@ -71,10 +73,11 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         UsageError: The engine lacks what an argument needs.
     """
 
+    @with_factory
     def __init__(
         self,
-        agents: Any,
-        envs: Any,
+        agents: Agents,
+        envs: Envs,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         n_workers: int | None = None,
@@ -147,7 +150,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
 
     @classmethod
     def from_worker_factory(
-        cls, worker_factory: WorkerFactory, agents: Any, envs: Any, **options: Unpack[ProcessSamplerOptions]
+        cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, **options: Unpack[ProcessSamplerOptions]
     ) -> Self:
         """Do what `Sampler.from_worker_factory` does, with this sampler's further options."""
         return cls._from_factory(worker_factory, agents, envs, options)

@@ -52,8 +52,10 @@ from streamsampler.engines.base import Engine
 from streamsampler.errors import CheckMode, UsageError
 from streamsampler.extras import needed
 from streamsampler.filters.base import Filter
-from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.base import Sampler, with_all_arguments, with_factory
 from streamsampler.samplers.options import RaySamplerOptions
+from streamsampler.samplers.per_worker import Agents, Envs
+from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.scheduling.restarts import OnFailure, Policy, Quota
 from streamsampler.scheduling.result import Order
 from streamsampler.serialization import dumps
@@ -66,6 +68,7 @@ __all__ = ["RaySampler"]
 _ONE_CPU: Mapping[str, Any] = {"num_cpus": 1}
 
 
+@with_all_arguments(Sampler, MultiprocessingSampler)
 class RaySampler(Sampler[ObservationsT, ActionsT]):
     """Collect trajectories in actors of a Ray cluster, on one machine or many.
 
@@ -91,10 +94,11 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         ImportError: Ray is not there; says how to install it.
     """
 
+    @with_factory
     def __init__(
         self,
-        agents: Any,
-        envs: Any,
+        agents: Agents,
+        envs: Envs,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         n_workers: int | None = None,
@@ -165,7 +169,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
 
     @classmethod
     def from_worker_factory(
-        cls, worker_factory: WorkerFactory, agents: Any, envs: Any, **options: Unpack[RaySamplerOptions]
+        cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, **options: Unpack[RaySamplerOptions]
     ) -> Self:
         """Do what `Sampler.from_worker_factory` does, with this sampler's further options."""
         return cls._from_factory(worker_factory, agents, envs, options)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec
 
 from streamsampler.errors import CheckMode, UsageError, keywords, positive
 from streamsampler.seeding import check_seed
@@ -26,11 +28,33 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+P = ParamSpec("P")
+
+
+def _with_old_names(init: Callable[P, None]) -> Callable[P, None]:
+    """Let a constructor take garage's arguments as well, with a DeprecationWarning that names today's."""
+
+    @functools.wraps(init)
+    def taking(*args: Any, **options: Any) -> None:
+        if "max_path_length" in options:
+            if "max_episode_length" in options:
+                raise TypeError("max_path_length is the old name of max_episode_length: give the new one alone")
+            warnings.warn("max_path_length is called max_episode_length", DeprecationWarning, stacklevel=2)
+            options["max_episode_length"] = options.pop("max_path_length")
+        if "is_tf_worker" in options:
+            if options.pop("is_tf_worker"):
+                raise UsageError("is_tf_worker=True: workers open no TensorFlow session; let the agent open its own")
+            warnings.warn("is_tf_worker has no effect: leave it out", DeprecationWarning, stacklevel=2)
+        init(*args, **options)
+
+    return taking
+
+
 class WorkerFactory:
     """Makes a sampler's workers: so many, of one class, with the same arguments.
 
     See `Sampler` for the arguments. `Sampler.from_worker_factory` uses a subclass as it is: override `__call__` to make
-    workers differently.
+    workers differently. garage's `max_path_length`, and `is_tf_worker=False`, are taken with a DeprecationWarning.
 
     Attributes:
         layout: How its workers run trajectories; see `Worker.layout`.
@@ -39,6 +63,7 @@ class WorkerFactory:
         UsageError: An argument cannot work.
     """
 
+    @_with_old_names
     def __init__(
         self,
         *,

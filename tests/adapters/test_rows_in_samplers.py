@@ -44,7 +44,7 @@ def network():
     return nn.Sequential(nn.Linear(4, 24), nn.Tanh(), nn.Linear(24, 2))
 
 
-AGENTS = {
+AGENTS: dict[str, Any] = {
     "torch": lambda: (TorchAgent(network(), CARTPOLE.action_space), "CartPole-v1"),
     "mlp": lambda: (MlpAgent(network(), CARTPOLE.action_space), "CartPole-v1"),
     "gaussian": lambda: (TorchAgent(Gaussian(), PENDULUM.action_space), "Pendulum-v1"),

@@ -52,14 +52,15 @@ class Of(gymnasium.Env):
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_every_way_to_say_it_draws_the_same(space):
     batches = []
-    for agent, options in [
+    ways: list[tuple[Any, dict[str, Any]]] = [
         (RandomAgent(space), {}),
         (RandomAgent(), {}),
         ("random", {}),
         (PerWorker(["random"]), {}),
         (RandomAgent(space), VEC),
         ("random", VEC),
-    ]:
+    ]
+    for agent, options in ways:
         with LocalSampler(agent, lambda: Of(space), seed=3, **options) as sampler:
             batches.append(sampler.obtain_trajectories(20))
     assert all(batch == batches[0] for batch in batches[1:])
@@ -134,7 +135,7 @@ def test_without_a_space_it_says_where_one_comes_from():
 
 def test_a_name_that_is_none():
     with pytest.raises(UsageError, match=r"no agent has the name 'randm'.*'random'"):
-        LocalSampler("randm", "CartPole-v1")
+        LocalSampler("randm", "CartPole-v1")  # type: ignore[arg-type]
 
 
 class Shown:

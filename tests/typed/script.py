@@ -1,5 +1,6 @@
 """What a user may write: type checkers are to infer each type that is asserted here, without a cast. It also runs."""
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any, assert_type
@@ -9,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 import streamsampler
-from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, TrajectoryFolder, WorkerFactory
+from streamsampler import (
+    LocalSampler,
+    MultiprocessingSampler,
+    NewEnvUpdate,
+    PerWorker,
+    TrajectoryBatch,
+    TrajectoryFolder,
+    WorkerFactory,
+)
 
 Array = NDArray[Any]
 Observations = dict[str, Array]
@@ -107,6 +116,21 @@ def main(folder: Path) -> None:
     other.save(folder / "nested.npz")
     loaded: TrajectoryBatch[Observations] = streamsampler.load(folder / "nested.npz")
     assert loaded == other
+    # Whatever is taken for agents and environments.
+    spec = gymnasium.spec("CartPole-v1")
+    made_by_id = gymnasium.make("CartPole-v1")
+    for environment in ("CartPole-v1", spec, made_by_id, lambda: gymnasium.make("CartPole-v1"), NewEnvUpdate(Two)):
+        LocalSampler("random", environment).close()
+    LocalSampler([Agent(0.0), lambda _: 0], [Two, functools.partial(Two, 4)]).close()
+    LocalSampler(PerWorker([Agent(0.0), Agent(1.0)]), Two(), n_workers=2).close()
+    with LocalSampler(Agent(0.0), Two) as old:  # garage's calls
+        assert_type(old.obtain_samples(0, 5, {"bias": 1.0}, Two()), TrajectoryBatch[Array, Array])
+        assert_type(old.obtain_samples(itr=1, num_samples=5, agent_update=Agent(1.0)), TrajectoryBatch[Array, Array])
+        fragments = old.obtain_fragments(2, env_update=Two(5))
+        assert_type(fragments.episode_returns, NDArray[np.float64])
+        assert_type(fragments.episode_lengths, NDArray[np.int64])
+    assert len(streamsampler.evaluate(Agent(0.0), Two(), num_trajectories=2, n_workers=0)) == 2
+
     made = LocalSampler[Observations].from_worker_factory(WorkerFactory(n_workers=1), Agent(0.0), Two, order="arrival")
     assert_type(made, LocalSampler[Observations, Array])
     made.close()

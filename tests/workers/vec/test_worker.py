@@ -39,7 +39,7 @@ def vec(agent, env, *, n_workers=1, n_envs=3, block_size=6, **options):
     return LocalSampler(agent, env, seed=SEED, n_workers=n_workers, worker_class=VecWorker, worker_args=args, **options)
 
 
-CASES = {
+CASES: dict[str, Any] = {
     "flat": (Balancing(), "CartPole-v1"),
     "nested": (NestedBatches(), Nested),
     "no get_actions, with a generator": (Attentive(), Nested),
