@@ -31,7 +31,7 @@ Exit codes:
 
 _HOW_MUCH = options_of(
     grouped_option(
-        "How much (exactly one of these)", "--num-trajectories", type=POSITIVE, metavar="N",
+        "How much (exactly one of these)", "-n", "--num-trajectories", type=POSITIVE, metavar="N",
         help="Exactly N trajectories of each agent.",
     ),
     SEEDS_AND_SCENARIOS,

@@ -46,7 +46,7 @@ def _video_of(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
 
 _HOW_MUCH = options_of(
     grouped_option(
-        "How much (exactly one of these)", "--num-trajectories", type=POSITIVE, metavar="N",
+        "How much (exactly one of these)", "-n", "--num-trajectories", type=POSITIVE, metavar="N",
         help="Exactly N trajectories.",
     ),
     SEEDS_AND_SCENARIOS,

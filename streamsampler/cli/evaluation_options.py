@@ -49,7 +49,7 @@ SUCCESS = grouped_option(
 )  # fmt: skip
 
 RESULT = grouped_option(
-    "Output", "--out", callback=_out_file, metavar="FILE",
+    "Output", "-o", "--out", callback=_out_file, metavar="FILE",
     help="Write what was found, with every return, its index and its seed, to a .json file. After Ctrl-C it gets what "
     "is finished.",
 )  # fmt: skip

@@ -34,7 +34,7 @@ Exit codes:
     "needs the library of its name. 'sb3' is the evaluations.npz of Stable-Baselines3, and takes evaluations.",
 )  # fmt: skip
 @grouped_option(
-    "What", "--out", required=True, metavar="FOLDER",
+    "What", "-o", "--out", required=True, metavar="FOLDER",
     help="The folder to write, new or empty; with --to sb3 the file, which is replaced. It appears when it is whole. "
     "After whatever ended an export to Minari, the same command continues it.",
 )  # fmt: skip

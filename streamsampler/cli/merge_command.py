@@ -33,7 +33,7 @@ Exit codes:
 @click.argument("parts", cls=SeveralArgument, metavar="PART...", nargs=-1, required=True)
 @options_of(
     grouped_option(
-        "Output", "--out", required=True, metavar="FILE|FOLDER",
+        "Output", "-o", "--out", required=True, metavar="FILE|FOLDER",
         help="Write the whole here: a file, which is replaced if it is there; of folders of shards a folder, which "
         "must be new or empty.",
     ),

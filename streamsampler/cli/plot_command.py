@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from streamsampler.cli.grouping import GroupedCommand, SeveralArgument, grouped_option
+from streamsampler.cli.shared_options import QUIET
 
 __all__ = ["plot"]
 
@@ -39,11 +40,11 @@ def _picture(name: str) -> Path:
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Draw returns and lengths.")
 @click.argument("paths", cls=SeveralArgument, nargs=-1, required=True, metavar="FILE|FOLDER...")
 @grouped_option(
-    "Output", "--out", callback=_out_file, metavar="FILE", show_default="next to the first file, with the names of all",
-    help="The picture, a .png file.",
+    "Output", "-o", "--out", callback=_out_file, metavar="FILE",
+    show_default="next to the first file, with the names of all", help="The picture, a .png file.",
 )  # fmt: skip
 @grouped_option("Output", "--dark", is_flag=True, help="Draw for a dark page.")
-@grouped_option("Output", "--quiet", is_flag=True, help="Print nothing on standard error but errors.")
+@QUIET
 def plot(paths: tuple[str, ...], out: Path | None, dark: bool, quiet: bool) -> None:
     """Draw the returns and lengths of trajectories: by index, and how they are distributed.
 

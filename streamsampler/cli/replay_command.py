@@ -9,7 +9,7 @@ import click
 
 from streamsampler.cli import options as arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
-from streamsampler.cli.shared_options import ENVIRONMENT, POSITIVE
+from streamsampler.cli.shared_options import ENVIRONMENT, POSITIVE, QUIET
 
 __all__ = ["VIDEO_EXTRA", "replay"]
 
@@ -77,10 +77,7 @@ _OUTPUT = options_of(
         help=f"Film the trajectory. {VIDEO_EXTRA}",
     ),
     grouped_option("Output", "--json", "as_json", is_flag=True, help="Print what came of it as one JSON object."),
-    grouped_option(
-        "Output", "--quiet", is_flag=True,
-        help="Print nothing on standard error but errors, and the warning that a model's statistics are missing.",
-    ),
+    QUIET,
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def _out_file(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 _HOW_MUCH = options_of(
     grouped_option(
-        "How much (exactly one of these)", "--num-samples", type=POSITIVE, metavar="N",
+        "How much (exactly one of these)", "-n", "--num-samples", type=POSITIVE, metavar="N",
         help="At least N timesteps, of whole trajectories: the shortest sequence of them that has so many. Numbers may "
         "be written 100000, 100_000, 1e5 or 100k.",
     ),
@@ -75,7 +75,7 @@ _ORDER = grouped_option(
 
 _OUTPUT = options_of(
     grouped_option(
-        "Output", "--out", callback=_out_file, metavar="FILE",
+        "Output", "-o", "--out", callback=_out_file, metavar="FILE",
         help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. After Ctrl-C it "
         "gets those that are finished. With --shard-size, a folder of such files.",
     ),

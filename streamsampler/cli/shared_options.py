@@ -9,7 +9,9 @@ from streamsampler.cli.grouping import grouped_option, options_of
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
 
-__all__ = ["AGENT", "AGENTS", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "PART", "POSITIVE", "PRINTED", "SAMPLED_BY"]
+__all__ = [
+    "AGENT", "AGENTS", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "PART", "POSITIVE", "PRINTED", "QUIET", "SAMPLED_BY",
+]  # fmt: skip
 
 POSITIVE = arguments.Count(min=1)
 
@@ -139,13 +141,14 @@ FAILURES = options_of(
 )  # fmt: skip
 """What happens when something fails."""
 
-PRINTED = options_of(
-    grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
-    grouped_option(
-        "Output", "--quiet", is_flag=True,
-        help="Print nothing on standard error but errors, and the warning that a model's statistics are missing.",
-    ),
+QUIET = grouped_option(
+    "Output", "-q", "--quiet", is_flag=True,
+    help="Print nothing on standard error but errors, and the warning that a model's statistics are missing.",
 )  # fmt: skip
+
+PRINTED = options_of(
+    grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."), QUIET
+)
 """What is printed."""
 
 PART = grouped_option(

@@ -110,7 +110,7 @@ COMPARE = ("compare", "CartPole-v1", "--agent", "random", "--agent", "random", "
         ((*COMPARE, "--until-decided", 0.05, "--seed", 1), "when --until-decided is sure is known only when all pairs"),
         (("merge", "nowhere.npz", "--out", "x"), "Invalid value for PART: there is no file or folder 'nowhere.npz'"),
         (("merge", "here.txt", "--out", "x"), "here.txt is no part: it holds neither trajectories nor an evaluation"),
-        (("merge", "here.txt"), "Missing option '--out'"),
+        (("merge", "here.txt"), "Missing option '-o' / '--out'"),
         (("merge", "--out", "x"), "Missing argument 'PART...'"),
     ],
 )

@@ -12,11 +12,13 @@ import gymnasium
 import pytest
 from click.testing import CliRunner, Result
 
+from streamsampler import load
 from streamsampler.cli.commands import cli
 from streamsampler.cli.options import Count, parse_value, size
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.engines.processes import links
 from streamsampler.errors import SerializationError
+from streamsampler.evaluation.evaluation import Evaluation
 
 
 @pytest.fixture
@@ -319,4 +321,55 @@ def test_tasks_that_cannot_be(
         Path(name).write_text(text)
     result = sample("--tasks", file, *arguments)
     assert result.exit_code == (1 if words == "set_task" else 2)
+    assert words in " ".join(result.stderr.split())
+
+
+SHORT = {"--out": "-o", "--quiet": "-q"}
+NUMBERS = {"sample": "--num-samples", "evaluate": "--num-trajectories", "compare": "--num-trajectories"}
+
+
+@pytest.mark.parametrize("name", cli.commands)
+def test_the_options_that_are_typed_most_have_short_names_in_each_command(name: str) -> None:
+    options = [option for option in cli.commands[name].params if isinstance(option, click.Option)]
+    expected = {**SHORT, **({NUMBERS[name]: "-n"} if name in NUMBERS else {})}
+    short = {long: option.opts for option in options for long in option.opts if long in expected}
+    for long, opts in short.items():
+        assert opts == [expected[long], long], "the long name is last: errors end with it"
+    assert {opt for option in options for opt in option.opts if not opt.startswith("--")} == {
+        expected[long] for long in short
+    }
+    assert name not in NUMBERS or NUMBERS[name] in short
+
+
+def test_short_names_do_what_long_ones_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = ("--seed", 3, "--workers", 0)
+    for short, long in (
+        (sample("-n", "1k", "-o", "short", "-q", *common), sample("--num-samples", 1000, "--out", "long", *common)),
+        (
+            invoke("evaluate", "CartPole-v1", "-qn5", "-o", "short.json", *common),
+            invoke("evaluate", "CartPole-v1", "--num-trajectories", 5, "--out", "long.json", *common),
+        ),
+    ):
+        assert (short.exit_code, short.stderr) == (long.exit_code, "") == (0, "")
+    assert load("short") == load("long")
+    assert load("short").n_timesteps >= 1000
+    short_file, long_file = (Evaluation.load(f"{name}.json") for name in ("short", "long"))
+    assert short_file.returns.tolist() == long_file.returns.tolist()
+    assert len(short_file) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-num-samples", 5], "'um-samples' is not a whole number"),
+        (["-n", 5, "--num-trajectories", 5], "--num-samples and --num-trajectories exclude each other"),
+        (["-n", 5, "-out", "x.npz"], "unexpected extra argument (x.npz)"),
+        (["-n", 5, "-o", "x.csv"], ".csv is not written"),
+        (["-n", 5, "-quiet"], "No such option '-u'"),
+    ],
+)
+def test_short_names_that_are_typed_wrongly_are_errors(arguments: list[Any], words: str) -> None:
+    result = sample(*arguments)
+    assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
