@@ -92,10 +92,10 @@ def vector_env(task: Task, policy: ActorCritic, seed: int, mode: str) -> Iterato
     agent = TorchAgent(policy, envs.single_action_space)
     agent.reset(seed=seed)
     following, _ = envs.reset(seed=seed)
-    going_on = np.zeros(N_ENVS, bool)
+    so_far = {"earlier_lengths": np.zeros(N_ENVS, np.int64), "earlier_returns": np.zeros(N_ENVS)}
 
     def collect(n_timesteps: int, n_envs: int, policy: ActorCritic) -> TrajectoryBatch:
-        nonlocal following, going_on
+        nonlocal following
         steps: list[tuple[Any, ...]] = []
         parts: list[list[tuple[int, bool, Any]]] = [[] for _ in range(n_envs)]  # of episodes, in each environment
         for step in range(1, n_timesteps + 1):
@@ -118,12 +118,19 @@ def vector_env(task: Task, policy: ActorCritic, seed: int, mode: str) -> Iterato
                 start = stop
         batch = TrajectoryBatch.from_list(episodes, envs.single_observation_space, envs.single_action_space)
         n_parts = np.array([len(ends) for ends in parts])
-        continued = np.zeros(len(cut), bool)
-        continued[n_parts.cumsum() - n_parts] = going_on
-        going_on = np.array(cut)[n_parts.cumsum() - 1]
-        flags = {"continued": continued, "cut": np.array(cut), "env_numbers": np.repeat(np.arange(n_envs), n_parts)}
-        truncated = ~batch.terminated & ~flags["cut"]
-        return with_values(dataclasses.replace(batch, fragments=flags, truncated=truncated), policy)
+        earlier = {"earlier_lengths": np.zeros(len(cut), np.int64), "earlier_returns": np.zeros(len(cut))}
+        last_of_env = n_parts.cumsum() - 1
+        for name, values in (("earlier_lengths", batch.lengths), ("earlier_returns", batch.returns)):
+            earlier[name][last_of_env + 1 - n_parts] = so_far[name]
+            so_far[name] = np.where(np.array(cut)[last_of_env], (earlier[name] + values)[last_of_env], 0)
+        said = {
+            "continued": earlier["earlier_lengths"] > 0,
+            "cut": np.array(cut),
+            "env_numbers": np.repeat(np.arange(n_envs), n_parts),
+            **earlier,
+        }
+        truncated = ~batch.terminated & ~said["cut"]
+        return with_values(dataclasses.replace(batch, fragments=said, truncated=truncated), policy)
 
     with contextlib.closing(envs):
         yield collect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ended_returns", "line_of", "made"]
+__all__ = ["line_of", "made"]
 
 
 def made(environment: str) -> Any:
@@ -34,16 +34,3 @@ def line_of(iteration: int, ended: list[float]) -> str:
     if not ended:
         return f"iteration {iteration}: no episode ended"
     return f"iteration {iteration}: mean return {sum(ended) / len(ended):.2f} of {len(ended)}"
-
-
-def ended_returns(batch: Any, running: Any) -> list[float]:
-    """Return the returns of the episodes that ended in a batch of fragments, from their starts in earlier batches on.
-
-    Args:
-        batch: The batch.
-        running: (n_envs,) what the episode in each environment got in earlier batches; it is brought up to date.
-    """
-    returns = batch.raw_returns + batch.continued * running[batch.env_numbers]
-    running[batch.env_numbers[batch.cut]] = returns[batch.cut]
-    ended: list[float] = returns[~batch.cut].tolist()
-    return ended

@@ -27,7 +27,7 @@ from gymnasium.spaces import Box, Discrete
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch, VecWorker
 from streamsampler.adapters.torch import TorchAgent
-from streamsampler.examples import ended_returns, line_of, made
+from streamsampler.examples import line_of, made
 from streamsampler.examples.pytorch import nn, torch
 from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
 
@@ -129,12 +129,12 @@ def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch, seed: int, s
 
 def train(sampler: Any, policy: ActorCritic, settings: Settings) -> Iterator[list[float]]:
     """Yield, after each iteration's learning, the returns of the episodes that ended in it."""
-    adam, running = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True), np.zeros(settings.n_envs)
+    adam = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
     for iteration in range(settings.iterations):
         adam.param_groups[0]["lr"] = settings.learning_rate * (1 - iteration / settings.iterations)
         batch = sampler.obtain_fragments(settings.timesteps, settings.n_envs, agent_update=policy)
         improve(policy, adam, batch, iteration, settings)
-        yield ended_returns(batch, running)
+        yield batch.episode_returns.tolist()
 
 
 def save(path: Path, policy: ActorCritic, filters: Filters) -> None:

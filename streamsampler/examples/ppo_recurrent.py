@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TransformObservation
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
-from streamsampler.examples import ended_returns, line_of, made
+from streamsampler.examples import line_of, made
 from streamsampler.examples.pytorch import nn, torch
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 
@@ -104,12 +104,12 @@ def main(environment: str, hide: str, workers: int, seed: int, iterations: int) 
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
     agent = RecurrentAgent(make(environment, hide))
-    adam, running = torch.optim.Adam(agent.parameters(), 3e-3), np.zeros(8)
+    adam = torch.optim.Adam(agent.parameters(), 3e-3)
     settings: Any = {"seed": seed, "observation_filter": RunningNorm(), "reward_filter": RunningReturnNorm()}
     with MultiprocessingSampler(agent, partial(make, environment, hide), n_workers=workers, **settings) as sampler:
         for iteration in range(iterations):
             batch = sampler.obtain_fragments(256, 8, agent_update=agent.state_dict())
-            click.echo(line_of(iteration, ended_returns(batch, running)))
+            click.echo(line_of(iteration, batch.episode_returns.tolist()))
             improve(agent, adam, batch, seed=iteration)
         agent.noise = 0.0
         returns = sampler.obtain_trajectories(100, agent_update=agent).raw_returns
