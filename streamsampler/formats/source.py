@@ -39,6 +39,7 @@ class Source:
         n_timesteps: How many timesteps.
         observation_space: The environment's.
         action_space: The environment's.
+        has_fragments: Whether trajectories may be parts of episodes.
         facts: See above.
     """
 
@@ -55,6 +56,7 @@ class Source:
         self.facts = facts
         first = shards[0]
         self.observation_space, self.action_space = first.observation_space, first.action_space
+        self.has_fragments = bool(first.fragments)  # of a batch alone: a folder has whole trajectories
 
     def __len__(self) -> int:
         return len(self._shards)

@@ -12,6 +12,7 @@
 | `trajectory` | the number of the row, from 0 |
 | `index`, `agent_version`, `seed` | what identifies the trajectory: `env.reset(seed=seed)` starts it |
 | `length`, `return`, `terminated`, `truncated` | timesteps, sum of rewards, and its end |
+| `continued`, `cut`, `env_number`, `earlier_length`, `earlier_return` | only of fragments, see `TrajectoryBatch` |
 | `last_observation` | what followed the last action |
 | `reset_info.KEY` | the infos of `env.reset` |
 
@@ -38,6 +39,8 @@ __all__ = ["Tables"]
 _INT = Column("numbers", np.dtype(np.int64))
 _BOOL = Column("numbers", np.dtype(np.bool_))
 _FLOAT = Column("numbers", np.dtype(np.float64))
+_OF_FRAGMENTS = {"continued": _BOOL, "cut": _BOOL, "env_number": _INT, "earlier_length": _INT, "earlier_return": _FLOAT}
+"""By the names of columns, which are those of `fragments` in the singular."""
 
 
 class Tables:
@@ -63,6 +66,7 @@ class Tables:
         self._wholes = _Names({
             ("trajectory",): _INT, ("index",): _INT, ("agent_version",): _INT, ("seed",): seed, ("length",): _INT,
             ("return",): _FLOAT, ("terminated",): _BOOL, ("truncated",): _BOOL,
+            **({(name,): column for name, column in _OF_FRAGMENTS.items()} if source.has_fragments else {}),
             **_leaves(observation, "last_observation"), **_under("reset_info", infos["episode_infos"]),
         })  # fmt: skip
         self._infos = infos
@@ -103,6 +107,8 @@ class Tables:
         yield "return", (batch.returns, None)
         yield "terminated", (batch.terminated, None)
         yield "truncated", (batch.truncated, None)
+        for name in _OF_FRAGMENTS if batch.fragments else ():
+            yield name, (batch.fragments[name if name in batch.fragments else f"{name}s"], None)
         yield from self._wholes.leaves(batch.observation_space, batch.last_observations, "last_observation")
         values = info_values(batch.episode_infos, len(batch), self._infos["episode_infos"], "episode_infos")
         yield from self._wholes.infos(values, "reset_info")

@@ -50,9 +50,8 @@ def _with_itr(method: Callable[..., Any]) -> Callable[..., Any]:
     def taking(self: Any, *args: Any, **options: Any) -> Any:
         if "itr" in options:
             positive("itr", options.pop("itr"), least=0)
-        elif "num_samples" in options or _is_integer(*args[1:2]):
-            for itr in args[:1]:
-                positive("itr", itr, least=0)
+        elif args and ("num_samples" in options or _is_integer(*args[1:2])):
+            positive("itr, which may come before num_samples,", args[0], least=0)
             args = args[1:]
         return method(self, *args, **options)
 

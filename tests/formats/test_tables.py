@@ -95,6 +95,21 @@ def test_a_row_for_each_trajectory(odd, written):
     assert facts["observation_space"]["space"] == "Dict"
 
 
+def test_parts_of_episodes_are_told_from_episodes():
+    with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
+        sampler.obtain_fragments(30, 4)
+        batch = sampler.obtain_fragments(30, 4)
+    table = to_pandas(batch).trajectories
+    assert table["continued"].tolist() == batch.continued.tolist()
+    assert table["cut"].tolist() == batch.cut.tolist()
+    assert table["env_number"].tolist() == batch.env_numbers.tolist()
+    ended = table[~table["cut"]]
+    assert (ended["return"] + ended["earlier_return"]).tolist() == batch.episode_returns.tolist()
+    assert (ended["length"] + ended["earlier_length"]).tolist() == batch.episode_lengths.tolist()
+    with LocalSampler("random", "CartPole-v1", seed=1) as sampler:
+        assert "cut" not in to_pandas(sampler.obtain_trajectories(2)).trajectories
+
+
 def test_row_groups_are_small_however_large_a_shard(odd, tmp_path, monkeypatch):
     from streamsampler.formats import parquet as module
 
