@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamsampler.data.assembly import Delivery
+from streamsampler.data.fragments import EnvFragment
 from streamsampler.data.raw import sums
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.statistics import EndedEpisodes
@@ -57,7 +58,6 @@ class FragmentLedger:
     Attributes:
         n_envs: How many environments there are.
         base_version: The agent version in which they began.
-        earlier: By environment, what the episode with which it began this call had before; of those that arrived.
         ended: The episodes that ended in this call so far.
     """
 
@@ -68,7 +68,7 @@ class FragmentLedger:
         self._options: dict[str, Any] | None = None
         self._standings = Standings()
         self._arrived: set[int] = set()  # environments, in this call
-        self.earlier: dict[int, Earlier] = {}
+        self._earlier: dict[int, Earlier] = {}  # by environment, of the first episode in this call, if it is continued
         self.ended = EndedEpisodes()
         self._so_far: dict[int, Earlier] = {}  # by environment, of the episode that goes on after its last fragment
         self._agent_is_replaced = False  # by this call
@@ -87,7 +87,7 @@ class FragmentLedger:
         """
         self._plan, self._options = plan, options
         self._arrived = set()
-        self.earlier, self.ended = {}, EndedEpisodes()
+        self._earlier, self.ended = {}, EndedEpisodes()
         self._agent_is_replaced = agent_is_replaced
 
     def group_of(self, trajectory: int) -> int:
@@ -122,6 +122,12 @@ class FragmentLedger:
             )
         return len(lost)
 
+    def earlier_of(self, fragment: EnvFragment) -> Earlier:
+        """Return what the first episode of a fragment of this call had in earlier calls; `take` may not know it yet."""
+        if not fragment.continued:
+            return _NOTHING
+        return self._earlier.get(fragment.number) or self._so_far[fragment.number]
+
     def _add_up(self, rollouts: Rollouts) -> None:
         """Add what parts of episodes returned to what their episodes had before."""
         with np.errstate(invalid="ignore"):  # rewards may be infinite
@@ -130,11 +136,12 @@ class FragmentLedger:
         stop = 0
         for fragment in rollouts.fragments:
             number, first, stop = fragment.number, stop, stop + fragment.n_episodes
-            before = self._so_far.pop(number, _NOTHING)
-            self.earlier[number] = before = before if fragment.continued else _NOTHING
+            before = self._earlier[number] = self.earlier_of(fragment)  # first: an interrupt may come in between
             lengths[first] += before.length
             returns[first] += before.returned
-            if fragment.state is not None:
+            if fragment.state is None:
+                self._so_far.pop(number, None)
+            else:
                 self._so_far[number] = Earlier(int(lengths[stop - 1]), float(returns[stop - 1]))
         self.ended += EndedEpisodes.of(returns[ended], lengths[ended])
 
@@ -149,7 +156,7 @@ class Episodes:
 
     def __init__(self, result: Result, ledger: FragmentLedger) -> None:
         self._result = result
-        self._n_envs, self._earlier = ledger.n_envs, ledger.earlier
+        self._n_envs, self._ledger = ledger.n_envs, ledger
         self._segments: list[Segment | None] = []  # None for those that were forgotten
         self._n_taken = 0  # segments of environments
         self._numbers: list[int] = []
@@ -174,7 +181,7 @@ class Episodes:
             self._segments.append(Segment(delivery, position, position + n, indices))
             self._numbers += [number] * n
             self._continued += [fragment.continued, *[False] * (n - 1)]
-            self._before += [self._earlier[number], *[_NOTHING] * (n - 1)]
+            self._before += [self._ledger.earlier_of(fragment), *[_NOTHING] * (n - 1)]
             position += n
         self._n_taken += 1
         self._result.forget_segments(self._n_taken - 1, self._n_taken)

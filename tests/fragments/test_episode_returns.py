@@ -14,6 +14,8 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch, VecWorker, load
 from streamsampler.errors import DataError, UsageError
 from streamsampler.filters import RunningReturnNorm
+from streamsampler.samplers.fragments import FragmentLedger
+from tests.faults.test_interrupts import raise_once
 from tests.fragments.agents import Forgetful, Restorable, Sticky
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps
@@ -184,6 +186,22 @@ def test_restored_workers_lose_no_parts(options):
     check(batches, least=3)
     for batch, undisturbed in zip(batches, expected, strict=True):
         assert batch.episode_returns.tolist() == undisturbed.episode_returns.tolist()
+
+
+@pytest.mark.parametrize("method", ["take", "_add_up"])
+def test_what_ctrl_c_leaves_of_a_call_has_earlier_parts_too(method, monkeypatch):
+    with (
+        LocalSampler(Restorable(), Sticky, seed=SEED) as sampler,
+        LocalSampler(Restorable(), Sticky, seed=SEED) as other,
+    ):
+        for each in (sampler, other):
+            each.obtain_fragments(20, 4)
+        raise_once(monkeypatch, FragmentLedger, method, KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sampler.obtain_fragments(20, 4)
+        salvaged, expected = sampler.salvage(), other.obtain_fragments(20, 4)
+    assert salvaged == expected
+    assert salvaged.continued.any()
 
 
 def test_an_episode_that_could_not_be_restored_is_not_counted_as_one_that_ended():
