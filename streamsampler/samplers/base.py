@@ -254,6 +254,8 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
     ) -> Self:
         """Make a sampler whose workers come from `worker_factory`.
 
+        garage's `MultiprocessingSampler(worker_factory, agents, envs)` does the same; type checkers know this one only.
+
         Args:
             worker_factory: How many workers, of which kind, with which seed and arguments.
             agents: See `Sampler`.
