@@ -96,7 +96,7 @@ _OUTPUT = options_of(
     ),
     grouped_option(
         "Output", "--without-infos", is_flag=False, flag_value=arguments.ALL_INFOS, callback=arguments.without_infos,
-        metavar="[NAME,...]", help="Leave infos out of the file or the folder, since objects in them cannot be written: "
+        metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
         "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID.",
     ),
     grouped_option(
