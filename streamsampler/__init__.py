@@ -1,5 +1,7 @@
 """Collect trajectories from Gymnasium environments in parallel, reproducibly.
 
+Names that users need are imported from here:
+
 ```python
 from streamsampler import MultiprocessingSampler
 
@@ -8,28 +10,175 @@ with MultiprocessingSampler("random", "CartPole-v1", seed=1) as sampler:
     print(batch, batch.observations.shape)
 ```
 
-Names that users need are imported from here. The guides are docstrings, for `help()` and `python -m pydoc`:
+Five steps: train PPO, and evaluate it
+--------------------------------------
 
-- `streamsampler.samplers`: calls, seeds, evaluation; exceptions, workers that die or hang, log records
-- `streamsampler.stepping`: environments that are stepped from your own process, synchronously or not
-- `streamsampler.evaluation`: how good an agent is, and whether that is sure
-- `streamsampler.checking`: whether an environment and an agent keep to the rules, and how they are run fastest
-- `streamsampler.samplers.ray`: workers in a Ray cluster
-- `streamsampler.data`: batches; `streamsampler.storage`: files, and folders for more than fits into memory
-- `streamsampler.formats`: Minari, Parquet, pandas, TensorDict and others
-- `streamsampler.agents`, `streamsampler.environments`: what samplers take
-- `streamsampler.adapters`: policies of PyTorch and Stable-Baselines3
-- `streamsampler.workers`, `streamsampler.workers.vec`: kinds of workers, several environments in each
-- `streamsampler.engines`: where workers live; `streamsampler.protocol.states`: how they talk to the sampler
-- `streamsampler.errors`: what is raised; `streamsampler.testing`: failures on purpose, for tests of your code
-- `streamsampler.cli`: the command line; `streamsampler.examples`: short programs
+*1. Install* the package with PyTorch, in a clone of the repository, and look whether it is there:
 
-For workers and engines of your own more is public, the names in `__all__` of these modules. The guide to workers is
-`streamsampler.workers.base`, the guide to engines `streamsampler.engines.base`; they use `streamsampler.workers.loop`,
-`streamsampler.workers.board`, `streamsampler.workers.factory`, `streamsampler.workers.generators`,
-`streamsampler.protocol.messages`, `streamsampler.scheduling.blocks`, `streamsampler.data.recorder`,
-`streamsampler.agents.base`, `streamsampler.agents.draws`, `streamsampler.agents.independence`,
-`streamsampler.agents.updates`, `streamsampler.environments.updates`,
+```sh
+pip install '.[torch]'
+streamsampler --version
+```
+
+```text
+streamsampler 0.1.0
+```
+
+*2. Sample* 10,000 timesteps with random actions. The same seed gives the same numbers on any number of workers; times,
+and what is left over, vary:
+
+```sh
+streamsampler sample CartPole-v1 --num-samples 10000 --seed 1
+```
+
+```text
+environment   CartPole-v1
+agent         random
+trajectories  445
+timesteps     10,000
+return        22.47 ± 0.53 standard error, from 8 to 90
+length        22.47, from 8 to 90
+wall time     0.80 s, 12,450 timesteps per second
+workers       2
+seed          1
+left over     0 stale, 0 surplus, 0 abandoned
+```
+
+*3. Train* with PPO. Save this as `cartpole.py`, and run it: `python cartpole.py`.
+
+```python
+import torch
+from gymnasium.spaces import Discrete
+from torch import nn
+
+from streamsampler import MultiprocessingSampler
+from streamsampler.adapters.torch import TorchAgent
+
+
+def network(n_outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, n_outputs))
+
+
+def train() -> None:
+    torch.set_num_threads(1)  # more do not pay for so small a network
+    torch.manual_seed(1)
+    actor, critic = network(2), network(1)
+    adam = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)
+    with MultiprocessingSampler(TorchAgent(actor, Discrete(2)), "CartPole-v1", seed=1) as sampler:
+        for iteration in range(15):
+            batch = sampler.obtain_samples(2_000, agent_update=actor)
+            returns = batch.returns
+            print(f"iteration {iteration}: mean return {returns.mean():.1f} of {len(returns)} trajectories")
+            data = batch.to_torch()  # a dict of tensors
+            observations, actions, log_probs = data["observations"], data["actions"], data["agent_infos"]["log_prob"]
+            with torch.no_grad():
+                values, last_values = critic(observations)[:, 0], critic(data["last_observations"])[:, 0]
+            advantages = batch.advantages(values, last_values, gamma=0.99, lambda_=0.95)
+            targets = advantages + values
+            for rows in batch.minibatches(200, seed=iteration, epochs=10):
+                chosen = torch.distributions.Categorical(logits=actor(observations[rows]))
+                ratios = (chosen.log_prob(actions[rows]) - log_probs[rows]).exp()
+                scaled = (advantages[rows] - advantages[rows].mean()) / advantages[rows].std()
+                gain = torch.min(scaled * ratios, scaled * ratios.clamp(0.8, 1.2)).mean()
+                loss = nn.functional.mse_loss(critic(observations[rows])[:, 0], targets[rows]) / 2 - gain
+                adam.zero_grad()
+                loss.backward()
+                adam.step()
+    torch.save(actor.state_dict(), "actor.pt")
+
+
+def trained() -> TorchAgent:
+    actor = network(2)
+    actor.load_state_dict(torch.load("actor.pt"))
+    return TorchAgent(actor, Discrete(2), deterministic=True)
+
+
+if __name__ == "__main__":
+    train()
+```
+
+It prints:
+
+```text
+iteration 0: mean return 21.4 of 95 trajectories
+iteration 1: mean return 27.9 of 72 trajectories
+iteration 2: mean return 50.5 of 40 trajectories
+…
+iteration 14: mean return 500.0 of 4 trajectories
+```
+
+*4. Evaluate* what was trained, on exactly 100 trajectories. `--agent` names the function that makes the agent:
+
+```sh
+streamsampler evaluate CartPole-v1 --agent cartpole:trained --num-trajectories 100 --seed 1
+```
+
+```text
+TorchAgent(Sequential, CategoricalHead) in CartPole-v1: 100 trajectories
+  mean return           500  95 % [500, 500]  t
+  standard deviation      0
+  …
+note: all returns are equal; with 95 % confidence at most 2.95 % of trajectories have another one
+```
+
+*5. Compare* it with another agent, on the same seeds:
+
+```sh
+streamsampler compare CartPole-v1 --agent random --agent cartpole:trained --num-trajectories 100 --seed 1
+```
+
+```text
+random, cartpole:trained in CartPole-v1, on the same seeds
+                      random  cartpole:trained
+  trajectories           100               100
+  mean return           21.9               500
+  …
+cartpole:trained minus random: 100 pairs
+  difference of means         478.1  95 % [475.94, 479.87]  studentised bootstrap
+  probability of improvement      1  95 % [1, 1]  percentile bootstrap of pairs
+  …
+```
+
+The last digits of a network's numbers, and so the returns while it learns, may differ on another kind of processor.
+
+Guides by task
+--------------
+
+The guides are docstrings: `help()` and `python -m pydoc` print them.
+
+| to | read |
+|---|---|
+| sample whole trajectories or fragments, choose seeds, replay; handle failures | `streamsampler.samplers` |
+| use what a batch holds: returns, advantages, minibatches | `streamsampler.data` |
+| write an agent | `streamsampler.agents` |
+| make environments, and change them from call to call | `streamsampler.environments` |
+| use a policy of PyTorch or Stable-Baselines3 | `streamsampler.adapters` |
+| normalise observations and rewards | `streamsampler.filters` |
+| run code at each timestep, in the workers | `streamsampler.workers.hooks` |
+| run several environments in each worker | `streamsampler.workers.vec` |
+| keep the agent in your own process, on its GPU | `streamsampler.stepping.inference` |
+| step environments yourself | `streamsampler.stepping` |
+| evaluate and compare agents | `streamsampler.evaluation` |
+| check an environment and an agent | `streamsampler.checking` |
+| find the fastest way to run them | `streamsampler.benchmarking` |
+| write and read files, and folders for more than fits into memory | `streamsampler.storage` |
+| write Minari, Parquet, pandas or TensorDict | `streamsampler.formats` |
+| sample on several machines | `streamsampler.samplers.ray` |
+| use the command line | `streamsampler.cli` |
+| come from another library | `streamsampler.coming_from` |
+| test your code against failures | `streamsampler.testing`; what is raised: `streamsampler.errors` |
+| copy a whole program | `streamsampler.examples` |
+
+Workers and engines of your own
+-------------------------------
+
+The guides are `streamsampler.workers.base` (kinds of workers: `streamsampler.workers`) and `streamsampler.engines.base`
+(what an engine is: `streamsampler.engines`). `streamsampler.protocol.states` has the states of both ends. For workers
+and engines of your own more is public, the names in `__all__` of the modules that they use:
+`streamsampler.workers.loop`, `streamsampler.workers.board`, `streamsampler.workers.factory`,
+`streamsampler.workers.generators`, `streamsampler.protocol.messages`, `streamsampler.scheduling.blocks`,
+`streamsampler.data.recorder`, `streamsampler.agents.base`, `streamsampler.agents.draws`,
+`streamsampler.agents.independence`, `streamsampler.agents.updates`, `streamsampler.environments.updates`,
 `streamsampler.seeding` and `streamsampler.serialization`.
 """
 

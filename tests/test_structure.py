@@ -31,6 +31,7 @@ ROOMS = [
         "formats",
         "testing",
         "",
+        "coming_from",
         "examples",
         "cli",
         "__main__",

@@ -1,8 +1,10 @@
-"""Build the pages of the API: `python -m tests.documentation.pages FOLDER`. Needs the extras `dev` and `torch`.
+"""Build the pages: `python -m tests.documentation.pages FOLDER`. Needs the extras `dev` and `torch`.
 
-A page for each public module, and links from backticked names to what they name. A warning of pdoc is an error; so is a
-link, or a full name of this package in backticks, that leads nowhere.
+The start page is the docstring of `streamsampler` with a list of what is on all other pages (see `site`). A warning of
+pdoc is an error; so is a link, or a full name of this package in backticks, that leads nowhere.
 """
+
+from __future__ import annotations
 
 import functools
 import html
@@ -10,100 +12,103 @@ import os
 import pathlib
 import re
 import sys
+import typing
 import warnings
 
 import streamsampler
+from tests.documentation.site import Site
 
-MODULES = [
-    *("", "errors", "samplers", "samplers.obtaining", "samplers.lifecycle", "samplers.progress", "samplers.ray"),
-    *(
-        "filters",
-        "filters.running",
-        "filters.base",
-        "stepping",
-        "stepping.manager",
-        "stepping.lifecycle",
-        "stepping.inference",
-        "workers.seams",
-        "workers.hooks",
-    ),
-    *("workers.trajectory_context", "data.batch_fragments", "data.batch_estimates", "data.batch_episodes", "data.raw"),
-    *("agents", "agents.base", "agents.draws"),
-    *("agents.independence", "agents.updates"),
-    *("environments", "environments.updates", "data", "data.statistics", "data.timers", "data.opaque", "data.recorder"),
-    *("timing", "storage"),
-    *("storage.npz", "adapters", "adapters.torch", "adapters.mlp", "adapters.heads", "adapters.sb3", "workers"),
-    *("workers.base", "workers.board", "workers.factory", "workers.generators", "workers.loop", "workers.vec"),
-    *("engines", "engines.base", "scheduling.blocks", "scheduling.restarts", "seeding", "serialization", "protocol"),
-    *("evaluation", "evaluation.evaluate", "evaluation.evaluation", "evaluation.intervals", "evaluation.betting"),
-    *("formats", "formats.export", "formats.minari", "formats.pandas", "formats.parquet", "formats.sb3"),
-    *("formats.source", "formats.tables", "formats.tensordict", "storage.folder", "storage.sequences"),
-    *("evaluation.compare", "evaluation.comparison", "evaluation.merging"),
-    *("checking", "checking.check", "checking.report"),
-    *("checking.findings", "checking.speed", "checking.recommending"),
-    *("benchmarking", "benchmarking.bench", "benchmarking.report"),
-    *("protocol.fingerprints", "protocol.messages", "protocol.states", "testing", "testing.fail_points", "cli"),
-    *("examples", "examples.reinforce", "examples.evolution_strategy", "examples.ppo"),
-    *("examples.trpo", "examples.ppo_recurrent", "examples.evaluate_sb3"),
-]
 # A type that is defined by itself cannot be looked up from another module.
 RECURSIVE = re.compile(r"Error parsing type annotation .*\bTree\b")
-# The constructor of a NamedTuple is in no module where its annotations could be looked up.
-NAMED_TUPLE = re.compile(r"Error parsing type annotation ForwardRef\(.*\.__init__\. Import of (Any|NDArray) failed")
-CODE = re.compile(r"<code>([A-Za-z_][\w.]*)((?:\([^<]*\))?)</code>")
+# The constructors that NamedTuple and dataclass write are in no module where all annotations could be looked up.
+GENERATED = re.compile(r"Error parsing type annotation .*\.__init__\. Import of \w+ failed")
+CODE = re.compile(r'(?<!">)<code>([A-Za-z_][\w.]*)((?:\([^<]*\))?)</code>')
+DOT = r'(?:\.|</span><span class="o">\.</span><span class="n">)'
+TYPE = re.compile(rf"\bstreamsampler(?:{DOT}\w+)+")
 
 
-def build(folder):
+def build(folder: pathlib.Path) -> list[str]:
     """Write the pages into a folder, and return what is wrong with them: pdoc's warnings, and what leads nowhere."""
     import pdoc
 
-    for name in streamsampler.__all__:
-        getattr(streamsampler, name)  # pdoc does not look for names that a module imports on demand
-    pdoc.render.configure(docformat="google", show_source=False)
-    filters = pdoc.render.env.filters
-    filters["linkify"] = keep_suffixes(filters["linkify"])
-    names = [".".join(filter(None, ("streamsampler", name))) for name in MODULES]
+    pdoc.render.configure(
+        docformat="google", show_source=False, template_directory=pathlib.Path(__file__).with_name("templates")
+    )
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        modules = {name: pdoc.doc.Module.from_name(name) for name in names}
-        for name, module in modules.items():
-            module.submodules = [modules[other] for other in names if other.rpartition(".")[0] == name]
+        site = Site()
+        pdoc.render.env.filters["linkify"] = linkify_with(site.homes)
         pages = {}
-        for name, module in modules.items():
+        for name, module in site.modules.items():
             path = folder / f"{name.replace('.', '/')}.html"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pages[path] = pdoc.render.html_module(module, modules)
-        (folder / "search.js").write_text(pdoc.render.search_index(modules))
-    found = places(folder, pages)
+            pages[path] = pdoc.render.html_module(module, site.modules)
+        (folder / "index.html").write_text(pdoc.render.html_index(site.modules))
+        (folder / "search.js").write_text(pdoc.render.search_index(site.modules))
+    found = places(folder, pages, site.homes)
     linked = {path: link_names(path, text, found) for path, text in pages.items()}
     for path, text in linked.items():
         path.write_text(text)
-    known = RECURSIVE, NAMED_TUPLE
+    known = RECURSIVE, GENERATED
     wrong = [text for it in warned if not any(pattern.match(text := str(it.message)) for pattern in known)]
     wrong += [f"{path.relative_to(folder)}: {what}" for path in linked for what in dead_ends(path, linked)]
     return sorted(set(wrong))
 
 
-def keep_suffixes(linkify):
-    """Return the filter of pdoc that makes links, changed: `.npz` is a suffix of files, not a module."""
+def linkify_with(homes: dict[tuple[str, str], str]) -> typing.Callable[..., str]:
+    """Return pdoc's filter that makes links, changed.
+
+    In annotations a type has the name that users import it by, or, where it is on no page, its last name alone; and
+    `.npz` is a suffix of files, not a module.
+
+    Args:
+        homes: The page of each name, by its module and its name there.
+    """
+    import pdoc
+
+    linkify = pdoc.render_helpers.linkify
+
+    def short(match: re.Match[str]) -> str:
+        module, _, name = re.sub(DOT, ".", match.group()).rpartition(".")
+        page = homes.get((module, name), "")
+        return page if page.rpartition(".")[2] == name else f"{page}.{name}" if page else name
 
     @functools.wraps(linkify)
-    def keeping(context, code, *args, **kwargs):
-        return linkify(context, code.replace(".npz", "\0npz"), *args, **kwargs).replace("\0npz", ".npz")
+    def changed(context: typing.Any, code: str, namespace: str = "", shorten: bool = True) -> str:
+        if shorten:
+            code = TYPE.sub(short, str(code))
+        linked = linkify(context, code.replace(".npz", "\0npz"), namespace=namespace, shorten=shorten)
+        return linked.replace("\0npz", ".npz")  # type: ignore[no-any-return]  # Markup, which templates do not escape
 
-    return keeping
+    return changed
 
 
-def places(folder, pages):
-    """Return where each public name is documented: page and anchor, by its full name and its short ones."""
+def places(
+    folder: pathlib.Path, pages: dict[pathlib.Path, str], homes: dict[tuple[str, str], str]
+) -> dict[str, tuple[pathlib.Path, str]]:
+    """Return where each public name is documented: page and anchor, by its full name and its short ones.
+
+    Args:
+        folder: The folder of all pages.
+        pages: The text of each page, by its path.
+        homes: The page of each name, by its module and its name there.
+    """
     found = {}
     for path, text in pages.items():
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
         found[module] = (path, "")
+        # A name that is imported from `streamsampler` has its own page.
+        owner = "streamsampler" if module.rpartition(".")[2] in streamsampler.__all__ else module
         for anchor in re.findall(r' id="([A-Za-z_][\w.]*)"', text):
-            found[f"{module}.{anchor}"] = (path, anchor)
+            found.setdefault(f"{owner}.{anchor}", (path, anchor))
+    for (module, name), page in homes.items():
+        path = folder / f"{page.replace('.', '/')}.html"
+        if f' id="{name}"' in pages.get(path, ""):
+            found.setdefault(f"{module}.{name}", (path, name))
+            if name in streamsampler.__all__:
+                found.setdefault(f"streamsampler.{name}", (path, name))
     # Names are written as they are imported, or with the last parts of their module's name.
-    short = {}
+    short: dict[str, tuple[pathlib.Path, str]] = {}
     for name, place in found.items():
         parts = name.split(".")
         first = 1 if len(parts) == 2 else 2
@@ -111,10 +116,10 @@ def places(folder, pages):
     return {**short, **{name.removeprefix("streamsampler."): place for name, place in found.items()}, **found}
 
 
-def link_names(path, text, found):
+def link_names(path: pathlib.Path, text: str, found: dict[str, tuple[pathlib.Path, str]]) -> str:
     """Link names in backticks to their places."""
 
-    def linked(match):
+    def linked(match: re.Match[str]) -> str:
         name, arguments = match.groups()
         if name not in found:
             return match.group()
@@ -126,7 +131,7 @@ def link_names(path, text, found):
     return CODE.sub(linked, text).replace("<p>::</p>", "").replace("::</p>", ":</p>")
 
 
-def dead_ends(path, pages):
+def dead_ends(path: pathlib.Path, pages: dict[pathlib.Path, str]) -> typing.Iterator[str]:
     """Yield each link of a page, and each name of this package in backticks, that leads nowhere."""
     text = pages[path]
     for address in re.findall(r'href="([^"]*)"', text):
@@ -142,12 +147,12 @@ def dead_ends(path, pages):
             yield f"{name} is documented nowhere"
 
 
-def main():
+def main() -> None:
     """Build them, and say where they are."""
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build/api").resolve()
     if wrong := build(folder):
         sys.exit("\n".join(wrong))
-    print(f"{folder / 'streamsampler.html'}")
+    print(f"{folder / 'index.html'}")
 
 
 if __name__ == "__main__":
