@@ -12,8 +12,10 @@ A `streamsampler.TrajectoryBatch` of N trajectories with T timesteps in all hold
 | `episode_infos` | a dict of (N, …), from `env.reset` |
 
 Derived: `next_observations`, `returns`, `discounted_returns(gamma)`, `step_types`, `starts`, `final_infos` (the infos
-of each trajectory's last timestep), `padded(name)` with `mask`, and `to_torch()`, whose tensors share the batch's
-memory. `batch[i]` and iteration give batches of one trajectory; `split` and `concatenate` go between batches.
+of each trajectory's last timestep), `padded(name)` with `mask`, and `to_torch()`, a dict of tensors that share the
+batch's memory. `batch[i]` and iteration give batches of one trajectory; `split` and `concatenate` go between batches.
+`to_list` and `from_list` go between a batch and dicts, one for each trajectory; `time_steps` yields single timesteps,
+each with its `streamsampler.StepType`. Where a sampler has filters, `unfiltered` returns what the environment said.
 
 For on-policy algorithms: `advantages(values, last_values, gamma, lambda_)`, `returns_to_go`, `td_lambda` and `vtrace`,
 whose values may be tensors, with what would follow a truncated trajectory taken from `last_values`, the values of

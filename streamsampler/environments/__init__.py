@@ -3,8 +3,10 @@
 `envs` is an id for `gymnasium.make` ("module:id" imports the module first), a callable that makes an environment, an
 environment, or an `EnvSpec`. `env_kwargs={…}` holds arguments for making the environment.
 
-`env_update` of a call takes the same and replaces the environment; the old one is closed. It also takes an
-`streamsampler.EnvUpdate`: `streamsampler.SetTaskUpdate` makes an environment or sets the task of the one that is there;
+`env_update` of a call takes the same and replaces the environment; the old one is closed. It also takes a
+`streamsampler.EnvUpdate`: `streamsampler.NewEnvUpdate` makes a new environment, `streamsampler.ExistingEnvUpdate` uses
+the one it is given, which is what happens to a callable and to an environment; `streamsampler.SetTaskUpdate` makes an
+environment or sets the task of the one that is there;
 `streamsampler.SetParameters` sets parameters before each trajectory, constants and what is drawn from its seed:
 `env_update=SetParameters({"mass": Uniform(1, 2), "length": 0.5})`, with `Uniform`, `LogUniform`, `Normal` and `Choice`
 of this module. `obtain_trajectories(n, tasks=[…])` returns n trajectories of each task: of what `set_task` gets, or of

@@ -295,6 +295,8 @@ of a `LocalSampler` log directly, without `record.worker`.
 Limits of the system
 --------------------
 
+`sampler.worker_pids()` returns the workers' process ids, for tools that watch processes.
+
 A worker takes up to seven file descriptors of the sampler's process. The limit (`ulimit -n`) is raised where the system
 allows it; otherwise `streamsampler.ResourceLimitError` says how many are needed.
 

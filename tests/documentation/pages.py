@@ -98,7 +98,8 @@ def places(
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
         found[module] = (path, "")
         # A name that is imported from `streamsampler` has its own page.
-        owner = "streamsampler" if module.rpartition(".")[2] in streamsampler.__all__ else module
+        own = {f"streamsampler.{name}" for name in streamsampler.__all__} - {"streamsampler.errors"}
+        owner = "streamsampler" if module in own else module
         for anchor in re.findall(r' id="([A-Za-z_][\w.]*)"', text):
             found.setdefault(f"{owner}.{anchor}", (path, anchor))
     for (module, name), page in homes.items():

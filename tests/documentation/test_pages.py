@@ -10,7 +10,7 @@ ERRORS = pathlib.Path("/api/streamsampler/errors.html")
 
 def test_names_in_backticks_become_links_to_where_they_are_documented():
     texts = {HERE: '<section id="Sampler"></section>', ERRORS: '<section id="UsageError"></section>'}
-    found = pages.places(HERE.parent, texts)
+    found = pages.places(HERE.parent, texts, {})
     text = "<code>Sampler</code> <code>streamsampler.errors.UsageError</code> <code>errors(1)</code> <code>other</code>"
     assert pages.link_names(HERE, text, found) == (
         '<code><a href="#Sampler">Sampler</a></code> '
@@ -21,7 +21,7 @@ def test_names_in_backticks_become_links_to_where_they_are_documented():
         '<code><a href="../streamsampler.html#Sampler">Sampler</a></code>'
     )
     bases = [HERE.parent / "streamsampler" / room / "base.html" for room in ("agents", "workers")]
-    found = pages.places(HERE.parent, {bases[0]: '<section id="Agent"></section>'})
+    found = pages.places(HERE.parent, {bases[0]: '<section id="Agent"></section>'}, {})
     assert 'href="../agents/base.html#Agent"' in pages.link_names(bases[1], "<code>agents.base.Agent</code>", found)
 
 
@@ -36,10 +36,3 @@ def test_what_leads_nowhere_is_found(tmp_path):
         "the link other.html leads nowhere",
         "streamsampler.Gone is documented nowhere",
     ]
-
-
-def test_all_modules_with_a_page_exist():
-    package = pathlib.Path(pages.streamsampler.__file__).parent
-    for name in pages.MODULES:
-        path = package.joinpath(*name.split("."))
-        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), name

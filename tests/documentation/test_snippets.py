@@ -9,7 +9,15 @@ import streamsampler
 from streamsampler import MultiprocessingSampler
 from tests.typed.test_types import snippets
 
-FEWER = {"range(100)": "range(2)", "5_000": "500", "10_000": "500", "1_100": "1_004"}
+FEWER = {
+    "range(100)": "range(2)",
+    "5_000": "500",
+    "10_000": "500",
+    "1_100": "1_004",
+    "2_000": "500",
+    "range(15)": "range(2)",
+}
+FEWER |= {'if __name__ == "__main__":': "if True:"}
 # They need moviepy, and a cluster of several machines.
 LEFT_OUT = {"streamsampler_environments___init___0", "streamsampler_samplers_ray_0"}
 
