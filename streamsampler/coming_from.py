@@ -37,7 +37,8 @@ Stable-Baselines3
 
 | Stable-Baselines3 | streamsampler |
 |---|---|
-| `make_vec_env(env_id, n_envs=8)`, `SubprocVecEnv` | `EnvManager(env_id, n_envs=8)`; for a model `manager.sb3_env()` |
+| `make_vec_env(env_id, n_envs=8)`, `SubprocVecEnv` | `EnvManager(env_id, n_envs=8, autoreset="same_step")` |
+| the `VecEnv` that a model takes | `manager.sb3_env()` |
 | `PPO.collect_rollouts`, `n_steps=128` | `sampler.obtain_fragments(128, n_envs=8)` |
 | `compute_returns_and_advantage(last_values, dones)` | `batch.advantages(values, last_values, gamma=0.99)` |
 | `RolloutBuffer.get(batch_size)` | `batch.minibatches(64, seed=1, epochs=10)` |
@@ -55,7 +56,7 @@ from streamsampler.filters import RunningNorm
 with MultiprocessingSampler("random", "CartPole-v1", seed=1, observation_filter=RunningNorm()) as sampler:
     batch = sampler.obtain_fragments(128, n_envs=8)
     print(batch.as_grid("rewards").shape)  # (128, 8)
-with EnvManager("CartPole-v1", n_envs=8) as manager:
+with EnvManager("CartPole-v1", n_envs=8, autoreset="same_step") as manager:
     print(manager.sb3_env().num_envs)
 ```
 
