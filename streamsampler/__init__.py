@@ -59,7 +59,7 @@ def network(n_outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, n_outputs))
 
 
-def train() -> None:
+def main() -> None:
     torch.set_num_threads(1)  # more do not pay for so small a network
     torch.manual_seed(1)
     actor, critic = network(2), network(1)
@@ -94,7 +94,7 @@ def trained() -> TorchAgent:
 
 
 if __name__ == "__main__":
-    train()
+    main()
 ```
 
 It prints:

@@ -109,8 +109,8 @@ TorchRL
 ```python
 from streamsampler import LocalSampler
 
-with LocalSampler("random", "CartPole-v1", seed=1, max_episode_length=100) as sampler:
-    tensors = sampler.obtain_trajectories(1).to_torch()
+with LocalSampler("random", "CartPole-v1", seed=1, max_episode_length=100) as local:
+    tensors = local.obtain_trajectories(1).to_torch()
     print(tensors["observations"].shape, tensors["rewards"].dtype)
 ```
 

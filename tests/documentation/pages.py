@@ -78,7 +78,7 @@ def linkify_with(homes: dict[tuple[str, str], str]) -> typing.Callable[..., str]
         if shorten:
             code = TYPE.sub(short, str(code))
         linked = linkify(context, code.replace(".npz", "\0npz"), namespace=namespace, shorten=shorten)
-        return linked.replace("\0npz", ".npz")  # type: ignore[no-any-return]  # Markup, which templates do not escape
+        return linked.replace("\0npz", ".npz")  # Markup, which templates do not escape
 
     return changed
 

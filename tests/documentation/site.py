@@ -47,9 +47,7 @@ class Site:
             self._looked_at.update(new)
             for doc in new:
                 self._follow(doc)
-        for doc in list(self._docs()):
-            if doc.kind == "class":
-                self._show_inherited(doc)
+        self._arrange()
         self.modules["streamsampler"].docstring += self._names_by_room()
         for name, module in self.modules.items():
             module.submodules = [it for other, it in self.modules.items() if other.rpartition(".")[0] == name]
@@ -100,6 +98,18 @@ class Site:
             if name not in self._only.setdefault(module, set()) and name in importlib.import_module(module).__all__:
                 self._only[module].add(name)
                 self._add_module(module)
+
+    def _arrange(self) -> None:
+        """Show what classes inherit, and name what users import as they do."""
+        for doc in list(self._docs()):
+            if doc.kind == "class":
+                self._show_inherited(doc)
+            if (
+                doc.qualname
+                and doc.modulename != "streamsampler.errors"
+                and doc.modulename.removeprefix("streamsampler.") in streamsampler.__all__
+            ):
+                doc.fullname = f"streamsampler.{doc.qualname}"  # as it is imported, in results of a search
 
     def _show_inherited(self, doc: typing.Any) -> None:
         """Let a class have what it inherits from this package among its own members, and name its bases by page."""

@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+import os
 import pathlib
 import re
 import subprocess
@@ -99,8 +100,11 @@ def test_the_five_steps_print_what_the_start_page_says(tmp_path):
     runs = [[*line.replace("streamsampler", "-m streamsampler", 1).split()] for line in commands]
     runs.insert(2, ["cartpole.py"])
     assert len(runs) == len(said) == 5
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}  # where the package is not installed
     for arguments, text in zip(runs, said, strict=True):
-        run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        )
         printed = run.stdout.splitlines()
         # Numbers of a network may differ on another kind of processor, times differ anyway.
         labels = [re.split(r"  +|\d", line.strip())[0] for line in text.splitlines() if line.strip() != "…"]
