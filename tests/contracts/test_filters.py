@@ -198,6 +198,21 @@ def test_fragments_are_filtered_and_each_part_counts(make_sampler: Maker, n_work
     assert four_fragments(make_sampler(OneByOne(), "CartPole-v1", n_workers=n_workers, **OPTIONS)) == alone
 
 
+def by_calls(batches: list[TrajectoryBatch]) -> list[Any]:
+    return [(batch.actions.tolist(), batch.rewards.tolist()) for batch in batches]
+
+
+def test_a_filter_of_rewards_alone_leaves_the_agent_as_it_is():
+    """Its parameters stay its own: also where environments are side by side, and in fragments."""
+    options: dict[str, Any] = {**OPTIONS, "observation_filter": None}
+    in_lanes = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
+    alone, filters = four_fragments(LocalSampler(OneByOne(), "CartPole-v1", **options))
+    found, others = four_fragments(LocalSampler(Seeing(), "CartPole-v1", **options, **in_lanes))
+    assert by_calls(found) == by_calls(alone)
+    assert others == filters != Filters(None, FILTERED["reward_filter"])
+    assert np.array_equal(found[-1].observations, found[-1].agent_infos["seen"])
+
+
 class SeeingNested(Attentive):
     """Records what it sees."""
 

@@ -122,8 +122,9 @@ class Group:
         worker.phase = Phase.AGENT_UPDATE
         if parameters is not None and parameters is not self._payloads[1]:
             self._pool.update(load("parameters"), self._n_rows, spaces)
-        if filters is not self._payloads[2]:
-            self._pool.update(FilterParameters(load("filters").observation, spaces[0]), self._n_rows, spaces)
+        # A filter of rewards alone is not the agent's: it would take one for parameters of its own.
+        if filters is not self._payloads[2] and (given := load("filters").observation) is not None:
+            self._pool.update(FilterParameters(given, spaces[0]), self._n_rows, spaces)
         self._payloads = in_force  # type: ignore[assignment]
         if is_new:
             self._begin_new_agent()
