@@ -184,7 +184,7 @@ def test_the_evaluation_is_not_lost_with_a_video(kept, tmp_path, monkeypatch):
 
 def test_without_the_library_nothing_begins(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "av", None)
-    with pytest.raises(ImportError, match=r"streamsampler\[video\]"):
+    with pytest.raises(ImportError, match=r"a video needs PyAV: pip install av "):
         evaluate("random", Filmed, num_trajectories=1, video=tmp_path)
 
 
