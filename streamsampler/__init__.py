@@ -173,13 +173,14 @@ Workers and engines of your own
 -------------------------------
 
 The guides are `streamsampler.workers.base` (kinds of workers: `streamsampler.workers`) and `streamsampler.engines.base`
-(what an engine is: `streamsampler.engines`). `streamsampler.protocol.states` has the states of both ends. For workers
-and engines of your own more is public, the names in `__all__` of the modules that they use:
-`streamsampler.workers.loop`, `streamsampler.workers.board`, `streamsampler.workers.factory`,
-`streamsampler.workers.generators`, `streamsampler.protocol.messages`, `streamsampler.scheduling.blocks`,
-`streamsampler.data.recorder`, `streamsampler.agents.base`, `streamsampler.agents.draws`,
-`streamsampler.agents.independence`, `streamsampler.agents.updates`, `streamsampler.environments.updates`,
-`streamsampler.seeding` and `streamsampler.serialization`.
+(what an engine is: `streamsampler.engines`). `streamsampler.protocol.states` has the states of both ends.
+
+More is public for workers and engines of your own, the names in `__all__` of the modules that they use:
+`streamsampler.workers.base`, `streamsampler.engines.base`, `streamsampler.workers.loop`, `streamsampler.workers.board`,
+`streamsampler.workers.factory`, `streamsampler.workers.generators`, `streamsampler.protocol.messages`,
+`streamsampler.scheduling.blocks`, `streamsampler.data.recorder`, `streamsampler.agents.base`,
+`streamsampler.agents.draws`, `streamsampler.agents.independence`, `streamsampler.agents.updates`,
+`streamsampler.environments.updates`, `streamsampler.seeding` and `streamsampler.serialization`.
 """
 
 # `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` removes it. Until then this

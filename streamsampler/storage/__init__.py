@@ -7,7 +7,7 @@ other languages.
 Files hold numbers, texts, arrays and lists of them. Where infos hold other objects, such as handles of a simulator,
 sampling into a file or a folder ends with the first trajectory, and names these infos. `--without-infos handle,pose`
 leaves some out, `--without-infos` all; in Python `infos=["x", "y"]` keeps some and `infos=False` none, in `batch.save`
-and in `sample_to_folder`.
+and in `sample_to_folder`. `with sampler.writable_infos():` around calls of your own ends them that early, too.
 
 Folders of shards
 -----------------
