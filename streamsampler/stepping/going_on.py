@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamsampler.errors import WorkerError
 from streamsampler.stepping.states import EnvState
 from streamsampler.stepping.steps import Steps
 
@@ -15,12 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["receive_on", "send_on", "step_on"]
 
+_LOG = logging.getLogger("streamsampler")
+
 
 def step_on(manager: BaseEnvManager, actions: Any) -> Steps:
     """Do what `send_on` and `receive_on` do."""
     if manager.autoreset == "disabled" or not _failed(manager):
-        return _begun_again(manager, manager.step(actions))
-    send_on(manager, actions)
+        manager.send(actions)
+    else:
+        send_on(manager, actions)
     return receive_on(manager)
 
 
@@ -44,8 +49,24 @@ def receive_on(manager: BaseEnvManager) -> Steps:
     """Return the results of all environments.
 
     With autoreset "same_step" those that have failed by it are reset, as if they had been in the same step.
+
+    Raises:
+        WorkerError: An environment failed. The results of the others are discarded: the caller can step all of them.
     """
-    return _begun_again(manager, manager.recv_from())
+    try:
+        return _begun_again(manager, manager.recv_from())
+    except WorkerError:
+        _discard_open(manager)
+        raise
+
+
+def _discard_open(manager: BaseEnvManager) -> None:
+    """Receive what is open; what else has failed is logged."""
+    while any(state in (EnvState.STEPPING, EnvState.RESETTING) for state in manager.states):
+        try:
+            manager.recv(min_envs=manager.n_envs)
+        except WorkerError as error:  # its environment has failed, and nothing of it is open any more
+            _LOG.warning("in the same step: %s", error)
 
 
 def _begun_again(manager: BaseEnvManager, steps: Steps) -> Steps:

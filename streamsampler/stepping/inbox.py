@@ -72,7 +72,7 @@ class Inbox:
                 self._recovery.forgive(event.env_ids)
             elif isinstance(event, Broken):
                 error = self._take_broken(event, place < lost_at.get(event.env_ids[0], -1))
-                first = first or error  # not before: each failure is recorded
+                first = _first_of(first, error)  # not before: each failure is recorded
             elif place >= lost_at.get(event.env_id, -1):
                 self._recovery.take_restored(event)
         if self._due:
@@ -207,6 +207,13 @@ class Inbox:
                 failed = self._ledger.states[env_id] is EnvState.FAILED
                 self._accounts.failed_trajectories += failed
                 self._accounts.abandoned_trajectories += not failed
+
+
+def _first_of(first: BaseException | None, error: BaseException | None) -> BaseException | None:
+    """Return which of two errors is raised; the other one is logged."""
+    if first is not None and error is not None:
+        _LOG.warning("in the same step: %s", error)
+    return first or error
 
 
 def _places_of_losses(events: Sequence[Event]) -> dict[int, int]:

@@ -31,7 +31,8 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     where Gymnasium's environments draw on: those of `EpisodeSeeds`, the same for any number of workers.
 
     Infos are those of Gymnasium's own vector environments, with a mask `_key` for each key. An episode that ended
-    because its environment failed is truncated, and marked in `infos["env_failed"]`.
+    because its environment failed is truncated, and marked in `infos["env_failed"]`. After a `step` that raised,
+    `reset` begins new episodes in all environments; the next `step` resets those that failed, and steps the others.
 
     Args:
         manager: The manager, which `close` closes.

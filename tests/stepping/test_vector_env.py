@@ -14,7 +14,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from streamsampler.errors import ClosedError, UsageError
+from streamsampler.errors import ClosedError, RolloutError, UsageError
 from streamsampler.stepping.env_manager import EnvManager
 from streamsampler.stepping.serial import SerialEnvManager
 from tests.stepping.environments import Counting, Varied
@@ -301,3 +301,21 @@ def test_an_episode_that_fails_is_truncated_and_marked(new_manager):
 def test_no_end(new_manager):
     with pytest.raises(UsageError, match="without max_episodes"):
         new_manager(Counting, n_envs=2, max_episodes=1).vector_env()
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", pytest.param("same_step", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("on_failure", ["raise", "restore"])
+def test_after_an_error_all_environments_can_be_stepped_and_reset(new_manager, on_failure, autoreset, caplog):
+    """The next step resets those that failed, of which the first is in the error and the others in the log."""
+    env = new_manager(Counting, n_envs=3, seed=0, on_failure=on_failure, autoreset=autoreset).vector_env()
+    env.reset()
+    for _ in range(2):
+        with pytest.raises(RolloutError, match="environment 1 raised in step"):
+            env.step(np.array([1, 9, 1]))
+        env.step(np.array([1, 1, 1]))
+        assert env.step(np.array([1, 1, 1]))[1][1] == 1
+    with pytest.raises(RolloutError, match=r"environment \d raised in step"):
+        env.step(np.array([9, 1, 9]))
+    assert ["in the same step: environment" in record.message for record in caplog.records] == [True]
+    assert env.reset()[0][:, 1].tolist() == [0, 0, 0]
+    assert env.step(np.array([1, 1, 1]))[1].tolist() == [1, 1, 1]
