@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import ActionError, UsageError
 
-__all__ = ["CategoricalHead", "GaussianHead", "Head", "default_head"]
+__all__ = ["CategoricalHead", "GaussianHead", "Head", "array_of", "default_head"]
 
 Outputs = tuple[Any, ...]
 """Tensors on the CPU with one row for each observation; or arrays."""
@@ -106,7 +106,7 @@ class CategoricalHead(Head):
         self, outputs: Outputs, random: np.random.RandomState | Draws, deterministic: bool
     ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
         """Choose n actions, (n,) int64."""
-        logits = _array_of(outputs[0])
+        logits = array_of(outputs[0])
         if logits.ndim != 2 or logits.shape[1] != self._n:
             raise self._wrong_shape(logits)
         # The ufuncs' own methods: on a few rows, most of the time of `max`, `sum` and `cumsum` goes on their way there.
@@ -177,7 +177,7 @@ class GaussianHead(Head):
         self, outputs: Outputs, random: np.random.RandomState | Draws, deterministic: bool
     ) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
         """Choose n actions, (n, *A) of the space's dtype."""
-        mean = _array_of(outputs[0])
+        mean = array_of(outputs[0])
         n = len(mean) if mean.ndim else 0
         if mean.size != n * self._size or (mean.shape != (n, self._size) and mean.shape[1:] != self._shape):
             raise self._wrong_shape("mean", mean)
@@ -218,7 +218,7 @@ class GaussianHead(Head):
         return np.array(clipped, self._dtype), {"log_prob": log_prob, "raw_action": np.array(raw, self._dtype)}
 
     def _take_log_std(self, given: Any, n: int) -> None:
-        log_std = _array_of(given).astype(np.float64)
+        log_std = array_of(given).astype(np.float64)
         if log_std.size == self._size and (log_std.ndim == 0 or log_std.shape != (n, self._size)):
             log_std = log_std.reshape(1, self._size)
         elif log_std.size == n * self._size:
@@ -227,7 +227,8 @@ class GaussianHead(Head):
             raise self._wrong_shape("log_std", log_std)
         self._std = np.exp(log_std)
         self._normaliser = -log_std.sum(axis=1) - self._size * _HALF_LOG_TWO_PI
-        self._log_std = given
+        # A tensor may be the module's own, whose numbers an update changes: only what is no tensor is known by identity.
+        self._log_std = given if given.__class__ is np.ndarray else None
 
     def _squashed(self, raw: NDArray[Any], log_prob: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         assert self._half is not None
@@ -259,9 +260,14 @@ def default_head(space: Space[Any]) -> Head:
     )
 
 
-def _array_of(output: Any) -> NDArray[Any]:
-    array: NDArray[Any] = output if output.__class__ is np.ndarray else output.numpy()
-    return array
+def array_of(output: Any) -> NDArray[Any]:
+    """Return a module's output as an array."""
+    if output.__class__ is np.ndarray:
+        return cast("NDArray[Any]", output)
+    try:
+        return cast("NDArray[Any]", output.numpy())
+    except RuntimeError:  # a parameter of the module, or a view of one: it requires a gradient, also in inference mode
+        return cast("NDArray[Any]", output.detach().numpy())
 
 
 def _not_finite(name: str, row: Any) -> ActionError:

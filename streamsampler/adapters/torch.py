@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import DTypeLike, NDArray
 
-from streamsampler.adapters.heads import CategoricalHead, GaussianHead, Head, default_head
+from streamsampler.adapters.heads import CategoricalHead, GaussianHead, Head, array_of, default_head
 from streamsampler.adapters.parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import UsageError
@@ -245,7 +245,7 @@ def _extra(key: str, value: Any, first: Any) -> NDArray[Any]:
     if not isinstance(value, torch.Tensor) or value.shape[:1] != first.shape[:1]:
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
         raise UsageError(f"the module's {key!r} should be a tensor of {len(first)} rows, and is {shape}")
-    array: NDArray[Any] = value.numpy()
+    array = array_of(value)
     return array.reshape(len(first)) if key == "value" and array.size == len(first) else array
 
 

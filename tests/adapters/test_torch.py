@@ -89,6 +89,42 @@ def test_training_the_users_own_module_is_seen_at_once():
     assert agent.get_action(OBSERVATIONS[0])[1]["log_prob"] > before + 5
 
 
+class ReturnsItsOwn(nn.Module):
+    """Returns its own tensor, or a view of it, with the means, as most modules for PPO do."""
+
+    def __init__(self, form, *, trained=True):
+        super().__init__()
+        self.body, self.form = nn.Linear(4, 2), form
+        if trained:
+            self.log_std = nn.Parameter(torch.zeros(2))
+        else:
+            self.register_buffer("log_std", torch.zeros(2))
+
+    def forward(self, x):
+        mean = self.body(x)
+        match self.form:
+            case "tuple":
+                return mean, self.log_std
+            case "view":
+                return mean, self.log_std.expand_as(mean)
+            case "dict":
+                return {"mean": mean, "log_std": self.log_std}
+            case "extra":
+                return {"mean": mean, "log_std": self.log_std, "told": self.log_std.expand(len(x), 2)}
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("form", ["tuple", "view", "dict", "extra"])
+def test_a_module_may_return_its_own_parameter_whose_changes_are_in_force_at_once(form, trained):
+    module = ReturnsItsOwn(form, trained=trained)
+    for agent in (TorchAgent(module, BOX), pickle.loads(cloudpickle.dumps(TorchAgent(module, BOX)))):
+        for act in (lambda one=agent: one.get_action(OBSERVATIONS[0]), lambda one=agent: one.get_actions(OBSERVATIONS)):
+            agent.set_param_values(agent.get_param_values() | {"log_std": np.zeros(2, np.float32)})
+            before = np.max(act()[1]["log_prob"])
+            agent.set_param_values(agent.get_param_values() | {"log_std": np.full(2, -9.0, np.float32)})
+            assert np.min(act()[1]["log_prob"]) > before + 5
+
+
 def test_the_seed_decides_and_nothing_else():
     agent = TorchAgent(mlp(3), DISCRETE)
 

@@ -205,7 +205,7 @@ def by_calls(batches: list[TrajectoryBatch]) -> list[Any]:
 def test_a_filter_of_rewards_alone_leaves_the_agent_as_it_is():
     """Its parameters stay its own: also where environments are side by side, and in fragments."""
     options: dict[str, Any] = {**OPTIONS, "observation_filter": None}
-    in_lanes = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
+    in_lanes: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
     alone, filters = four_fragments(LocalSampler(OneByOne(), "CartPole-v1", **options))
     found, others = four_fragments(LocalSampler(Seeing(), "CartPole-v1", **options, **in_lanes))
     assert by_calls(found) == by_calls(alone)
