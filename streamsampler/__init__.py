@@ -336,7 +336,20 @@ _HOMES = {
 }
 
 
+# What garage calls otherwise.
+_TODAYS = {
+    "EpisodeBatch": "TrajectoryBatch",
+    "TimeStepBatch": "TrajectoryBatch",
+    "TimeStep": "an item of TrajectoryBatch.time_steps()",
+    "FragmentWorker": "obtain_fragments of a sampler",
+    "BatchSampler": "LocalSampler",
+    "OnPolicyVectorizedSampler": "LocalSampler with worker_class=VecWorker",
+}
+
+
 def __getattr__(name: str) -> "Any":
+    if name in _TODAYS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: here it is {_TODAYS[name]}")
     if name == "errors":  # for `except streamsampler.errors.…`
         return import_module(f"{__name__}.errors")
     if name not in __all__:

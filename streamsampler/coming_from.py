@@ -1,4 +1,4 @@
-"""Coming from garage, Stable-Baselines3, RLlib, TorchRL, ML-Agents or DI-engine: their call, and ours.
+"""Coming from garage, Stable-Baselines3, Gymnasium, RLlib, TorchRL, ML-Agents or DI-engine: their call, and ours.
 
 What is different from all of them: a trajectory is a function of its seed alone, so the number of workers is no part of
 an experiment; a timestep has `terminated` and `truncated`, and no `done`; a batch has whole trajectories, with one row
@@ -20,7 +20,7 @@ Its calls run as they are; what has another name here says so in an error.
 | `sampler.obtain_exact_episodes(5, policy)` | `sampler.obtain_exact_trajectories(5, policy)` |
 | `batch.padded_rewards` | `batch.padded("rewards")` with `batch.mask` |
 | `batch.terminals` | `batch.terminated` |
-| `batch.to_trajectory_list()` | `for trajectory in batch`, each a batch of one |
+| `batch.to_trajectory_list()` | `batch.to_list()`; or `for trajectory in batch`, each a batch of one |
 | `sampler.shutdown_worker()` | the same, or `sampler.close()`, or `with` |
 
 ```python
@@ -42,7 +42,7 @@ Stable-Baselines3
 | `PPO.collect_rollouts`, `n_steps=128` | `sampler.obtain_fragments(128, n_envs=8)` |
 | `compute_returns_and_advantage(last_values, dones)` | `batch.advantages(values, last_values, gamma=0.99)` |
 | `RolloutBuffer.get(batch_size)` | `batch.minibatches(64, seed=1, epochs=10)` |
-| `evaluate_policy(model, env, n_eval_episodes=100)` | `evaluate(SB3Agent(model), env_id, num_trajectories=100)` |
+| `evaluate_policy(model, env, n_eval_episodes=100)` | `evaluate(model, env_id, num_trajectories=100)` |
 | `PPO.load("model.zip")` | `SB3Agent.load("model.zip")` |
 | `VecNormalize(env)` | `MultiprocessingSampler(agent, env_id, observation_filter=RunningNorm())` |
 | `infos[i]["terminal_observation"]` | `batch.last_observations[i]` |
@@ -58,6 +58,30 @@ with MultiprocessingSampler("random", "CartPole-v1", seed=1, observation_filter=
     print(batch.as_grid("rewards").shape)  # (128, 8)
 with EnvManager("CartPole-v1", n_envs=8, autoreset="same_step") as manager:
     print(manager.sb3_env().num_envs)
+```
+
+Gymnasium's vector environments
+-------------------------------
+
+| Gymnasium | streamsampler |
+|---|---|
+| `AsyncVectorEnv([make] * 8)` | `EnvManager([make] * 8, n_envs=8).vector_env()` |
+| `autoreset_mode=AutoresetMode.SAME_STEP` | `EnvManager(env_id, n_envs=8, autoreset="same_step").vector_env()` |
+| `infos["final_info"]["episode"]`, `infos["_episode"]` | the same |
+| `envs.reset(options={"reset_mask": mask})` | the same |
+
+Later episodes get seeds that are derived from the first one, the same for any number of workers; Gymnasium's draw on.
+
+```python
+import numpy as np
+
+from streamsampler import EnvManager
+
+with EnvManager("CartPole-v1", n_envs=8, seed=1) as manager:
+    envs = manager.vector_env()
+    observations, infos = envs.reset(seed=1)
+    observations, rewards, terminated, truncated, infos = envs.step(np.zeros(8, np.int64))
+    print(observations.shape, rewards.sum())
 ```
 
 RLlib

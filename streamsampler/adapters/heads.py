@@ -227,7 +227,7 @@ class GaussianHead(Head):
             raise self._wrong_shape("log_std", log_std)
         self._std = np.exp(log_std)
         self._normaliser = -log_std.sum(axis=1) - self._size * _HALF_LOG_TWO_PI
-        # A tensor may be the module's own, whose numbers an update changes: only what is no tensor is known by identity.
+        # A tensor may be the module's own, whose numbers an update changes: only an array is known by identity.
         self._log_std = given if given.__class__ is np.ndarray else None
 
     def _squashed(self, raw: NDArray[Any], log_prob: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

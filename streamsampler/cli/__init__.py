@@ -1,4 +1,4 @@
-"""The command line: parse, call the library, print.
+r"""The command line: parse, call the library, print.
 
 `streamsampler --help` lists the commands, `streamsampler sample --help` the options of one. ENV_ID is an id of
 Gymnasium's, or `module:ENV_ID`:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gymnasium.spaces import Space
@@ -67,8 +68,23 @@ def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any
     return CallableAgent(obj) if call is None else _made(call, name)
 
 
+_WEIGHTS = "weights are no agent: name a function that makes the agent with them, such as 'my_agents:trained'"
+_FILES = {
+    ".pt": _WEIGHTS,
+    ".pth": _WEIGHTS,
+    ".pkl": "the statistics of a VecNormalize go to --vec-normalize, with --agent model.zip",
+    ".npz": "it holds trajectories",
+    ".json": "it holds an evaluation",
+}
+"""What files hold that are no agents, by their endings."""
+
+
 def _malformed(name: str) -> str:
     message = f"unknown agent {name!r}: an agent is 'random' or 'package.module:object'"
+    if Path(f"{name}.zip").is_file():
+        return f"{message}, or 'model.zip'. Did you mean '{name}.zip'?"
+    if (what := _FILES.get(Path(name).suffix)) is not None:
+        return f"{message}, or 'model.zip'; {what}"
     near = difflib.get_close_matches(name.lower(), NAMED_AGENTS, n=1)
     if near:
         return f"{message}. Did you mean {near[0]!r}?"

@@ -42,7 +42,8 @@ def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
     try:
         update = as_env_update(env_id, env_kwargs=env_kwargs)
     except UnknownEnvironmentError as error:
-        raise UnknownEnvironmentError(f"{error} Or import it with --import.") from error.__cause__
+        hint = "" if colon else " Or import it with --import."
+        raise UnknownEnvironmentError(f"{error}{hint}") from error.__cause__
     if colon:
         warn_of_hidden(module)
     return update

@@ -43,6 +43,8 @@ def load_any_agent(
     path = Path(name)
     if not path.is_file():
         raise UnknownAgentError(f"unknown agent {name!r}: there is no such file")
+    if vec_normalize not in (None, _NO_STATISTICS) and not Path(vec_normalize).is_file():
+        raise UsageError(f"--vec-normalize: there is no file {vec_normalize!r}")
     agent = _load_model(path, vec_normalize, predicting if deterministic is None else deterministic)
     for what, there, here in zip(("observations", "actions"), _spaces_of(agent), spaces, strict=True):
         if not _fit(there, here):

@@ -11,15 +11,16 @@ import click
 
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.storage.atomic import temporary_beside
+from streamsampler.storage.manifest import MANIFEST
 from streamsampler.storage.shards import check_folder
 
 __all__ = ["checked_file", "out_file", "storable"]
 
 _FORMATS = frozenset((
-    ".arrow", ".avro", ".csv", ".db", ".feather", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpg", ".json",
-    ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".npz", ".orc", ".parquet", ".pickle", ".pkl", ".png", ".pt",
-    ".pth", ".safetensors", ".sqlite", ".tar", ".tfrecord", ".tgz", ".tsv", ".txt", ".xls", ".xlsx", ".xz",
-    ".yaml", ".yml", ".zarr", ".zip",
+    ".arrow", ".avro", ".csv", ".db", ".eps", ".feather", ".gif", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpeg",
+    ".jpg", ".json", ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".npz", ".orc", ".parquet", ".pdf", ".pickle",
+    ".pkl", ".png", ".pt", ".pth", ".safetensors", ".sqlite", ".svg", ".tar", ".tfrecord", ".tgz", ".tsv", ".txt",
+    ".xls", ".xlsx", ".xz", ".yaml", ".yml", ".zarr", ".zip",
 ))  # fmt: skip
 """Endings of files of known formats: a user who asks for one that is not written would get something else."""
 
@@ -57,6 +58,8 @@ def checked_file(value: str, suffix: str, where: str) -> Path:
     """
     given = Path(value)
     if given.is_dir() or not given.name:
+        if (given / MANIFEST).exists():
+            raise click.BadParameter(f"{value!r} is a folder of shards: --shard-size and --resume go on with it")
         example = str(given / f"out{suffix}")
         raise click.BadParameter(f"{value!r} is a directory: name a file in it, such as {example!r}")
     _check_format(given, suffix, where)

@@ -9,7 +9,7 @@ import click
 
 from streamsampler.cli import options as arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
-from streamsampler.cli.shared_options import ENVIRONMENT, POSITIVE, QUIET
+from streamsampler.cli.shared_options import ENVIRONMENT, POSITIVE, QUIET_WITH_MODELS
 
 __all__ = ["VIDEO_EXTRA", "replay"]
 
@@ -77,7 +77,7 @@ _OUTPUT = options_of(
         help=f"Film the trajectory. {VIDEO_EXTRA}",
     ),
     grouped_option("Output", "--json", "as_json", is_flag=True, help="Print what came of it as one JSON object."),
-    QUIET,
+    QUIET_WITH_MODELS,
 )  # fmt: skip
 
 

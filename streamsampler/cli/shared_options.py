@@ -10,7 +10,8 @@ from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
 
 __all__ = [
-    "AGENT", "AGENTS", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "PART", "POSITIVE", "PRINTED", "QUIET", "SAMPLED_BY",
+    "AGENT", "AGENTS", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "PART", "POSITIVE", "PRINTED", "QUIET",
+    "QUIET_WITH_MODELS", "SAMPLED_BY",
 ]  # fmt: skip
 
 POSITIVE = arguments.Count(min=1)
@@ -141,13 +142,18 @@ FAILURES = options_of(
 )  # fmt: skip
 """What happens when something fails."""
 
-QUIET = grouped_option(
+_QUIET = "Print nothing on standard error but errors"
+QUIET = grouped_option("Output", "-q", "--quiet", is_flag=True, help=f"{_QUIET}.")
+
+QUIET_WITH_MODELS = grouped_option(
     "Output", "-q", "--quiet", is_flag=True,
-    help="Print nothing on standard error but errors, and the warning that a model's statistics are missing.",
+    help=f"{_QUIET}, and the warning that a model's statistics are missing.",
 )  # fmt: skip
+"""Of the commands that take `--agent`."""
 
 PRINTED = options_of(
-    grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."), QUIET
+    grouped_option("Output", "--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
+    QUIET_WITH_MODELS,
 )
 """What is printed."""
 

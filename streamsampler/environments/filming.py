@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
@@ -129,6 +130,8 @@ def check_renders(update: EnvUpdate) -> None:
         env.reset(seed=0)
     except UsageError:
         raise
+    except DependencyNotInstalled as error:  # it says what to install
+        raise UsageError(f"{name} cannot be filmed: {error}") from None
     except Exception as error:
         raise UsageError(f"{name} cannot be filmed: {type(error).__name__}: {error}") from error
     finally:

@@ -32,7 +32,8 @@ EvaluatedAgent: TypeAlias = Agents | Predicting | str | PathLike[str]
 """What is evaluated: whatever samplers take, an object with `predict`, or the file of a model."""
 
 _NOT_APPLICABLE = (
-    "deterministic is for agents with predict and for torch modules; this {} decides for itself: leave it out"
+    "deterministic is for agents with predict and for torch modules; this {} decides for itself: leave it out, "
+    "or make the agent with deterministic=…"
 )
 
 

@@ -57,8 +57,8 @@ The batch's trajectories are parts of episodes, in order of environment, then ti
 | `batch.episode_returns`, `batch.episode_lengths`, (E,) | of the episodes that ended in this call, all parts included |
 
 Bootstrap parts that were cut from their `last_observations`. `episode_returns` are of raw rewards, also where a filter
-changes `rewards`. `batch.stats.episodes` and `sampler.stats.episodes` add these episodes up, and progress shows their
-mean return.
+changes `rewards`, and empty after a call in which no episode ended. `batch.stats.episodes` and
+`sampler.stats.episodes` add these episodes up, and progress shows their mean return.
 
 Environments begin in the first call. They begin again after a call for whole trajectories, with an `env_update`, with
 another `n_envs` (the log warns of that), and in a sampler that was pickled. Without `n_envs` there are 8 in the first

@@ -53,6 +53,10 @@ def _with_itr(method: Callable[..., Any]) -> Callable[..., Any]:
         elif args and ("num_samples" in options or _is_integer(*args[1:2])):
             positive("itr, which may come before num_samples,", args[0], least=0)
             args = args[1:]
+        elif _is_integer(*args[:1]) and isinstance((*args, None, None)[1], float):
+            raise UsageError(
+                f"num_samples must be an integer, got {args[1]!r} (a parameter that is a number goes into a tuple)"
+            )
         return method(self, *args, **options)
 
     return taking

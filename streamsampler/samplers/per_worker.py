@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from streamsampler.agents.base import AgentLike
+from streamsampler.data.words import count
 from streamsampler.environments.updates import EnvLike
 from streamsampler.errors import UsageError
 
@@ -82,4 +83,4 @@ def check_length(name: str, items: list[Any], n_workers: int) -> None:
         UsageError: There are more or fewer; says both numbers.
     """
     if len(items) != n_workers:
-        raise UsageError(f"{name} has {len(items)} items, but there are {n_workers} workers")
+        raise UsageError(f"{name} has {count(len(items), 'item')}, but there are {count(n_workers, 'worker')}")

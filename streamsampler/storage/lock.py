@@ -24,7 +24,9 @@ def check_locks() -> None:
     try:
         import fcntl  # noqa: F401
     except ImportError:
-        raise StorageError("writing a folder of shards needs Linux or macOS, for the lock on the folder") from None
+        raise StorageError(
+            "writing a folder of shards needs Linux or macOS, for the lock on the folder: write single files instead"
+        ) from None
 
 
 class FolderLock:

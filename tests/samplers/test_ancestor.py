@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import streamsampler
 from streamsampler import LocalSampler, MultiprocessingSampler, WorkerFactory
 from streamsampler.errors import UsageError
 from streamsampler.filters import RunningNorm
@@ -107,7 +108,7 @@ def test_updates_follow_the_number_of_samples():
     ("args", "options", "message"),
     [
         ((0, True), {}, r"the arguments are \(num_samples"),
-        ((0, 4e3), {}, r"the arguments are \(num_samples"),
+        ((0, 4e3), {}, r"num_samples must be an integer"),
         ((0, 40, 5), {}, r"obtain_samples\(40, 5\): the arguments are"),
         ((Policy(), 40), {}, "itr, which may come before num_samples, must be an integer, got <"),
         ((True, 40), {}, "must be at least 0, got True"),
@@ -275,3 +276,14 @@ def test_lists_of_lists_name_per_worker(lists):
                 sampler.obtain_samples(0, 40, lists(update))
         with pytest.raises(TypeError, match=per_worker):
             sampler.obtain_samples(0, 40, None, lists(make_env()))
+
+
+@pytest.mark.parametrize("name", ["EpisodeBatch", "TimeStepBatch", "TimeStep", "FragmentWorker", "BatchSampler"])
+def test_names_of_its_package_are_errors_that_name_todays(name):
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}': here it is "):
+        getattr(streamsampler, name)
+
+
+def test_a_number_of_timesteps_that_is_no_integer_is_named():
+    with LocalSampler("random", "CartPole-v1", seed=1) as sampler, pytest.raises(UsageError, match=r"got 1000\.0"):
+        sampler.obtain_samples(0, 1e3, None)
