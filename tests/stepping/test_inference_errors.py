@@ -306,7 +306,9 @@ def test_the_error_of_a_process_that_died_names_the_trajectory():
 
 
 @pytest.mark.slow
-def test_an_environment_that_hangs_does_not_hold_up_the_end():
+def test_an_environment_that_hangs_does_not_hold_up_the_end(monkeypatch):
+    for module in ("environments", "transport"):  # the package's own limit, which this is about
+        monkeypatch.setattr(f"streamsampler.stepping.inference.{module}.STUCK_SECONDS", 1.0)
     kwargs = {"pid": os.getpid(), "where": "step"}
     worker_args = {"n_envs": 1}
     sampler = in_parent(Exact(), Interrupting, 1, env_kwargs=kwargs, worker_args=worker_args, close_timeout=60.0)
