@@ -135,7 +135,7 @@ def test_agents_and_environments_take_either(each):
 
 def test_the_wrong_number_of_items_shows_both(sampler):
     for update in (PerWorker([(1.0,)]), [Linear(1.0)] * 3):
-        with pytest.raises(ValueError, match=rf"agent_update has {len(update)} items, but there are 2 workers"):
+        with pytest.raises(ValueError, match=rf"agent_update has {len(update)} items?, but there are 2 workers"):
             sampler.obtain_samples(1, agent_update=update)
     with pytest.raises(ValueError, match="env_update has 3 items, but there are 2 workers"):
         sampler.obtain_samples(1, env_update=PerWorker([Two] * 3))

@@ -98,10 +98,10 @@ def test_bad_amounts_name_the_argument(make, amount):
 def test_lists_of_the_wrong_length_show_both_numbers(make):
     with pytest.raises(ValueError, match=r"agents has 3 items, but there are 2 workers"):
         make([Agent()] * 3, Env, n_workers=2)
-    with pytest.raises(ValueError, match=r"envs has 1 items, but there are 2 workers"):
+    with pytest.raises(ValueError, match=r"envs has 1 item, but there are 2 workers"):
         make(Agent(), [Env], n_workers=2)
     sampler = make(Agent(), Env, n_workers=2)
-    with pytest.raises(ValueError, match=r"agent_update has 1 items"):
+    with pytest.raises(ValueError, match=r"agent_update has 1 item"):
         sampler.obtain_samples(1, agent_update=[Agent()])
     with pytest.raises(ValueError, match=r"env_update has 3 items"):
         sampler.obtain_samples(1, env_update=[Env] * 3)
