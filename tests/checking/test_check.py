@@ -258,4 +258,4 @@ def test_a_model_of_stable_baselines3(tmp_path):
     report = check("Pendulum-v1", tmp_path / "model.zip", time_limit=600.0, step_timeout=120.0)
     assert report.ok
     assert report["actions"].verdict == report["rows"].verdict == "pass"
-    assert report.agent.startswith("SB3Agent")
+    assert report.agent == "model.zip"
