@@ -16,11 +16,11 @@ class Extra(NamedTuple):
     """What an extra of this package installs.
 
     Attributes:
-        library: What the library calls itself.
+        name: What the library calls itself.
         packages: What pip calls it, and what is installed with it.
     """
 
-    library: str
+    name: str
     packages: tuple[str, ...]
 
 
@@ -51,7 +51,7 @@ def missing(what: str, extra: str, error: ImportError) -> ImportError:
         extra: The extra that installs the library.
         error: What the import raised.
     """
-    message = f"{what} needs {EXTRAS[extra].library}: {install_hint(extra)}"
+    message = f"{what} needs {EXTRAS[extra].name}: {install_hint(extra)}"
     # A library that is installed may still fail, for want of a shared object or of what it imports itself.
     is_absent = isinstance(error, ModuleNotFoundError) and "." not in (error.name or ".")
     return ImportError(message if is_absent else f"{message}; importing it raised {type(error).__name__}: {error}")

@@ -132,7 +132,7 @@ class Recovery:
     # ------------------------------------------------------------------ episodes that go on
 
     def _restore(self, event: Broken, lost: list[int], given_up: int | None) -> None:
-        """Restore environments, and ask for what is open; one that is given up fails, and is only made anew."""
+        """Restore environments and request their open steps again; environment `given_up` fails, and gets no episode."""
         orders, ended = [], []
         resets: list[int] = []
         steps: list[int] = []
