@@ -132,7 +132,7 @@ class Recovery:
     # ------------------------------------------------------------------ episodes that go on
 
     def _restore(self, event: Broken, lost: list[int], given_up: int | None) -> None:
-        """Restore environments and request their open steps again; environment `given_up` fails, and gets no episode."""
+        """Restore environments, and request their open steps again; the environment `given_up` fails instead."""
         orders, ended = [], []
         resets: list[int] = []
         steps: list[int] = []
