@@ -21,7 +21,6 @@ from streamsampler.stepping.inputs import (
     values_for,
 )
 from streamsampler.stepping.lifecycle import ManagerLife
-from streamsampler.stepping.rows import put_actions
 from streamsampler.stepping.states import EnvEvent, EnvState
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.vector_env import ManagedVectorEnv
@@ -157,7 +156,7 @@ class BaseEnvManager(ManagerLife):
             actions = stacked_actions(list(actions.values()))
         chosen = list(range(self.n_envs)) if env_ids is None else self._chosen(env_ids)
         self._ledger.refuse_busy(chosen)
-        written = put_actions(transport.rows, chosen, actions)
+        written = transport.rows.put_actions(chosen, actions)
         transport.in_hand = True
         self._episodes.keep_actions(chosen, written)
         self._ledger.request(chosen, EnvEvent.SENT)

@@ -20,7 +20,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from streamsampler.errors import ProtocolError, SerializationError, WorkerDiedError, WorkerError, WorkerHungError
+from streamsampler.errors import (
+    DataError,
+    ProtocolError,
+    SerializationError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerHungError,
+)
 from streamsampler.protocol.messages import Phase
 from streamsampler.serialization import dumps, loads
 from streamsampler.stepping.env_times import WorkerReport
@@ -237,8 +244,7 @@ class ProcessTransport(WorkerPool):
                 return [Restored(env_id, n_timesteps, why_not)]
             case (_, env_id, phase, *about):
                 link.waiting.discard(env_id)
-                error = self._raised(link, env_id, phase, *about)
-                return [Broken([env_id], error, link.number, env_id, is_final=error.quota is not None)]
+                return [Broken.alone(env_id, self._raised(link, env_id, phase, *about))]
         raise ProtocolError("a worker sent what is no message")
 
     def _readable(self, link: WorkerLink, env_ids: list[int], infos: dict[int, dict[str, Any]]) -> list[Event]:
@@ -247,9 +253,10 @@ class ProcessTransport(WorkerPool):
         self._write(link, pickle_frame(("ended", list(unreadable))))  # the worker does not know that they failed
         events: list[Event] = [Done([env_id for env_id in env_ids if env_id not in unreadable], infos)]
         for env_id, (phase, reason) in unreadable.items():
-            what = f"its info cannot be unpickled here: {summary_of(reason)}"
-            error = self._setbacks.raised(env_id, link.number, phase, what, reason, reason)
-            events.append(Broken([env_id], error, link.number, env_id, is_final=error.quota is not None))
+            error = DataError(f"its info cannot be unpickled here: {summary_of(reason)}")
+            error.__cause__ = reason
+            raised = self._setbacks.raised(env_id, link.number, phase, summary_of(error), error, error)
+            events.append(Broken.alone(env_id, raised))
         return events
 
     def reports(self) -> Sequence[WorkerReport]:

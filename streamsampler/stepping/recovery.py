@@ -12,7 +12,7 @@ from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.ledger import Ledger
 from streamsampler.stepping.options import ManagerOptions
 from streamsampler.stepping.states import EnvState
-from streamsampler.stepping.transport import Broken, Restored, Transport
+from streamsampler.stepping.transport import Broken, Restored, Transport, is_of_action
 from streamsampler.workers.restoring import NotRestoredError
 
 __all__ = ["Recovery"]
@@ -59,7 +59,7 @@ class Recovery:
             event: The failure.
             outdated: Whether the environments are lost with their process since: they come back after that.
         """
-        self._accounts.failures += 1
+        self._accounts.failures += not is_of_action(event.error)
         self._accounts.restarts += event.is_new
         self._accounts.hangs += isinstance(event.error, WorkerHungError)
         _LOG.info("an environment failed: %s", event.error)

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from streamsampler.data.trees import leaves, map_tree
+from streamsampler.errors import ObservationError
 from streamsampler.stepping.histories import RestoreOrder, digest_of
 from streamsampler.stepping.past_requests import PastRequest
-from streamsampler.stepping.rows import Rows, put, row_at
+from streamsampler.stepping.rows import Rows, row_at
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.restoring import NotRestoredError, Said, say_again
+from streamsampler.workers.vec.columns import Columns
 
 __all__ = ["replay"]
 
@@ -43,13 +45,14 @@ def replay(
     requests: dict[int, list[PastRequest]] = defaultdict(list)
     for request in order.requests:
         requests[request.timestep].append(request)
-    seen = map_tree(lambda leaf: np.zeros((1, *leaf.shape[2:]), leaf.dtype), rows.observations)
+    column = Columns(rows.observation_space, 1, "observation", ObservationError)
+    seen = column.row_batch(0)
     begun = begin_of(env.reset(seed=order.seed, options=copy.deepcopy(options)))
     for t, said in enumerate(say_again(env, begun, _actions(order, rows, requests, repeat))):
         if t:
             _compare(said, float(order.rewards[t - 1]), t)
         if order.digests is not None or t == n:
-            put(seen, 0, said.observation, "observation")
+            column.put(0, 0, said.observation)
         if order.digests is not None and t < len(order.digests) and digest_of(seen) != order.digests[t]:
             raise _differs(f"its observation of timestep {t} is another one than before")
         yield

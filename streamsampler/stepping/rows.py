@@ -11,10 +11,11 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.data.spaces import AnySpace, row_spec
-from streamsampler.data.trees import Array, Tree
+from streamsampler.data.trees import Array, Tree, leaves
 from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
+from streamsampler.workers.vec.columns import Columns
 
-__all__ = ["Allocate", "Rows", "buffer_rows", "bytes_needed", "put", "put_actions", "row_at"]
+__all__ = ["Allocate", "Rows", "buffer_rows", "bytes_needed", "row_at"]
 
 Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 
@@ -62,6 +63,46 @@ class Rows:
         self.running: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
         self.replayed: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
         self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
+        # What is written is held to the spaces as what samplers record is: the same code does it.
+        observations, last_observations, actions = self.observations, self.last_observations, self.actions
+        self._observations = _columns(observation_space, n_envs, "observation", ObservationError, observations)
+        self._last = _columns(observation_space, n_envs, "observation", ObservationError, last_observations, True)
+        self._actions = _columns(action_space, n_envs, "action", ActionError, actions, True)
+
+    def put_observation(self, slot: int, env_id: int, value: Any) -> None:
+        """Write an observation of an environment to a slot.
+
+        Raises:
+            ObservationError: It is of another structure, shape or kind than the space, or would become another number.
+        """
+        self._observations.put(slot, env_id, value)
+
+    def put_last_observation(self, env_id: int, value: Any) -> None:
+        """Write the last observation of an episode; see `put_observation`."""
+        self._last.put(0, env_id, value)
+
+    def put_actions(self, env_ids: list[int], actions: Any) -> Tree:
+        """Write the actions of K environments.
+
+        Args:
+            env_ids: The environments.
+            actions: One stacked value, leaves of (K, ...); or a sequence of K actions.
+
+        Returns:
+            The actions that were written: leaves of (K, ...), of the dtypes of the space.
+
+        Raises:
+            ActionError: They are of another structure, shape or kind than the space, or of another number, or would
+                become another number; nothing is written then.
+        """
+        return self._actions.put_some(0, env_ids, actions)
+
+
+def _columns(
+    space: AnySpace, n_envs: int, path: str, error: type[DataError], arrays: Any, is_one_step: bool = False
+) -> Columns:
+    buffers = [leaf[np.newaxis] if is_one_step else leaf for _, leaf in leaves(arrays)]
+    return Columns(space, n_envs, path, error, buffers)
 
 
 def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
@@ -104,45 +145,6 @@ def buffer_rows(buffer: Any) -> Allocate:
     return allocate
 
 
-def put(arrays: Any, index: Any, value: Any, path: str, error: type[DataError] = ObservationError) -> None:
-    """Copy one value of a space into a row.
-
-    Args:
-        arrays: The leaves.
-        index: The row.
-        value: The value, nested as the leaves are.
-        path: What it is called in an error.
-        error: The error for a value of another structure, shape or kind.
-
-    Raises:
-        DataError: It does not fit; the error says both shapes.
-    """
-    if arrays.__class__ is not np.ndarray:
-        _put_parts(arrays, index, value, path, error)
-        return
-    shape = arrays.shape[2:] if index.__class__ is tuple else arrays.shape[1:]
-    value = np.asarray(value)
-    if value.shape != shape:
-        raise error(f"{path} has the shape {value.shape}, and its space has {shape}")
-    if value.dtype != arrays.dtype and not np.can_cast(value.dtype, arrays.dtype, "same_kind"):
-        raise error(f"{path} has the dtype {value.dtype}, and its space has {arrays.dtype}")
-    arrays[index] = value
-
-
-def _put_parts(arrays: Any, index: Any, value: Any, path: str, error: type[DataError]) -> None:
-    if isinstance(arrays, dict):
-        if not isinstance(value, dict) or value.keys() != arrays.keys():
-            has = f"the keys {list(value)}" if isinstance(value, dict) else f"the type {type(value).__name__}"
-            raise error(f"{path} has {has}, and its space has the keys {list(arrays)}")
-        for key, child in arrays.items():
-            put(child, index, value[key], f"{path}[{key!r}]", error)
-        return
-    if not isinstance(value, tuple | list) or len(value) != len(arrays):
-        raise error(f"{path} should be a tuple of {len(arrays)} parts, and is of type {type(value).__name__}")
-    for position, child in enumerate(arrays):
-        put(child, index, value[position], f"{path}[{position}]", error)
-
-
 def row_at(space: AnySpace, arrays: Any, env_id: int) -> Any:
     """Return a copy of one row of actions, of the type that the space's own samples have."""
     if isinstance(space, gym_spaces.Dict):
@@ -151,43 +153,3 @@ def row_at(space: AnySpace, arrays: Any, env_id: int) -> Any:
         return tuple(row_at(child, arrays[i], env_id) for i, child in enumerate(space.spaces))
     is_scalar = arrays.ndim == 1 and not isinstance(space, gym_spaces.Box)  # a sample of a Box is always an array
     return arrays[env_id] if is_scalar else np.array(arrays[env_id])
-
-
-def put_actions(rows: Rows, env_ids: list[int], actions: Any) -> Tree:
-    """Write actions into the rows of environments.
-
-    Args:
-        rows: The rows.
-        env_ids: The environments.
-        actions: One stacked value: leaves of (K, ...).
-
-    Returns:
-        The actions that were written: arrays of the space's dtype.
-
-    Raises:
-        ActionError: They are of another structure, shape or kind than the space, or of another number.
-    """
-    written: Tree = _put_stacked(rows.actions, env_ids, actions, "actions")
-    return written
-
-
-def _put_stacked(arrays: Any, env_ids: list[int], values: Any, path: str) -> Any:
-    if isinstance(arrays, dict):
-        if not isinstance(values, dict) or values.keys() != arrays.keys():
-            raise ActionError(f"{path} should be a dict with the keys {list(arrays)}, got {type(values).__name__}")
-        return {key: _put_stacked(arrays[key], env_ids, values[key], f"{path}[{key!r}]") for key in arrays}
-    if isinstance(arrays, tuple):
-        if not isinstance(values, tuple | list) or len(values) != len(arrays):
-            raise ActionError(f"{path} should be a tuple of {len(arrays)} parts, got {type(values).__name__}")
-        return tuple(_put_stacked(part, env_ids, values[i], f"{path}[{i}]") for i, part in enumerate(arrays))
-    try:
-        stacked = np.asarray(values)
-    except ValueError as error:
-        raise ActionError(f"{path} cannot be one array: {error}") from None
-    shape = (len(env_ids), *arrays.shape[1:])
-    if stacked.shape != shape:
-        raise ActionError(f"{path} has the shape {stacked.shape}, and {len(env_ids)} environments take {shape}")
-    if stacked.dtype != arrays.dtype and not np.can_cast(stacked.dtype, arrays.dtype, "same_kind"):
-        raise ActionError(f"{path} has the dtype {stacked.dtype}, and the action space has {arrays.dtype}")
-    arrays[env_ids] = stacked
-    return arrays[env_ids]

@@ -116,7 +116,7 @@ class _InThisProcess(Transport):
         except Exception as error:
             self._stepper.end_episodes([env_id])
             raised = self._setbacks.raised(env_id, 0, phase, summary_of(error), error, error)
-            self._events.append(Broken([env_id], raised, 0, env_id, is_final=raised.quota is not None))
+            self._events.append(Broken.alone(env_id, raised))
             return
         finally:
             times.env_seconds += perf_counter() - began

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamsampler.errors import (
+    ActionError,
     RemoteTraceback,
     RolloutError,
     SpentQuota,
@@ -50,7 +51,7 @@ class Setbacks:
         what = f"environment {env_id} raised in {phase}, in worker {worker}: {summary}"
         quota: SpentQuota | None = None
         incidents: tuple[Incident, ...] = ()
-        if self._policy.restart_on:
+        if self._policy.restart_on and not isinstance(original, ActionError):
             quota, incidents = self._count(
                 Incident(worker, f"raised in environment {env_id}", _phase(phase), *self._when)
             )

@@ -23,7 +23,7 @@ from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.past_requests import BEFORE, PastRequest, digest_of_result
 from streamsampler.stepping.restores import replay
-from streamsampler.stepping.rows import Rows, put, row_at
+from streamsampler.stepping.rows import Rows, row_at
 from streamsampler.stepping.running import IDLE, MAKING, RESETTING, STEPPING
 from streamsampler.workers.explain import begin_of, step_error, summary_of
 from streamsampler.workers.restoring import NotRestoredError
@@ -234,7 +234,7 @@ class Stepper:
         reward = reward if kind is float or kind is np.float64 else number_of(reward)
         over = self._is_over[env_id] = bool(terminated or truncated)
         if over and self._autoreset == "same_step":
-            put(rows.last_observations, env_id, observation, "observation")
+            rows.put_last_observation(env_id, observation)
             final_info = dict(info)
             info = self._begin(env_id)
             info["final_info"] = final_info
@@ -249,7 +249,7 @@ class Stepper:
 
     def _observe(self, env_id: int, observation: Any) -> None:
         slot = 1 - int(self.rows.slots[env_id])
-        put(self.rows.observations, (slot, env_id), observation, "observation")
+        self.rows.put_observation(slot, env_id, observation)
         self.rows.slots[env_id] = slot
 
     def _write_step(self, env_id: int, reward: Any, terminated: Any, truncated: Any) -> None:

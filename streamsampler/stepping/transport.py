@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from streamsampler.errors import WorkerError
+from streamsampler.errors import ActionError, RolloutError, WorkerError
 from streamsampler.stepping.env_spaces import EnvSpaces
 from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.rows import Rows
 
-__all__ = ["Broken", "Done", "Event", "Restored", "Transport", "UnansweredError", "warn_of_unclosed"]
+__all__ = ["Broken", "Done", "Event", "Restored", "Transport", "UnansweredError", "is_of_action", "warn_of_unclosed"]
 
 _LOG = logging.getLogger("streamsampler")
 
@@ -53,6 +53,12 @@ class Broken:
     is_new: bool = False
     is_final: bool = False
 
+    @classmethod
+    def alone(cls, env_id: int, error: RolloutError) -> Broken:
+        """Return that an environment raised; where the caller's action was wrong, trying it again cannot help."""
+        is_final = error.quota is not None or is_of_action(error)
+        return cls([env_id], error, error.worker_number, env_id, is_final=is_final)
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -67,6 +73,11 @@ class Restored:
     env_id: int
     n_timesteps: int | None
     why_not: str
+
+
+def is_of_action(error: BaseException) -> bool:
+    """Whether an environment raised because its caller's action was outside its space."""
+    return isinstance(error, RolloutError) and isinstance(error.original, ActionError)
 
 
 class UnansweredError(Exception):

@@ -18,7 +18,7 @@ from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.linked import GRACE_SECONDS
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.worker_setup import ProcessSetup
-from streamsampler.errors import RemoteTraceback, WorkerError
+from streamsampler.errors import RemoteTraceback, RolloutError, WorkerError
 from streamsampler.protocol.messages import Phase
 from streamsampler.scheduling.restarts import Policy
 from streamsampler.serialization import dumps, loads
@@ -192,7 +192,7 @@ class WorkerPool(Transport):
 
     def _raised(
         self, link: WorkerLink, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None
-    ) -> WorkerError:
+    ) -> RolloutError:
         cause = RemoteTraceback(text or summary)
         return self._setbacks.raised(env_id, link.number, phase, summary, cause, original_of(pickled))
 

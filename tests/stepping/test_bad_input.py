@@ -50,13 +50,16 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
         (lambda m, t=t: m.wait(t), UsageError, TIMEOUT + re.escape(repr(t)))
         for t in (math.nan, -1, math.inf, "1", True)
     ),
-    (lambda m: m.step(np.array([1, 2, 3])), ActionError, r"the shape \(3,\), and 2 environments take \(2,\)"),
-    (lambda m: m.step(0), ActionError, r"the shape \(\), and 2 environments take \(2,\)"),
-    (lambda m: m.step([[1, 2], [1]]), ActionError, "actions cannot be one array"),
-    (lambda m: m.step(np.array([1.5, 2])), ActionError, "the dtype float64, and the action space has int64"),
-    (lambda m: m.step(np.array(["a", "b"])), ActionError, "the dtype <U1, and the action space has int64"),
+    (lambda m: m.step(np.array([1, 2, 3])), ActionError, r"a batch of 2 has the shape \(3,\), and should have \(2,\)"),
+    (lambda m: m.step(0), ActionError, r"a batch of 2 has the shape \(\), and should have \(2,\)"),
+    (lambda m: m.step([[1, 2], [1]]), ActionError, "a batch for action is no array: .*inhomogeneous"),
+    (lambda m: m.step(np.array([1.5, 2])), ActionError, "has the dtype float64, its space has int64"),
+    (lambda m: m.step(np.array(["a", "b"])), ActionError, "action should be numbers of int64, and is str_ .*a"),
     (lambda m: m.step({0: [1, 2], 1: [1]}), ActionError, "an action has other shapes in other environments"),
     (lambda m: m.step({0: 1, 7: 1}), UsageError, "no environment 7"),
+    (lambda m: m.send(np.zeros(2, np.int64), [0, 0]), UsageError, "an environment is named twice"),
+    (lambda m: m.reset([0], seed={1: 2}), UsageError, r"environments \[1\], which are not among"),
+    (lambda m: m.reset(seed=-1), UsageError, "seed must be at least 0"),
     (lambda m: m.reset(seed=[1, -1]), UsageError, "seed of environment 1 must be at least 0, got -1"),
     (lambda m: m.reset(seed=[1, 1.0]), UsageError, "seed of environment 1 must be an integer, got 1.0"),
     (lambda m: m.reset(seed=np.array([1.0, 2.0])), UsageError, "seed of environment 0 must be an integer"),
@@ -122,9 +125,15 @@ def test_actions_of_nested_spaces(new_manager):
     manager.reset()
     good = manager.random_actions()
     for actions, match in (
-        ({"choice": good["choice"]}, r"should be a dict with the keys \['choice', 'force'\]"),
-        ({**good, "force": good["force"][:1]}, r"actions\['force'\] has the shape \(1, 2\)"),
-        (good["force"], "should be a dict with the keys"),
+        (
+            {"choice": good["choice"]},
+            r"action has the keys \['choice'\], and its space has the keys \['choice', 'force'\]",
+        ),
+        (
+            {**good, "force": good["force"][:1]},
+            r"a batch of 2 has the shape \(1, 2\), .* action\['force'\] has the shape",
+        ),
+        (good["force"], r"action has no parts: it is ndarray"),
         ({0: {"choice": 1, "force": [0, 0]}, 1: {"choice": 1}}, "the actions have different structures"),
         ({0: {"choice": 1, "force": [0, 0]}, 1: {"choice": 1, "power": 1}}, "lacks the key 'force'"),
         ({0: {"choice": 1, "force": [0, 0]}, 1: 3}, "the actions have different structures"),

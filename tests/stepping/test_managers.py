@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from streamsampler.errors import ActionError, ClosedError, RolloutError, UsageError
+from streamsampler.errors import ClosedError, RolloutError, UsageError
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.stepping.states import EnvState
 from tests.stepping.environments import Counting, Graded
@@ -246,33 +246,6 @@ def test_closing_and_launching_again(new_manager):
     with pytest.raises(UsageError, match="there already"):
         manager.launch()
     assert manager.reset().observations.tolist() == first.tolist()
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda manager: manager.recv(), UsageError, "nothing to receive"),
-        (lambda manager: manager.send(np.zeros(1, np.int64), [5]), UsageError, "no environment 5"),
-        (lambda manager: manager.send(np.zeros(2, np.int64), [0, 0]), UsageError, "named twice"),
-        (
-            lambda manager: manager.send(np.zeros(3, np.int64)),
-            ActionError,
-            r"shape \(3,\), and 2 environments take \(2,\)",
-        ),
-        (lambda manager: manager.send(np.zeros(2)), ActionError, "dtype float64, and the action space has int64"),
-        (lambda manager: manager.reset(seed=[1]), UsageError, "seed has 1 items, but 2 environments"),
-        (lambda manager: manager.reset([0], seed={1: 2}), UsageError, r"environments \[1\], which are not among"),
-        (lambda manager: manager.reset(seed=-1), UsageError, "seed must be at least 0"),
-        (lambda manager: manager.reset(options=3), UsageError, "options must be a dict"),
-        (lambda manager: manager.send({7: 0}), UsageError, "no environment 7"),
-    ],
-)
-def test_bad_input(new_manager, call, error, match):
-    manager = new_manager(Counting, n_envs=2, seed=0)
-    manager.reset()
-    with pytest.raises(error, match=match):
-        call(manager)
-    assert manager.step(np.array([1, 1])).timesteps.tolist() == [1, 1]
 
 
 def test_arguments_that_cannot_work(new_manager):

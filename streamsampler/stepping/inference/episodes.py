@@ -9,7 +9,6 @@ import numpy as np
 
 from streamsampler.data.trees import Array, leaves
 from streamsampler.stepping.inference.stepper import Order
-from streamsampler.stepping.rows import put
 
 __all__ = ["Episode", "History", "put_exactly"]
 
@@ -100,5 +99,6 @@ def put_exactly(rows: Any, env_id: int, action: Any) -> bool:
         for name, part in parts.items()
     )
     if fits:
-        put(rows, env_id, action, "action")
+        for name, part in parts.items():
+            part[env_id] = given[name]
     return fits

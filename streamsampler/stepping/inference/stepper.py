@@ -12,14 +12,13 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.step_values import FLAGS, flag_of, number_of
-from streamsampler.data.trees import map_tree
 from streamsampler.environments.updates import apply_any_env_update
 from streamsampler.environments.worker_numbers import for_worker
-from streamsampler.errors import ObservationError, UsageError
+from streamsampler.errors import UsageError
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, loads
 from streamsampler.stepping.inference.raised import refuse_to_end
-from streamsampler.stepping.rows import Rows, put, row_at
+from streamsampler.stepping.rows import row_at
 from streamsampler.stepping.running import RESETTING, STEPPING
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.workers.explain import begin_of, raised_in
@@ -27,7 +26,6 @@ from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.known_wrappers import EnvFacts
 from streamsampler.workers.resets import Resets
 from streamsampler.workers.tasks import reset_one
-from streamsampler.workers.vec.columns import Columns
 
 __all__ = ["Order", "RolloutStepper", "order_of"]
 
@@ -145,20 +143,6 @@ class RolloutStepper(Stepper):
             refuse_to_end(error)
             raise
 
-    @property
-    def rows(self) -> Rows:
-        """The rows."""
-        return self._rows
-
-    @rows.setter
-    def rows(self, rows: Rows) -> None:
-        self._rows = rows
-        self._column = Columns(rows.observation_space, 1, "observation", ObservationError)
-        only = rows.observations if isinstance(rows.observations, np.ndarray) else None
-        self._only = only
-        self._dtype: np.dtype[Any] | None = None if only is None else only.dtype
-        self._shape: tuple[int, ...] = () if only is None else only.shape[2:]
-
     def take(self, kind: str, *arguments: Any) -> None:
         """Keep actions that are of another dtype than the rows': the next steps are taken with them."""
         assert kind == "actions"
@@ -169,7 +153,7 @@ class RolloutStepper(Stepper):
         self._orders[env_id] = options
 
     def _begin(self, env_id: int) -> dict[str, Any]:
-        self._rows.running[self._worker_number] = 4 * env_id + RESETTING
+        self.rows.running[self._worker_number] = 4 * env_id + RESETTING
         order = self._orders[env_id]
         self._lengths[env_id] = 0
         try:
@@ -192,7 +176,7 @@ class RolloutStepper(Stepper):
 
     def step(self, env_id: int) -> dict[str, Any]:
         """Take a step with the environment's action; return the info."""
-        rows = self._rows
+        rows = self.rows
         rows.running[self._worker_number] = 4 * env_id + STEPPING
         length = self._lengths[env_id] = self._lengths[env_id] + 1
         action = self._given.pop(env_id, None) if self._given else None
@@ -217,23 +201,6 @@ class RolloutStepper(Stepper):
         if info.__class__ is not dict:
             InfoRecorder("env_infos").record(0, info)
         return info
-
-    def _observe(self, env_id: int, observation: Any) -> None:
-        slots = self._rows.slots
-        slot = 1 - int(slots[env_id])
-        only = self._only
-        if (
-            only is not None
-            and observation.__class__ is np.ndarray
-            and observation.dtype == self._dtype
-            and observation.shape == self._shape
-        ):
-            only[slot, env_id] = observation
-        else:
-            self._column.put(0, 0, observation)
-            exact = map_tree(lambda leaf: leaf[0], self._column.row_batch(0))
-            put(self._rows.observations, (slot, env_id), exact, "observation")
-        slots[env_id] = slot
 
     def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
         """Carry out what is no step; "update" changes an environment, "facts" tells what is known of it."""

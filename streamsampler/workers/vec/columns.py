@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -40,11 +40,16 @@ class Column:
         n_rows: How many values a step has.
         dtype: Their dtype.
         shape: The shape of one.
+        buffer: The array to begin with; None for a new one.
     """
 
-    def __init__(self, n_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> None:
-        step_bytes = max(1, n_rows * dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-        self._buffer: Array = np.empty((max(_FIRST_BYTES // step_bytes, _FEWEST_STEPS), n_rows, *shape), dtype)
+    def __init__(
+        self, n_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...] = (), buffer: Array | None = None
+    ) -> None:
+        if buffer is None:
+            step_bytes = max(1, n_rows * dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+            buffer = np.empty((max(_FIRST_BYTES // step_bytes, _FEWEST_STEPS), n_rows, *shape), dtype)
+        self._buffer: Array = buffer
 
     def at(self, step: int) -> Array:
         """Return the (n_rows, ...) values of a step to write to, a view, after making room for them.
@@ -105,15 +110,20 @@ class Columns:
         n_rows: How many values a step has.
         path: What a value is called in errors, such as `action`.
         error: What is raised for a value that does not fit.
+        buffers: Arrays of (steps, n_rows, ...) to write to, one for each leaf of the space; None for new ones.
 
     Attributes:
         n_steps: How many steps were written.
     """
 
-    def __init__(self, space: AnySpace, n_rows: int, path: str, error: type[DataError] = DataError) -> None:
+    def __init__(
+        self, space: AnySpace, n_rows: int, path: str, error: type[DataError] = DataError,
+        buffers: Iterable[Array] | None = None,
+    ) -> None:  # fmt: skip
         self.n_steps = 0
         self._space, self._path, self._error = space, path, error
-        self._leaves = [_LeafColumn(leaf, n_rows, name, error) for name, leaf in leaves_of(space, path)]
+        given = iter(buffers) if buffers is not None else repeat(None)
+        self._leaves = [_LeafColumn(leaf, n_rows, name, error, next(given)) for name, leaf in leaves_of(space, path)]
         self._n_rows = n_rows
         self._only = self._leaves[0] if isinstance(space, _TYPED) else None
 
@@ -128,10 +138,22 @@ class Columns:
                 row's fault.
         """
         if self._only is not None:
-            self._only.write(self.n_steps, batch)
+            self._only.copy(self.n_steps, self._only.checked(batch, self._n_rows))
         else:
-            self._write(self.n_steps, self._space, batch, self._path, iter(self._leaves))
+            for leaf, values in zip(self._leaves, self._checked(batch, self._n_rows), strict=True):
+                leaf.copy(self.n_steps, values)
         self.n_steps += 1
+
+    def put_some(self, step: int, rows: list[int], batch: Any) -> Tree:
+        """Check the values of some rows and write a copy of them to these rows of a step; see `append`.
+
+        Returns:
+            What was written: leaves of (k, ...), of the dtypes of the space, for k rows.
+        """
+        checked = list(self._checked(batch, len(rows)))  # before anything is written
+        for leaf, values in zip(self._leaves, checked, strict=True):
+            leaf.at(step)[rows] = values
+        return nested(self._space, iter(checked))
 
     def extend(self, values: Tree, n: int) -> None:
         """Write copies of n values that were checked, leaves of (n, ...), as the next n steps; there is one row."""
@@ -155,6 +177,9 @@ class Columns:
         Raises:
             DataError: It does not fit; says both shapes.
         """
+        if (only := self._only) is not None:
+            only.at(step)[row] = only.converted(value)
+            return
         for leaf, part in zip(self._leaves, values_of(self._space, value, self._path, self._error), strict=True):
             leaf.at(step)[row] = leaf.converted(part)
 
@@ -172,65 +197,75 @@ class Columns:
         """Forget everything, and keep the memory."""
         self.n_steps = 0
 
-    def _write(self, step: int, space: AnySpace, batch: Any, path: str, leaves: Iterator[_LeafColumn]) -> None:
-        """Write a batch of a space to the leaves that follow: arrays nested as the space, or single values."""
+    def _checked(self, batch: Any, n: int) -> Iterator[Array]:
+        """Yield the values of each leaf, (n, ...): those of a batch that is nested as the space, or of n values."""
+        return self._checked_part(self._space, batch, n, self._path, iter(self._leaves))
+
+    def _checked_part(
+        self, space: AnySpace, batch: Any, n: int, path: str, leaves: Iterator[_LeafColumn]
+    ) -> Iterator[Array]:
         children = children_of(space, path)
         if children is None:
-            next(leaves).write(step, batch)
+            yield next(leaves).checked(batch, n)
         elif isinstance(batch, Mapping if isinstance(space, gym_spaces.Dict) else tuple):
             if len(batch) != len(children) or any(
                 isinstance(batch, Mapping) and key not in batch for *_, key in children
             ):
                 raise misfit(batch, cast(Any, space), path, self._error)
             for name, child, key in children:
-                self._write(step, child, batch[key], name, leaves)
+                yield from self._checked_part(child, batch[key], n, name, leaves)
         else:
             mine = list(islice(leaves, sum(1 for _ in leaves_of(space, path))))
-            for row, value in enumerate(_sequence(batch, self._n_rows, path, self._error)):
+            arrays = [leaf.empty(n) for leaf in mine]
+            for row, value in enumerate(_sequence(batch, n, path, self._error)):
                 with _at_row(row):
-                    for leaf, part in zip(mine, values_of(space, value, path, self._error), strict=True):
-                        leaf.at(step)[row] = leaf.converted(part)
+                    parts = values_of(space, value, path, self._error)
+                    for leaf, array, part in zip(mine, arrays, parts, strict=True):
+                        array[row] = leaf.converted(part)
+            yield from arrays
 
 
 class _LeafColumn(Column):
     """The values of one leaf of a space; objects, where its space is none of arrays."""
 
-    def __init__(self, space: AnySpace, n_rows: int, path: str, error: type[DataError]) -> None:
+    def __init__(
+        self, space: AnySpace, n_rows: int, path: str, error: type[DataError], buffer: Array | None = None
+    ) -> None:
         self._leaf = Leaf(space, path, error)
-        self._space, self._path, self._error, self._n_rows = space, path, error, n_rows
-        self._batch_shape, self._dtype = (n_rows, *self._leaf.shape), self._leaf.dtype
+        self._space, self._path, self._error = space, path, error
+        self._shape, self._dtype = self._leaf.shape, self._leaf.dtype
         self._copied_dtype = None if self._dtype.hasobject else self._dtype  # of batches that are copied as they are
         self._is_index = isinstance(space, gym_spaces.Discrete) and self._dtype == np.int64
-        super().__init__(n_rows, self._dtype, self._leaf.shape)
+        super().__init__(n_rows, self._dtype, self._shape, buffer)
 
-    def write(self, step: int, batch: Any) -> None:
-        """Check a batch and write a copy of it."""
-        dtype = self._dtype
-        if batch.__class__ is np.ndarray and batch.dtype is self._copied_dtype and batch.shape == self._batch_shape:
-            self.copy(step, batch)
-            return
+    def empty(self, n: int) -> Array:
+        """Return an array for n values."""
+        return np.empty((n, *self._shape), self._dtype)
+
+    def checked(self, batch: Any, n: int) -> Array:
+        """Check a batch of n values and return it, (n, ...) of the leaf's dtype: the same object where it is that."""
+        dtype, shape = self._dtype, (n, *self._shape)
+        if batch.__class__ is np.ndarray and batch.dtype is self._copied_dtype and batch.shape == shape:
+            return batch  # type: ignore[no-any-return]
         if dtype.hasobject:
-            self._write_each(step, _sequence(batch, self._n_rows, self._path, self._error))
-            return
+            return self._each(_sequence(batch, n, self._path, self._error), n)
         if batch.__class__ is not np.ndarray:
             batch = self._as_array(batch)
-        if batch.shape != self._batch_shape:
+        if batch.shape != shape:
             raise self._error(
-                f"a batch of {self._n_rows} has the shape {batch.shape}, and should have {self._batch_shape}: "
-                f"{self._path} has the shape {self._leaf.shape} in its space"
+                f"a batch of {n} has the shape {batch.shape}, and should have {shape}: "
+                f"{self._path} has the shape {self._shape} in its space"
             )
-        if batch.dtype != dtype:
-            if not self._leaf.takes_floats_of(batch.dtype):
-                self._write_each(step, batch)
-                return
-            batch = self._leaf.cast_rows(batch)
-        self.copy(step, batch)
+        if batch.dtype == dtype:
+            return batch  # type: ignore[no-any-return]
+        return self._leaf.cast_rows(batch) if self._leaf.takes_floats_of(batch.dtype) else self._each(batch, n)
 
-    def _write_each(self, step: int, values: Iterable[Any]) -> None:
-        view = self.at(step)
+    def _each(self, values: Iterable[Any], n: int) -> Array:
+        made = self.empty(n)
         for row, value in enumerate(values):
             with _at_row(row):
-                view[row] = self.converted(value)
+                made[row] = self.converted(value)
+        return made
 
     def converted(self, value: Any) -> Any:
         """Return a single value as it is stored."""
@@ -246,7 +281,7 @@ class _LeafColumn(Column):
                     return number
             except TypeError:
                 pass
-        elif value.__class__ is np.ndarray and value.shape == self._leaf.shape:
+        elif value.__class__ is np.ndarray and value.shape == self._shape:
             return value if value.dtype == self._dtype else self._leaf.cast(value)
         return self._leaf.convert(value)
 
