@@ -97,7 +97,7 @@ class SimulatedWorker:
     """Answer tickets with rollouts that were made before."""
 
     def __init__(self, number: int, fds: list[int], spaces: Any, rows: int) -> None:
-        commands, answers, _, _, _, arena, updates, _ = fds
+        commands, answers, _, _, _, _, updates, arena = fds
         self.channel = ProcessChannel(commands, answers, arena, updates, 1536, Silent(), Silent(), None)  # type: ignore[arg-type]
         self.tickets: deque[Ticket] = deque()
         self._spaces, self._sent, self._rows = spaces, False, rows

@@ -1,6 +1,7 @@
-"""What engines have in common whose workers are processes of this machine. Imports nothing that only POSIX has.
+"""Start, watch, replace and end workers that are processes, whatever they are asked and answer.
 
-Each worker has a link: what only it shares with the sampler. So its death breaks nothing that another one uses.
+Samplers and managers of environments have this in common. Each worker has a link: what only it shares with the process
+that started it. So its death breaks nothing that another worker uses. Imports nothing that only POSIX has.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from streamsampler.engines.base import Answered, Engine, Event, Logged, unreadable
+from streamsampler.engines.base import Answered, Engine, Logged, unreadable
 from streamsampler.engines.known_spaces import KnownSpaces
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.protocol.messages import BY_NAME, NEVER_AGAIN, Answer, Exit, Message, Phase, Start
 from streamsampler.serialization import Contents, Place, loads_report
+from streamsampler.workers.board import StatusBoard
 
-__all__ = ["GRACE_SECONDS", "STUCK_SECONDS", "Link", "LinkedEngine", "shown_stacks"]
+__all__ = ["GRACE_SECONDS", "STUCK_SECONDS", "EngineLink", "Link", "LinkedEngine", "LinkedWorkers", "shown_stacks"]
 
 STUCK_SECONDS = 1.0
 """How long a worker that is not closing its environment may take to begin with it, before it is killed."""
@@ -32,30 +34,24 @@ _OURS = ("/streamsampler/workers/loop.py", "/streamsampler/engines/", '"<string>
 
 
 class Link(ABC):
-    """The sampler's ends of what it shares with one worker process.
+    """This process's ends of what it shares with one worker process.
 
     Args:
         number: The worker number.
 
     Attributes:
         number: The worker number.
-        spaces: The spaces that the worker sent last, pickled; empty before.
         ended: Whether the worker is dead, or counts as dead: it is sent nothing, and nothing of it is taken in.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.spaces = b""
         self.ended = False
 
     @property
     @abstractmethod
     def pid(self) -> int:
         """The worker's process id."""
-
-    @abstractmethod
-    def send(self, message: Message) -> None:
-        """Send a message. The protocol bounds the messages under way, so there is always room."""
 
     @abstractmethod
     def ends_within(self, timeout: float) -> bool:
@@ -76,6 +72,22 @@ class Link(ABC):
         Args:
             timeout: Seconds that the worker may take to be gone; one that hangs in the kernel takes longer.
         """
+
+
+class EngineLink(Link):
+    """The sampler's ends of what it shares with one worker process.
+
+    Attributes:
+        spaces: The spaces that the worker sent last, pickled; empty before.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.spaces = b""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Send a message. The protocol bounds the messages under way, so there is always room."""
 
     def unpickled(
         self, answer: Answer, contents: Contents, places: Sequence[Place], oldest: int, known_spaces: KnownSpaces
@@ -101,19 +113,25 @@ class Link(ABC):
 
 
 LinkT = TypeVar("LinkT", bound=Link)
+EngineLinkT = TypeVar("EngineLinkT", bound=EngineLink)
 
 
-class LinkedEngine(Engine, Generic[LinkT]):
+class LinkedWorkers(ABC, Generic[LinkT]):
     """Workers in processes, each behind a link.
 
-    A subclass makes `board` and the links, and closes what all workers share when `_opened` is left.
+    A subclass makes `board` and the links, and closes what all workers share when `_opened` is left. What workers say
+    are events of any kind; a death is `Died`, after all that the worker had sent.
 
     Args:
         n_workers: How many workers there are.
         close_timeout: Seconds that all workers together may take to close their environments at the end.
+
+    Attributes:
+        n_workers: How many workers there are.
+        board: What workers show of their progress.
     """
 
-    has_own_loggers = True
+    board: StatusBoard
 
     def __init__(self, n_workers: int, close_timeout: float) -> None:
         self.n_workers = n_workers
@@ -121,10 +139,8 @@ class LinkedEngine(Engine, Generic[LinkT]):
         self._owner = os.getpid()
         self._links: list[LinkT] = []
         self._opened = contextlib.ExitStack()  # what all workers share
-        self._oldest_version = 0  # that is not abandoned
-        self._spaces = KnownSpaces()
         self._killed: dict[int, float] = {}  # workers, and the time at which their ends are no longer waited for
-        self._restarting = self._closing = self._closed = False
+        self._restarting = self._closing = self._closed = self._stopped = False
 
     # ------------------------------------------------------------------ to be written
 
@@ -133,20 +149,21 @@ class LinkedEngine(Engine, Generic[LinkT]):
         """Start a worker; return its link. If the worker cannot be started, nothing is left of it."""
 
     @abstractmethod
-    def _events(self, timeout: float | None) -> list[Event]:
-        """Sleep until a worker answers or dies; return the events."""
+    def _events(self, timeout: float | None) -> list[Any]:
+        """Sleep until a worker says something or dies; return the events."""
 
     @abstractmethod
-    def _take_in_death(self, link: LinkT, *, given_up: bool = False) -> list[Event]:
+    def _take_in_death(self, link: LinkT, *, given_up: bool = False) -> list[Any]:
         """Return the last events of a worker which has ended, or is about to, or whose end is not waited for."""
 
-    # ------------------------------------------------------------------ talking
+    @abstractmethod
+    def _let_end(self, link: LinkT) -> None:
+        """Let a worker close its environments and end, as soon as it has carried out what it was asked before."""
 
-    def abandon_older(self, version: int) -> None:
-        """Let workers abandon rollouts of versions older than `version`."""
-        self._oldest_version = version
-        if self._is_ours():
-            self.board.abandon_older(version)
+    def _stop_work(self) -> None:
+        """Let workers leave undone what they can."""
+
+    # ------------------------------------------------------------------ events
 
     def _is_ours(self) -> bool:
         """Whether this is the process that started the workers, and not a forked copy of it.
@@ -156,17 +173,8 @@ class LinkedEngine(Engine, Generic[LinkT]):
         """
         return os.getpid() == self._owner
 
-    def send(self, worker: int, message: Message) -> None:
-        """Send a message."""
-        link = self._links[worker]
-        if link.ended or os.getpid() != self._owner:  # not a call of `_is_ours`: once a report
-            return  # `wait` reports its death
-        if isinstance(message, Start):
-            self.board.lower_flag(worker)
-        link.send(message)
-
-    def wait(self, timeout: float | None) -> list[Event]:
-        """Sleep until a worker answers, dies or is given up."""
+    def wait(self, timeout: float | None) -> list[Any]:
+        """Sleep until a worker says something, dies or is given up."""
         if not self._killed:
             return self._events(timeout)
         events = self._events(min([math.inf if timeout is None else timeout, *self._seconds_left().values()]))
@@ -189,7 +197,7 @@ class LinkedEngine(Engine, Generic[LinkT]):
             # First the new worker: if it cannot be started, nothing has changed, and `restart` can be repeated.
             new, old = self._started(worker), self._links[worker]
             self._links[worker] = new
-            if self._oldest_version == NEVER_AGAIN:
+            if self._stopped:
                 new.kill()  # another thread has killed all workers, and may not have seen this one
             old.close(END_SECONDS)
             if self._closing:
@@ -209,11 +217,6 @@ class LinkedEngine(Engine, Generic[LinkT]):
             self._links[worker].kill()
             self._killed.setdefault(worker, time.monotonic() + END_SECONDS)
 
-    def retire(self, worker: int) -> bool:
-        """Let a worker end."""
-        self.send(worker, Exit())
-        return True
-
     def pids(self) -> list[int]:
         """Return the workers' process ids."""
         return [link.pid for link in self._links]
@@ -222,31 +225,40 @@ class LinkedEngine(Engine, Generic[LinkT]):
 
     def kill(self) -> None:
         """Kill all workers."""
-        self.abandon_older(NEVER_AGAIN)
+        self._stopped = True
+        self._stop_work()
         for link in self._links if self._is_ours() else ():
             link.kill()
 
-    def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
+    def close(self, *, read_answers: bool = True) -> list[Any]:
         """Let all workers close their environments and end; send SIGTERM, then SIGKILL, to those that take too long.
 
         May be repeated after an interrupt.
+
+        Args:
+            read_answers: Whether the workers' last answers are read. False where an interrupt may have left a message
+                half read.
+
+        Returns:
+            The last events.
         """
         if not self._is_ours() or self._closed:
             return []
-        self._closing = True
-        last_answers: list[Answered | Logged] = []
+        self._closing = self._stopped = True
+        last_events: list[Any] = []
         try:
-            self.abandon_older(NEVER_AGAIN)
-            for worker in range(self.n_workers):
-                self.send(worker, Exit())
-            last_answers = self._await_ends(read_answers=read_answers)
+            self._stop_work()
+            for link in self._links:
+                if not link.ended:
+                    self._let_end(link)
+            last_events = self._await_ends(read_answers=read_answers)
         finally:
             self._end_all()
         self._closed = True
         # A worker that is being started is given what is shared: by its numbers, which other files may get once closed.
         if not self._restarting:
             self._close_shared()
-        return last_answers
+        return last_events
 
     def _close_shared(self) -> None:
         self.board = self.board.copy()  # which is asked for timesteps still
@@ -260,34 +272,73 @@ class LinkedEngine(Engine, Generic[LinkT]):
         for link in self._links:
             link.close(deadline - time.monotonic())
 
-    def _await_ends(self, *, read_answers: bool) -> list[Answered | Logged]:
-        """Wait for the workers' ends; return their last answers."""
-        last_answers: list[Answered | Logged] = []
+    def _await_ends(self, *, read_answers: bool) -> list[Any]:
+        """Wait for the workers' ends; return the events until then."""
+        last_events: list[Any] = []
         begin = time.monotonic()
         for limit in sorted({STUCK_SECONDS, self._close_timeout}):
             if read_answers:
-                last_answers += self._read_until(begin + limit)
+                last_events += self._read_until(begin + limit)
             else:  # the protocol leaves room for what they send until then
                 for link in self._links:
                     link.ended = link.ended or link.ends_within(begin + limit - time.monotonic())
             _terminate([link for link in self._links if not link.ended and self._seconds_to_end(link.number) <= limit])
-        return last_answers
+        return last_events
 
     def _seconds_to_end(self, worker: int) -> float:
         """Return how many seconds a worker has to end, from the beginning of `close`."""
         closing = self.board.progress(worker).phase is Phase.CLOSE
         return self._close_timeout if closing else STUCK_SECONDS
 
-    def _read_until(self, deadline: float) -> list[Answered | Logged]:
-        """Wait for the workers' ends until the deadline; return their answers, without contents."""
-        last_answers: list[Answered | Logged] = []
+    def _read_until(self, deadline: float) -> list[Any]:
+        """Wait for the workers' ends until the deadline; return the events."""
+        last_events: list[Any] = []
         while any(not link.ended for link in self._links) and (left := deadline - time.monotonic()) > 0:
-            for event in self.wait(left):
-                if isinstance(event, Logged):
-                    last_answers.append(event)
-                elif isinstance(event, Answered):
-                    last_answers.append(Answered(event.worker, event.answer))
-        return last_answers
+            last_events += self.wait(left)
+        return last_events
+
+
+class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
+    """An engine whose workers are processes, each behind a link."""
+
+    has_own_loggers = True
+
+    def __init__(self, n_workers: int, close_timeout: float) -> None:
+        super().__init__(n_workers, close_timeout)
+        self._oldest_version = 0  # that is not abandoned
+        self._spaces = KnownSpaces()
+
+    def abandon_older(self, version: int) -> None:
+        """Let workers abandon rollouts of versions older than `version`."""
+        self._oldest_version = version
+        if self._is_ours():
+            self.board.abandon_older(version)
+
+    def _stop_work(self) -> None:
+        self.abandon_older(NEVER_AGAIN)
+
+    def send(self, worker: int, message: Message) -> None:
+        """Send a message."""
+        link = self._links[worker]
+        if link.ended or os.getpid() != self._owner:  # not a call of `_is_ours`: once a report
+            return  # `wait` reports its death
+        if isinstance(message, Start):
+            self.board.lower_flag(worker)
+        link.send(message)
+
+    def _let_end(self, link: EngineLinkT) -> None:
+        link.send(Exit())
+
+    def retire(self, worker: int) -> bool:
+        """Let a worker end."""
+        self.send(worker, Exit())
+        return True
+
+    def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
+        """End all workers; return their last answers, without contents, and log records."""
+        last_events = super().close(read_answers=read_answers)
+        answers = [Answered(it.worker, it.answer) if isinstance(it, Answered) else it for it in last_events]
+        return [it for it in answers if isinstance(it, Answered | Logged)]
 
 
 def _terminate(late: Iterable[Link]) -> None:

@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked
-from streamsampler.engines.linked import Link, shown_stacks
+from streamsampler.engines.linked import EngineLink, shown_stacks
 from streamsampler.engines.queue_worker import WorkerEnds, main
 from streamsampler.engines.worker_setup import ProcessSetup
 from streamsampler.protocol.messages import Message
@@ -42,7 +42,7 @@ _links: weakref.WeakSet[QueueLink] = weakref.WeakSet()
 _start_lock = threading.Lock()
 
 
-class QueueLink(Link):
+class QueueLink(EngineLink):
     """The sampler's ends of what it shares with one worker: a pair of bounded queues, and its process.
 
     A thread reads the worker's answers: a worker that stops in the middle of one keeps only its own thread waiting.

@@ -296,13 +296,13 @@ class RayEngine(LinkedEngine[RayLink]):
             link.kill()
         self._inbox.put(None)
 
-    def _await_ends(self, *, read_answers: bool) -> list[Answered | Logged]:
-        """Wait for the workers' ends; return their last answers. Their timesteps are known, read or not."""
-        last_answers = super()._await_ends(read_answers=read_answers)
+    def _await_ends(self, *, read_answers: bool) -> list[Any]:
+        """Wait for the workers' ends; return the events until then. Their timesteps are known, read or not."""
+        last_events = super()._await_ends(read_answers=read_answers)
         for link in self._links:
             if (row := link.last_row()) is not None:
                 self.board.show(link.number, row)
-        return last_answers
+        return last_events
 
     def _seconds_to_end(self, worker: int) -> float:
         return self._close_timeout if self._links[worker].closing else STUCK_SECONDS

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
-from streamsampler.engines.linked import Link, shown_stacks
+from streamsampler.engines.linked import EngineLink, shown_stacks
 from streamsampler.engines.ray_worker import GROUPS, Hello, RaySetup, RayWorker
 from streamsampler.protocol.messages import Continue, Exit, Message, Start
 
@@ -43,7 +43,7 @@ class Kind(Enum):
 Post = Callable[["RayLink", Kind, int, "Future[Any]"], None]
 
 
-class RayLink(Link):
+class RayLink(EngineLink):
     """An actor, and the calls of its methods that have not returned.
 
     Nothing here waits for the actor: each call's future tells the engine when it is done, in a thread of Ray's.

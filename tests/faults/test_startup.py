@@ -10,8 +10,7 @@ import pytest
 
 from streamsampler import MultiprocessingSampler
 from streamsampler.engines.launch import children, worker_child
-from streamsampler.engines.processes import engine as processes
-from streamsampler.engines.processes import links
+from streamsampler.engines.processes import links, pool
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
 from tests.faults.conftest import slow
@@ -47,7 +46,7 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
         said.append("wait")
         await_start(child)
 
-    monkeypatch.setattr(processes, "_AT_ONCE", 3)
+    monkeypatch.setattr(pool, "_AT_ONCE", 3)
     monkeypatch.setattr(links, "launch", asking)
     monkeypatch.setattr(worker_child.WorkerChild, "await_start", waiting)
     make(4, "fork").close()

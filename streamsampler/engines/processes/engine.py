@@ -16,27 +16,21 @@ threads, and no names in any file system.
 
 from __future__ import annotations
 
-import selectors
-
-from streamsampler.engines.base import Died, Event
-from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.engines.launch.descriptor_limits import make_room
-from streamsampler.engines.launch.descriptors import readable_within
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.launch.worker_child import WatchdogLostError
-from streamsampler.engines.linked import GRACE_SECONDS, LinkedEngine
-from streamsampler.engines.processes.links import CAME_BACK, PipeLink
-from streamsampler.engines.processes.shared import SharedFiles
-from streamsampler.engines.processes.wire import INLINE_LIMIT, GarbageError, Stored
+from streamsampler.engines.linked import LinkedEngine
+from streamsampler.engines.processes.links import ArenaLink
+from streamsampler.engines.processes.pool import ProcessPool
+from streamsampler.engines.processes.shared import PublishedFiles
+from streamsampler.engines.processes.wire import INLINE_LIMIT, Stored
+from streamsampler.engines.processes.worker_main import main
 from streamsampler.engines.worker_setup import ProcessSetup
 from streamsampler.serialization import Payload
 
 __all__ = ["ProcessEngine"]
 
-_AT_ONCE = 8  # workers that start at a time; the kernel bounds how many descriptors may be on their way to a server
 
-
-class ProcessEngine(LinkedEngine[PipeLink]):
+class ProcessEngine(ProcessPool[ArenaLink], LinkedEngine[ArenaLink]):
     """Workers in processes.
 
     Args:
@@ -64,61 +58,13 @@ class ProcessEngine(LinkedEngine[PipeLink]):
         threads: int | None = None,
     ) -> None:
         super().__init__(n_workers, close_timeout)
-        self._start_method = start_method
-        self._threads = threads
         make_room(n_workers)
-        try:
-            self._selector = self._opened.enter_context(selectors.DefaultSelector())
-            setup = ProcessSetup.of_this_process(make_worker, seed, threads)
-            self._shared = SharedFiles(setup, n_workers, INLINE_LIMIT, report_memory=report_memory)
-            self._opened.callback(self._shared.close)
-            self.board = self._shared.board
-            self._start_all()
-        except BaseException:
-            self._end_all()  # without closing environments: no worker has made one
-            self._opened.close()
-            raise
+        setup = ProcessSetup.of_this_process(make_worker, seed, threads), INLINE_LIMIT, report_memory
+        self._shared = PublishedFiles(setup, n_workers, INLINE_LIMIT)
+        self._start(start_method, main, threads, self._shared)
 
-    # ------------------------------------------------------------------ starting
-
-    def _start_all(self) -> None:
-        """Start the workers, several at a time: the start of a worker passes through several processes."""
-        for number in range(self.n_workers + _AT_ONCE):
-            first = number - _AT_ONCE
-            if first >= 0:
-                self._links[first] = self._running(self._links[first])
-            if number < self.n_workers:
-                self._links.append(self._asked_for(number))
-
-    def _started(self, number: int) -> PipeLink:
-        return self._running(self._asked_for(number))
-
-    def _asked_for(self, number: int) -> PipeLink:
-        """Begin to start a worker; return its link, which `_running` completes."""
-        try:
-            return self._new_link(number)
-        except WatchdogLostError:
-            return self._new_link(number)  # with another server
-
-    def _running(self, link: PipeLink) -> PipeLink:
-        """Wait until a worker runs; return its link, or that of a second attempt."""
-        try:
-            try:
-                link.await_start()
-            except WatchdogLostError:
-                # A second attempt, with new pipes. If the first server did start a worker, it ends with the old pipes.
-                link.close(0)
-                link = self._new_link(link.number)
-                link.await_start()
-        except BaseException:
-            link.close(END_SECONDS)
-            raise
-        return link
-
-    def _new_link(self, number: int) -> PipeLink:
-        return PipeLink(self._start_method, number, self._shared, self._selector, self._threads)
-
-    # ------------------------------------------------------------------ talking
+    def _new_link(self, number: int) -> ArenaLink:
+        return ArenaLink(self._how, number, self._shared, lambda: self._oldest_version, self._spaces)
 
     def publish(self, payload: Payload) -> Stored:
         """Write a payload once, where all workers can read it."""
@@ -131,45 +77,3 @@ class ProcessEngine(LinkedEngine[PipeLink]):
     def unpublish(self, handle: Stored) -> None:
         """Free the memory of a payload."""
         self._shared.free(handle)
-
-    def _events(self, timeout: float | None) -> list[Event]:
-        events: list[Event] = []
-        for key, _ in self._selector.select(timeout):
-            link, ended = key.data
-            if link.ended:
-                continue
-            try:
-                # None: the worker has closed its end, and is about to end.
-                answered = None if ended else link.read_answers(self._oldest_version, self._spaces)
-                events += self._take_in_death(link) if answered is None else answered
-            except GarbageError as error:
-                events.append(self._kill_untrusted(link, str(error)))
-        return events
-
-    def _take_in_death(self, link: PipeLink, *, given_up: bool = False) -> list[Event]:
-        """Return the last answers of a worker, then its death. Each message was written whole or not at all."""
-        self._killed.pop(link.number, None)
-        if not given_up and link.child.unwatched() and not link.child.ended(0):
-            return [self._kill_untrusted(link, "lost its watchdog process, and was killed,")]
-        link.ended = True
-        if not given_up and not link.child.ended(GRACE_SECONDS):
-            link.kill()  # it has closed its pipe, and cannot answer any more
-        last_answers: list[Event] = []
-        while readable_within(link.answers_fd, 0):
-            try:
-                answered = link.read_answers(self._oldest_version, self._spaces)
-            except GarbageError as error:
-                return [*last_answers, self._kill_untrusted(link, str(error))]
-            if not answered:
-                break
-            last_answers += answered
-        link.unregister()
-        return [*last_answers, Died(link.number, link.child.wait(0 if given_up else END_SECONDS))]
-
-    def _kill_untrusted(self, link: PipeLink, why: str) -> Died:
-        """Kill a worker whose messages cannot be trusted any more; return its death."""
-        link.ended = True
-        self._killed.pop(link.number, None)
-        link.child.kill_all()
-        link.unregister()
-        return Died(link.number, link.child.wait(END_SECONDS), why, hopeless=why == CAME_BACK)

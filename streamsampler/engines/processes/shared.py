@@ -1,4 +1,4 @@
-"""What all workers of a sampler share: their setup, the status board, published payloads and the pipe for stacks."""
+"""What all workers of a pool share: their setup, the status board, the pipe for stacks and published payloads."""
 
 from __future__ import annotations
 
@@ -6,58 +6,87 @@ import contextlib
 import os
 import pickle
 from mmap import mmap
+from typing import Any
 
 from streamsampler.engines.launch.descriptors import close_fd, own_fd
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, anonymous_file, read_only
 from streamsampler.engines.processes.wire import Stored, pack, unpack
-from streamsampler.engines.worker_setup import ProcessSetup
 from streamsampler.serialization import Payload
 from streamsampler.workers.board import StatusBoard, board_bytes
 
-__all__ = ["SharedFiles"]
+__all__ = ["PublishedFiles", "SharedFiles"]
 
 
 class SharedFiles:
-    """Files that the workers of a sampler share, and payloads that are written once for all of them.
+    """Files that all workers of a pool share: their setup, the status board, and a pipe for stacks.
 
     Args:
-        setup: What workers are given at their start.
+        setup: What workers are given at their start; it can be pickled.
         n_workers: How many workers there are.
-        inline_limit: Bytes up to which a report travels in the message itself.
-        report_memory: Whether workers write to the status board how much memory they have.
 
     Attributes:
-        inline_limit: As above.
         board: The status board.
         stacks_fd: Where workers' stacks are read; never blocking.
-        setup_fd, board_fd, updates_fd, stacks_write_fd: What workers are given.
+        fds: What workers are given: the setup, the board, the pipe for stacks, and what a subclass adds.
     """
 
-    def __init__(self, setup: ProcessSetup, n_workers: int, inline_limit: int, *, report_memory: bool) -> None:
-        self.inline_limit = inline_limit
-        pickled = pickle.dumps((setup, inline_limit, report_memory), protocol=5)
+    def __init__(self, setup: Any, n_workers: int) -> None:
         with contextlib.ExitStack() as self._opened:
-            setup_fd = self._own(anonymous_file("streamsampler-setup", pickled))
-            self.board_fd = self._own(anonymous_file("streamsampler-board", bytes(board_bytes(n_workers))))
-            updates_fd = self._own(anonymous_file("streamsampler-updates"))
-            # Read-only: what one worker wrote there by mistake, all others would read.
-            self.setup_fd, self.updates_fd = self._own(read_only(setup_fd)), self._own(read_only(updates_fd))
-            self.stacks_fd, self.stacks_write_fd = map(self._own, os.pipe())
+            self._setup_fd = self.own(anonymous_file("streamsampler-setup", pickle.dumps(setup, protocol=5)))
+            board_fd = self.own(anonymous_file("streamsampler-board", bytes(board_bytes(n_workers))))
+            self.stacks_fd, stacks_write_fd = map(self.own, os.pipe())
             os.set_blocking(self.stacks_fd, False)
-            self.board = StatusBoard(memoryview(self._opened.enter_context(mmap(self.board_fd, 0))))
+            self.board = StatusBoard(memoryview(self._opened.enter_context(mmap(board_fd, 0))))
             self._opened.callback(self.board.release)
-            self._writer = ArenaWriter(updates_fd)
-            self._reader = ArenaReader(self.updates_fd)
-            self._opened.callback(self._reader.close)
+            # Read-only: what one worker wrote there by mistake, all others would read.
+            self.fds = [self.own(read_only(self._setup_fd)), board_fd, stacks_write_fd]
+            self._open()
             self._opened = self._opened.pop_all()
 
-    def _own(self, fd: int) -> int:
+    def _open(self) -> None:
+        """Open what a subclass adds."""
+
+    def own(self, fd: int) -> int:
+        """Close a descriptor together with the others; return it."""
         self._opened.callback(close_fd, own_fd(fd))
         return fd
+
+    def set_up(self, setup: Any) -> None:
+        """Let workers that are started from now on have another setup; all others have read theirs."""
+        os.ftruncate(self._setup_fd, 0)
+        with open(self._setup_fd, "wb", closefd=False) as file:
+            file.seek(0)
+            file.write(pickle.dumps(setup, protocol=5))
 
     def close(self) -> None:
         """Close all of them; may be repeated."""
         self._opened.close()
+
+
+class PublishedFiles(SharedFiles):
+    """What the workers of a sampler share: payloads, too, which are written once for all of them.
+
+    Args:
+        setup: As above.
+        n_workers: As above.
+        inline_limit: Bytes up to which a report travels in the message itself.
+
+    Attributes:
+        inline_limit: As above.
+        updates_fd: Where workers read payloads.
+    """
+
+    def __init__(self, setup: Any, n_workers: int, inline_limit: int) -> None:
+        self.inline_limit = inline_limit
+        super().__init__(setup, n_workers)
+
+    def _open(self) -> None:
+        updates_fd = self.own(anonymous_file("streamsampler-updates"))
+        self.updates_fd = self.own(read_only(updates_fd))
+        self.fds.append(self.updates_fd)
+        self._writer = ArenaWriter(updates_fd)
+        self._reader = ArenaReader(self.updates_fd)
+        self._opened.callback(self._reader.close)
 
     def write(self, payload: Payload) -> Stored:
         """Write a payload once, where all workers can read it."""

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from streamsampler.engines.base import FAIL_POINT_VARIABLE
 from streamsampler.engines.launch.child import ignore_terminal
@@ -16,35 +17,73 @@ from streamsampler.engines.processes.memory_report import MemoryReporter
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.worker_setup import ProcessSetup
 from streamsampler.workers.base import WorkerContext
-from streamsampler.workers.board import StatusBoard
+from streamsampler.workers.board import StatusBoard, WorkerRow
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.loop import Channel, run_worker
+from streamsampler.workers.threads import ThreadLimit
 
-__all__ = ["main"]
+__all__ = ["Begun", "begin", "main"]
 
 
-def main(number: int, fds: Sequence[int]) -> None:
-    """Run worker `number` until it is to exit.
+class Begun(NamedTuple):
+    """What a worker process has when it is like the process that started it.
+
+    Attributes:
+        commands_fd, answers_fd: The pipes.
+        setup: What it was given.
+        row: Its row of the status board.
+        keeper: Keeps log records until they are sent.
+        threads: What limits its threads.
+        others: The other descriptors that it was given.
+    """
+
+    commands_fd: int
+    answers_fd: int
+    setup: Any
+    row: WorkerRow
+    keeper: RecordKeeper
+    threads: ThreadLimit
+    others: Sequence[int]
+
+
+def begin(number: int, fds: Sequence[int]) -> Begun:
+    """Make a new process like the one that started it.
 
     Args:
         number: The worker number.
-        fds: Descriptors of: commands, answers, the pipe at whose end the kernel kills this process, the setup, the
-            board, the worker's own arena, the arena of updates, the pipe for stacks.
+        fds: Descriptors of: commands, answers, the pipe at whose end the kernel kills this process, the setup, which
+            is a tuple whose first item is a `ProcessSetup`, the board, the pipe for stacks, and others.
     """
     ignore_terminal()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork would inherit a handler of the user's program
-    commands_fd, answers_fd, _, setup_fd, board_fd, arena_fd, updates_fd, stacks_fd = fds
+    commands_fd, answers_fd, _, setup_fd, board_fd, stacks_fd, *others = fds
     answer_with_stacks(stacks_fd)
-    setup: ProcessSetup
-    setup, inline_limit, report_memory = pickle.loads(mmap.mmap(setup_fd, 0, access=mmap.ACCESS_READ))
-    threads = setup.apply()
+    setup = pickle.loads(mmap.mmap(setup_fd, 0, access=mmap.ACCESS_READ))
+    of_process: ProcessSetup = setup[0]
+    threads = of_process.apply()
     row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
     _redirect_descriptors_of(board_fd)
     keeper = RecordKeeper(number)
     keeper.install()
-    memory = MemoryReporter(row) if report_memory else None
-    channel = ProcessChannel(commands_fd, answers_fd, arena_fd, updates_fd, inline_limit, keeper, threads, memory)
-    context = WorkerContext(row, number, setup.seed, allocate=channel.allocate)
+    return Begun(commands_fd, answers_fd, setup, row, keeper, threads, others)
+
+
+def main(number: int, fds: Sequence[int]) -> None:
+    """Run worker `number` of a sampler until it is to exit.
+
+    Args:
+        number: The worker number.
+        fds: See `begin`; the others are the arena of updates and the worker's own arena.
+    """
+    begun = begin(number, fds)
+    updates_fd, arena_fd = begun.others
+    setup: ProcessSetup
+    setup, inline_limit, report_memory = begun.setup
+    memory = MemoryReporter(begun.row) if report_memory else None
+    channel = ProcessChannel(
+        begun.commands_fd, begun.answers_fd, arena_fd, updates_fd, inline_limit, begun.keeper, begun.threads, memory
+    )
+    context = WorkerContext(begun.row, number, setup.seed, allocate=channel.allocate)
     run_worker(_with_fail_points(channel, number), setup.worker, context)
     channel.send_records()
 

@@ -246,7 +246,7 @@ class _LeafColumn(Column):
         """Check a batch of n values and return it, (n, ...) of the leaf's dtype: the same object where it is that."""
         dtype, shape = self._dtype, (n, *self._shape)
         if batch.__class__ is np.ndarray and batch.dtype is self._copied_dtype and batch.shape == shape:
-            return batch  # type: ignore[no-any-return]
+            return batch
         if dtype.hasobject:
             return self._each(_sequence(batch, n, self._path, self._error), n)
         if batch.__class__ is not np.ndarray:
