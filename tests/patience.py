@@ -30,7 +30,6 @@ _ENDS = [
     "stepping.inference.environments.STUCK_SECONDS",
     "stepping.inference.transport.STUCK_SECONDS",
     "stepping.processes._REPORT_SECONDS",
-    "stepping.worker_pool.GRACE_SECONDS",
 ]
 _ENDS_EVERYWHERE = [
     "engines.linked.END_SECONDS",

@@ -175,12 +175,20 @@ class LinkedWorkers(ABC, Generic[LinkT]):
 
     def wait(self, timeout: float | None) -> list[Any]:
         """Sleep until a worker says something, dies or is given up."""
+        return self._with_given_up(self._events(self._within(timeout)))
+
+    def _within(self, timeout: float | None) -> float | None:
+        """Return for how many seconds to sleep at most: until the end of a killed worker is no longer waited for."""
         if not self._killed:
-            return self._events(timeout)
-        events = self._events(min([math.inf if timeout is None else timeout, *self._seconds_left().values()]))
-        for worker, left in self._seconds_left().items():
-            if left <= 0:
-                events += self._take_in_death(self._links[worker], given_up=True)
+            return timeout
+        return min([math.inf if timeout is None else timeout, *self._seconds_left().values()])
+
+    def _with_given_up(self, events: list[Any]) -> list[Any]:
+        """Add the deaths of killed workers whose ends are no longer waited for."""
+        if self._killed:
+            for worker, left in self._seconds_left().items():
+                if left <= 0:
+                    events += self._take_in_death(self._links[worker], given_up=True)
         return events
 
     def _seconds_left(self) -> dict[int, float]:

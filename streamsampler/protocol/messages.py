@@ -81,6 +81,7 @@ class Phase(StrEnum):
     HOOK_END = "calling the hook on_trajectory_end"
     HOOK_LOST = "calling the hook on_trajectory_lost"
     DROP_IF = "calling drop_if"
+    CALL = "calling a method of the environment"
 
 
 class Ticket(NamedTuple):

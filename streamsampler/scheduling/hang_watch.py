@@ -44,16 +44,15 @@ class Watch:
     """Find the workers that make no progress.
 
     Args:
-        step_timeout: Seconds without progress after which a worker hangs that runs trajectories.
-        construction_timeout: The same for a worker that is constructed, updated, or sends what it recorded.
+        limits: Seconds without progress after which a worker hangs, by what it does.
 
     Attributes:
         interval: Seconds between two looks at the board; no wait for workers is to be longer.
     """
 
-    def __init__(self, step_timeout: float, construction_timeout: float) -> None:
-        self.interval = min(step_timeout, construction_timeout) / _LOOKS
-        self._limits = {False: step_timeout, True: construction_timeout}
+    def __init__(self, limits: Mapping[Hashable, float]) -> None:
+        self.interval = min(limits.values()) / _LOOKS
+        self._limits = dict(limits)
         self._waited = 0.0  # since the last look
 
     def is_due(self, limit: float, elapsed: float) -> bool:
@@ -68,11 +67,11 @@ class Watch:
             self._waited += min(limit, elapsed)
         return self._waited >= self.interval
 
-    def look(self, rows: Mapping[int, tuple[Stillness, Hashable, bool]]) -> tuple[list[int], dict[int, float]]:
+    def look(self, rows: Mapping[int, tuple[Stillness, Hashable, Hashable]]) -> tuple[list[int], dict[int, float]]:
         """Compare the board with the last look at it.
 
         Args:
-            rows: For each worker that has work: its row before, its row now, and whether it is under construction.
+            rows: For each worker that has work: its row before, its row now, and which of the limits holds.
 
         Returns:
             The new suspects; and the workers that hang, with the seconds for which their rows have not changed.
@@ -80,7 +79,7 @@ class Watch:
         waited, self._waited = self._waited, 0.0
         suspects: list[int] = []
         hung: dict[int, float] = {}
-        for worker, (still, row, constructing) in rows.items():
+        for worker, (still, row, doing) in rows.items():
             if row != still.row:
                 still.row, still.seconds = row, None
             elif still.seconds is None:
@@ -88,6 +87,6 @@ class Watch:
                 suspects.append(worker)
             else:
                 still.seconds += waited
-                if still.seconds >= self._limits[constructing]:
+                if still.seconds >= self._limits[doing]:
                     hung[worker] = still.seconds
         return suspects, hung

@@ -19,7 +19,7 @@ from streamsampler.errors import SpentQuota, UsageError, positive, positive_seco
 from streamsampler.protocol.messages import Phase
 from streamsampler.scheduling.hang_watch import Watch
 
-__all__ = ["Incident", "Losses", "OnFailure", "Policy", "Quota", "cause_of_death"]
+__all__ = ["LEAST_CONSTRUCTION_SECONDS", "Incident", "Losses", "OnFailure", "Policy", "Quota", "cause_of_death"]
 
 OnFailure = Literal["raise", "drop"]
 Quota = int | Literal["auto"] | None
@@ -30,7 +30,7 @@ _RESTARTS, _LIFETIME_RESTARTS, _WORKERS = 10, 100, 8
 
 _REMEMBERED = 100
 
-_LEAST_CONSTRUCTION_SECONDS = 60.0
+LEAST_CONSTRUCTION_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +95,13 @@ class Policy:
         return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
 
     def watch(self) -> Watch | None:
-        """Return the watch for hangs; None without a time limit."""
+        """Return the watch for hangs, whose limits are for whether a worker is under construction; None without any."""
         if self.step_timeout is None and self.construction_timeout is None:
             return None
         construction = self.construction_timeout
         if construction is None:
-            construction = max(_LEAST_CONSTRUCTION_SECONDS, self.step_timeout or 0.0)
-        return Watch(self.step_timeout or float("inf"), construction)
+            construction = max(LEAST_CONSTRUCTION_SECONDS, self.step_timeout or 0.0)
+        return Watch({False: self.step_timeout or math.inf, True: construction})
 
 
 # ---------------------------------------------------------------------- losses

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from streamsampler.engines.launch.start_methods import StartMethod, check_start_method, has_processes
+from streamsampler.engines.launch.start_methods import default_start_method, has_processes
 from streamsampler.errors import SamplerError, UsageError, positive
 from streamsampler.scheduling.restarts import Policy, Quota
 from streamsampler.stepping.manager import BaseEnvManager
-from streamsampler.stepping.options import RESTORE_LIMIT, ManagerOptions, OnEnvFailure, Verify, is_abnormal, updates_of
+from streamsampler.stepping.options import (
+    RESTORE_LIMIT,
+    ManagerOptions,
+    OnEnvFailure,
+    Verify,
+    is_abnormal,
+    updates_of,
+    watch_of,
+)
 from streamsampler.stepping.stepper import Autoreset, Stepper
-from streamsampler.stepping.time_limits import TimeLimits
 from streamsampler.stepping.transport import Transport
 from streamsampler.workers.factory import usable_cores
 from streamsampler.workers.threads import check_threads
@@ -56,7 +63,7 @@ class EnvManager(BaseEnvManager):
             `MultiprocessingSampler`.
         restart_window: Seconds; None for the manager's whole life.
         close_timeout: Seconds that all workers together may take to close their environments.
-        start_method: See `MultiprocessingSampler`.
+        start_method: None; processes are started by a fork server.
         worker_threads: How many threads libraries compute on in each worker; None for no limit.
 
     Raises:
@@ -84,7 +91,7 @@ class EnvManager(BaseEnvManager):
         restore_limit: int = RESTORE_LIMIT,
         verify: Verify = "last",
         close_timeout: float = Policy.close_timeout,
-        start_method: StartMethod | None = None,
+        start_method: Literal["forkserver"] | None = None,
         worker_threads: int | None = 1,
         abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
         copy: bool = True,
@@ -101,12 +108,17 @@ class EnvManager(BaseEnvManager):
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:
             raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
-        self._start_method = check_start_method(start_method)
+        if start_method not in (None, "forkserver"):
+            raise UsageError(
+                f"EnvManager starts workers by a fork server, got start_method={start_method!r}: leave it out, or "
+                "use SerialEnvManager, which has the same calls and steps environments in this process"
+            )
         self._threads = check_threads(worker_threads)
         self._policy = options.policy(
             max_restarts=max_restarts, restart_window=restart_window, close_timeout=close_timeout
         )
-        self._limits = TimeLimits.of(step_timeout, reset_timeout, construction_timeout)
+        self._limits = step_timeout, reset_timeout, construction_timeout
+        watch_of(*self._limits)  # raises where one of them cannot work
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
 
     def _new_transport(self) -> Transport:
@@ -114,8 +126,9 @@ class EnvManager(BaseEnvManager):
 
         new_stepper = partial(Stepper, autoreset=self._options.autoreset)
         return ProcessTransport(
-            self._updates, self.n_workers, new_stepper, self._policy, self._limits, self._start_method, self._threads
-        )
+            self._updates, self.n_workers, new_stepper, self._policy, watch_of(*self._limits),
+            default_start_method(), self._threads,
+        )  # fmt: skip
 
     def worker_pids(self) -> list[int | None]:
         """Return the workers' process ids, by worker number; None for one that is not started again yet.

@@ -1,166 +1,147 @@
-"""The parent's ends of what it shares with one worker process."""
+"""Worker processes with environments: the parent's ends of what it shares with them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import select
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import selectors
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from streamsampler.engines.launch.child import END_SECONDS
-from streamsampler.engines.launch.descriptors import pipe_between
-from streamsampler.engines.launch.start import launch
+from streamsampler.engines.launch.descriptor_limits import make_room
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.launch.worker_child import WatchdogLostError, WorkerChild
-from streamsampler.engines.processes.stacks import stacks_of
-from streamsampler.stepping.wire import FrameReader
+from streamsampler.engines.processes.links import CAME_BACK, HAS_ROOM, PipeLink, WorkerStart
+from streamsampler.engines.processes.pool import ProcessPool
+from streamsampler.engines.processes.shared import SharedFiles
+from streamsampler.engines.processes.shared_memory import anonymous_file
+from streamsampler.engines.processes.wire import GarbageError
+from streamsampler.errors import WorkerError
+from streamsampler.scheduling.hang_watch import Stillness
+from streamsampler.stepping.wire import COPY, FrameReader, pickle_frame
 from streamsampler.stepping.worker_main import main
 
-__all__ = ["WorkerLink"]
+__all__ = ["EnvFiles", "EnvLink", "EnvPool", "Said"]
 
 
-class WorkerLink:
-    """A worker process, and the pipes there and back.
+_SELECTABLE = 1024
+"""Descriptors below this can be selected."""
 
-    Args:
-        method: How processes are started.
-        number: The worker number.
-        fds: Descriptors that the worker gets: the setup, the rows, and where it writes its stacks.
-        stacks_fd: Where stacks are read.
-        threads: How many threads libraries compute on.
+
+class Said(NamedTuple):
+    """A message of a worker."""
+
+    worker: int
+    kind: int
+    data: bytes
+
+
+class EnvFiles(SharedFiles):
+    """What the workers of a manager share: the rows of all environments, too.
 
     Attributes:
-        number: The worker number.
-        child: The process.
-        waiting: Environments whose requests have no answer yet.
-        infos: Infos of results that are announced next, by environment.
-        unreadable: The same of infos that cannot be unpickled: what their environment did, and the exception.
-        at_end: Whether the worker has ended, or closed its end of the pipe.
-        since: When the worker was last seen to make progress, or was given work.
-        is_making: Whether the worker still makes its environments.
-        restoring: Environments that it is to restore, and has not.
-        replayed: How many timesteps of restored environments it was last seen to have run.
-        unsent: What the pipe to the worker had no room for; see `flush`.
-        commands_fd: The pipe to the worker.
+        rows_fd: The file of the rows; empty at first.
     """
 
-    def __init__(
-        self, method: StartMethod, number: int, fds: Sequence[int], stacks_fd: int, threads: int | None
-    ) -> None:
-        self.number = number
+    def _open(self) -> None:
+        self.rows_fd = self.own(anonymous_file("streamsampler-rows"))
+        self.fds.append(self.rows_fd)
+
+
+class EnvLink(PipeLink):
+    """A worker process with environments.
+
+    Attributes:
+        waiting: Environments whose requests have no answer yet.
+        restoring: Environments that it is to restore, and has not.
+        is_making: Whether the worker still makes its environments.
+        spaces: Theirs, when it has made them, pickled.
+        asked: Environments that are to carry out what is no step, and have not.
+        answer: What the worker said to that last; None before.
+        error: Why it was lost; None before.
+        infos: Infos of results that are announced next, by environment.
+        unreadable: The same of infos that cannot be unpickled: what their environment did, and the exception.
+        stillness: For how long it has shown no progress.
+    """
+
+    def __init__(self, start: WorkerStart, number: int) -> None:
+        super().__init__(start, number)
         self.waiting: set[int] = set()
+        self.restoring: set[int] = set()
+        self.is_making = True
+        self.spaces: Any = None
+        self.asked: list[int] = []
+        self.answer: tuple[Any, ...] | None = None
+        self.error: WorkerError | None = None
         self.infos: dict[int, dict[str, Any]] = {}
         self.unreadable: dict[int, tuple[str, Exception]] = {}
-        self.since = time.monotonic()
-        self.is_making = True
-        self.restoring: set[int] = set()
-        self.replayed = 0
-        self.unsent = bytearray()
-        self._stacks_fd = stacks_fd
-        self._unread: list[tuple[int, bytes]] = []
-        self.at_end = False
-        try:
-            self._open(method, fds, threads)
-        except WatchdogLostError:
-            self._open(method, fds, threads)  # with another server
-        self._poller = select.poll()
-        for fd in (self.answers_fd, *self.child.filenos()):
-            self._poller.register(fd, select.POLLIN)
-
-    def _open(self, method: StartMethod, fds: Sequence[int], threads: int | None) -> None:
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            commands_read, self.commands_fd = pipe_between(theirs, ours, ours_is=1)
-            self.answers_fd, answers_write = pipe_between(theirs, ours, ours_is=0)
-            alive_read, _ = pipe_between(theirs, ours, ours_is=1)  # the worker ends when this closes
-            for fd in (self.commands_fd, self.answers_fd):
-                os.set_blocking(fd, False)
-            self.child: WorkerChild = launch(
-                method, main, self.number, [commands_read, answers_write, alive_read, *fds], threads
-            )
-            ours.callback(self.child.discard, END_SECONDS)
-            self.child.await_start()
-            self._reader = FrameReader(self.answers_fd)
-            self._n_read = 0
-            self._ours = ours.pop_all()
-
-    def filenos(self) -> set[int]:
-        """Return the descriptors that become readable when the worker answers or ends."""
-        return {self.answers_fd, *self.child.filenos()}
+        self.stillness = Stillness()
+        self._reader = FrameReader(self.answers_fd)
+        self._unsent = bytearray()
+        self._n_sent = 0
 
     @property
     def is_busy(self) -> bool:
         """Whether the worker has something to do."""
-        return self.is_making or bool(self.waiting) or bool(self.restoring)
+        return self.is_making or bool(self.waiting or self.restoring or self.asked)
+
+    @property
+    def n_moved(self) -> int:
+        """How many bytes went through its pipes: a worker that reads or writes makes progress."""
+        return self._n_sent + self._reader.n_read
+
+    def read(self) -> list[Any] | None:
+        """Return the messages that are whole."""
+        messages = self._reader.read()
+        if messages is None:
+            return None
+        if any(kind == COPY for kind, _ in messages):
+            raise GarbageError(CAME_BACK)
+        return [Said(self.number, *message) for message in messages]
 
     def write(self, data: bytes) -> None:
-        """Send a message. Nothing is waited for: what the pipe has no room for is sent by `flush`."""
-        if self.unsent:
-            self.unsent += data
+        """Send a message. Nothing is waited for: what the pipe has no room for is sent when it has."""
+        if self.ended:
+            return
+        if not self.is_busy:
+            self.stillness.reset()
+        if self._unsent:
+            self._unsent += data
             return
         sent = self._write(data)
         if sent < len(data):
-            self.unsent += memoryview(data)[sent:]
-            self.flush()
+            self._unsent += memoryview(data)[sent:]
+            self._start.selector.register(self.commands_fd, selectors.EVENT_WRITE, (self, HAS_ROOM))
 
     def flush(self) -> None:
         """Send what the pipe had no room for, as far as there is room now."""
-        while self.unsent and (sent := self._write(self.unsent)):
-            del self.unsent[:sent]
-            self.since = time.monotonic()  # the worker reads: it does not hang, however long this takes
-
-    def drain(self, deadline: float) -> None:
-        """Send what the pipe had no room for, until a time of the monotonic clock at most."""
-        while self.unsent and (left := deadline - time.monotonic()) > 0:
-            self.take()  # or a worker that waits to send an answer would never read
-            self.wait(left)
+        while self._unsent and (sent := self._write(self._unsent)):
+            del self._unsent[:sent]
+        if not self._unsent and self.commands_fd in self._start.selector.get_map():
+            self._start.selector.unregister(self.commands_fd)
 
     def _write(self, data: bytes | bytearray) -> int:
         try:
-            return os.write(self.commands_fd, data)
+            sent = os.write(self.commands_fd, data)
         except BlockingIOError:
             return 0
         except BrokenPipeError:
             return len(data)  # the worker's end is noticed where its answers are read
+        self._n_sent += sent
+        return sent
 
-    def _read(self) -> bool:
-        messages = self._reader.read()
-        if messages is None:
-            self.at_end = True
-            return False
-        if self._reader.n_read > self._n_read:
-            self._n_read = self._reader.n_read
-            self.since = time.monotonic()  # the worker wrote, be it a part of a message, and can go on
-        self._unread += messages
-        return True
+    def unregister(self) -> None:
+        """Let the selector report nothing more of this worker."""
+        self._unsent.clear()
+        self.flush()
+        super().unregister()
 
-    def take(self) -> tuple[list[tuple[int, bytes]], bool]:
-        """Return the messages that are there, and whether the worker has ended."""
-        if not self.at_end:
-            self._read()
-        if self.at_end or self.child.ended(0):
-            while not self.at_end and self._poller_has(self.answers_fd):
-                self._read()
-            self.at_end = True
-        messages, self._unread = self._unread, []
-        return messages, self.at_end
-
-    def _poller_has(self, fd: int) -> bool:
-        return any(ready == fd for ready, _ in self._poller.poll(0))
-
-    def wait(self, timeout: float | None) -> None:
-        """Wait until the worker answers or ends, or time is up."""
-        if self._unread:
-            return
-        if self.unsent:
-            self._poller.register(self.commands_fd, select.POLLOUT)
-        ready = self._poller.poll(None if timeout is None else max(0.0, 1000 * timeout))
-        if self.unsent:
-            self._poller.unregister(self.commands_fd)
-            if any(fd == self.commands_fd for fd, _ in ready):
-                self.flush()
+    def forget(self) -> None:
+        """Wait for nothing of it: the worker has ended."""
+        self.is_making, self.asked = False, []
+        self.waiting.clear()
+        self.restoring.clear()
 
     def keep_infos(self, infos: Mapping[int, tuple[str, bytes]]) -> None:
         """Unpickle infos of results that are announced next.
@@ -174,25 +155,62 @@ class WorkerLink:
             except Exception as error:  # anything: it is user code
                 self.unreadable[env_id] = phase, error
 
-    def stacks(self) -> str:
-        """Return the worker's Python stacks."""
-        return stacks_of(self.child, self._stacks_fd)
 
-    def end(self) -> int | None:
-        """Kill the worker, close all descriptors, and return the exit code."""
-        self.child.kill()
-        exitcode = self.child.wait(END_SECONDS)
-        self._ours.close()
-        return exitcode
+class EnvPool(ProcessPool[EnvLink]):
+    """Worker processes with environments.
 
-    def next_message(self, timeout: float | None) -> Any:
-        """Wait for one message; None if the worker ended, or time is up."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if self._unread:
-                return self._unread.pop(0)
-            left = None if deadline is None else deadline - time.monotonic()
-            if self.at_end or (left is not None and left <= 0):
-                return None
-            self.wait(left)
-            self._unread, self.at_end = self.take()
+    Args:
+        setup: What workers are given; see `worker_main.main`.
+        n_workers: How many there are.
+        method: How processes are started.
+        threads: How many threads libraries compute on; None for no limit.
+        close_timeout: Seconds that all workers together may take to close their environments.
+
+    Attributes:
+        files: What they share.
+    """
+
+    def __init__(
+        self, setup: Any, n_workers: int, method: StartMethod, threads: int | None, close_timeout: float
+    ) -> None:
+        super().__init__(n_workers, close_timeout)
+        make_room(n_workers)
+        self.files = EnvFiles(setup, n_workers)
+        self._start(method, main, threads, self.files)
+
+    def _new_link(self, number: int) -> EnvLink:
+        return EnvLink(self._how, number)
+
+    def _let_end(self, link: EnvLink) -> None:
+        link.write(pickle_frame(("exit",)))
+
+    def __getitem__(self, number: int) -> EnvLink:
+        return self._links[number]
+
+    def __iter__(self) -> Iterator[EnvLink]:
+        return iter(self._links)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that started the workers, and not a forked copy of it."""
+        return self._is_ours()
+
+    def sleep(self, timeout: float | None) -> Sequence[Any]:
+        """Sleep until a worker says something, dies or is given up; return what `take` takes. May be interrupted."""
+        return self._selector.select(self._within(timeout))
+
+    def take(self, ready: Sequence[Any]) -> list[Any]:
+        """Return what workers said: `Said`, and `Died`."""
+        return self._with_given_up(self._said(ready))
+
+    def nap(self, seconds: float) -> None:
+        """Sleep until a worker says something or ends, for at most so many seconds: also for less than `sleep` can."""
+        fds = [key.fd for key in self._selector.get_map().values()]
+        if max(fds, default=0) < _SELECTABLE:
+            select.select(fds, [], [], seconds)
+
+    def give_up(self, link: EnvLink) -> None:
+        """Kill a worker, and take in nothing more of it."""
+        link.close(END_SECONDS)
+        link.forget()
+        self._killed.pop(link.number, None)

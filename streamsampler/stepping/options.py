@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
 from streamsampler.errors import UsageError, positive, positive_seconds
+from streamsampler.protocol.messages import Phase
 from streamsampler.samplers.per_worker import items_by_worker
-from streamsampler.scheduling.restarts import Policy
+from streamsampler.scheduling.hang_watch import Watch
+from streamsampler.scheduling.restarts import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.serialization import dumps, loads
 from streamsampler.stepping.histories import Histories
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.stepper import Autoreset
 
-__all__ = ["RESTORE_LIMIT", "ManagerOptions", "OnEnvFailure", "Updates", "Verify", "is_abnormal", "updates_of"]
+__all__ = [
+    "RESTORE_LIMIT",
+    "ManagerOptions",
+    "OnEnvFailure",
+    "Updates",
+    "Verify",
+    "is_abnormal",
+    "updates_of",
+    "watch_of",
+]
 
 OnEnvFailure = Literal["raise", "reset", "restore"]
 Verify = Literal["last", "steps"]
@@ -83,6 +95,33 @@ class ManagerOptions:
         if self.on_failure != "restore":
             return None
         return Histories(rows, self.n_envs, self.restore_limit, self.verify == "steps", parameters)
+
+
+def watch_of(
+    step_timeout: float | None, reset_timeout: float | None, construction_timeout: float | None
+) -> Watch | None:
+    """Return what finds workers that hang, by their phase; None where there is no time limit.
+
+    Args:
+        step_timeout: Seconds without progress in a step, and in what is neither of the others; None for any.
+        reset_timeout: The same in a reset; None for `step_timeout`.
+        construction_timeout: From a worker's start until its environments are made; None for 60, or the longer one of
+            the others, where there is one.
+
+    Raises:
+        UsageError: One of them is no number of seconds above 0.
+    """
+    given = {"step_timeout": step_timeout, "reset_timeout": reset_timeout, "construction_timeout": construction_timeout}
+    for name, seconds in given.items():
+        if seconds is not None:
+            positive_seconds(name, seconds)
+    if not any(given.values()):
+        return None
+    reset = step_timeout if reset_timeout is None else reset_timeout
+    longest = max(filter(None, (step_timeout, reset)), default=math.inf)
+    construction = max(LEAST_CONSTRUCTION_SECONDS, longest) if construction_timeout is None else construction_timeout
+    limits = {Phase.STEP: step_timeout, Phase.RESET: reset, Phase.ENV_CONSTRUCTION: construction}
+    return Watch({phase: math.inf if seconds is None else seconds for phase, seconds in limits.items()})
 
 
 def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> Updates:

@@ -9,45 +9,142 @@
     └────────┘                                                                  └──────────┘
 
 All rows lie in one anonymous memory file, and each has one writer. A message wakes the other end for a group of
-environments. Nothing is locked, and nothing is pickled in a step but infos that are not empty.
+environments. Nothing is locked, and nothing is pickled in a step but infos that are not empty. What starts, watches and
+ends the processes is what does it for samplers.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import pickle
-import select
 import time
-from collections.abc import Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from streamsampler.engines.base import Died
+from streamsampler.engines.launch.start_methods import StartMethod
+from streamsampler.engines.worker_setup import ProcessSetup
 from streamsampler.errors import (
     DataError,
     ProtocolError,
+    RemoteTraceback,
+    RolloutError,
     SerializationError,
-    WorkerDiedError,
     WorkerError,
-    WorkerHungError,
 )
 from streamsampler.protocol.messages import Phase
+from streamsampler.samplers.records import Hang
+from streamsampler.scheduling.hang_watch import Watch
+from streamsampler.scheduling.restarts import Policy, cause_of_death
 from streamsampler.serialization import dumps, loads
+from streamsampler.stepping.env_spaces import EnvSpaces
 from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.histories import RestoreOrder
-from streamsampler.stepping.links import WorkerLink
-from streamsampler.stepping.running import running_env
-from streamsampler.stepping.transport import Broken, Done, Event, Restored, UnansweredError
-from streamsampler.stepping.wire import IDS, ids_frame, ids_in, pickle_frame, request_frame
-from streamsampler.stepping.worker_pool import WorkerPool, original_of
+from streamsampler.stepping.links import EnvLink, EnvPool
+from streamsampler.stepping.parameter_sets import NumberedParameters
+from streamsampler.stepping.rows import Rows, buffer_rows, bytes_needed
+from streamsampler.stepping.setbacks import Setbacks
+from streamsampler.stepping.stepper import Stepper
+from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, UnansweredError, warn_of_unclosed
+from streamsampler.stepping.wire import IDS, LOG, PICKLE, ids_frame, ids_in, pickle_frame, request_frame
+from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
+from streamsampler.workers.logs import handle_records, levels_here
 
-__all__ = ["ProcessTransport"]
+__all__ = ["NewStepper", "ProcessTransport"]
 
+NewStepper = Callable[[Any, int, WorkerRow], Stepper]
+"""Makes what runs the environments of a process, from their updates, the worker number and the worker's row."""
 
 _REPORT_SECONDS = 1.0
 """How long workers may take that have nothing to do, to say where their time went."""
 
+_WATCHED = (Phase.RESET, Phase.ENV_CONSTRUCTION)
+"""What has a time limit of its own; that of steps holds for all else."""
 
-class ProcessTransport(WorkerPool):
-    """Carries requests to worker processes; see `WorkerPool`."""
+
+class ProcessTransport(Transport):
+    """Carries requests to worker processes, which are started again where they are lost and needed.
+
+    Args:
+        updates: What makes each environment.
+        n_workers: How many processes there are; environment e lives in process e * n_workers // n_envs.
+        new_stepper: Makes what runs the environments of a process.
+        policy: Quotas, and which exceptions count.
+        watch: Finds the workers that hang, by their phase; None where there is no time limit.
+        start_method: How processes are started.
+        threads: How many threads libraries compute on in a worker.
+    """
+
+    _pool: EnvPool
+
+    def __init__(
+        self, updates: Mapping[int, Any], n_workers: int, new_stepper: NewStepper, policy: Policy,
+        watch: Watch | None, start_method: StartMethod, threads: int | None,
+    ) -> None:  # fmt: skip
+        n_envs = len(updates)
+        self._updates = updates
+        self._new_stepper = new_stepper
+        self._watch = watch
+        self._start_method = start_method
+        self._threads = threads
+        self._close_timeout = policy.close_timeout
+        self._worker_of = [env_id * n_workers // n_envs for env_id in range(n_envs)]
+        self._envs_of = [[e for e in range(n_envs) if self._worker_of[e] == w] for w in range(n_workers)]
+        self._setbacks = Setbacks(policy, self._envs_of)
+        self._options: dict[int, dict[str, Any] | None] = {}
+        self._parameters: dict[int, NumberedParameters] = {}
+        self._reports: list[WorkerReport] = []
+        self._pending: list[Event] = []
+        self._hangs: dict[int, Hang] = {}
+
+    # ------------------------------------------------------------------ starting
+
+    def start(self) -> None:
+        """Start the workers, all at once, and let each make its environments."""
+        self._pool = EnvPool(
+            self._setup(self._updates), len(self._envs_of), self._start_method, self._threads, self._close_timeout
+        )
+        self._close = weakref.finalize(self, _end, self._pool)
+        self._levels = levels_here()
+        self._await(lambda: all(link.spaces is not None or link.ended for link in self._pool))
+        for event in self._pending:
+            if isinstance(event, Broken):
+                raise event.error
+        self.spaces = EnvSpaces([pair for link in self._pool for pair in loads(link.spaces)])
+        observation_space, action_space = self.spaces.observation[0], self.spaces.action[0]
+        n_envs = len(self._worker_of)
+        size, fd = bytes_needed(observation_space, action_space, n_envs), self._pool.files.rows_fd
+        os.ftruncate(fd, size)
+        if hasattr(os, "posix_fallocate"):  # a full machine is an OSError here, and not a SIGBUS in a step
+            os.posix_fallocate(fd, 0, size)
+        self.rows = Rows(observation_space, action_space, n_envs, buffer_rows(mmap.mmap(fd, size)))
+        for link in self._pool:
+            self._begin(link)
+
+    def _setup(self, updates: Mapping[int, Any]) -> tuple[ProcessSetup]:
+        """Return what workers are given at their start."""
+        by_worker = {w: {e: updates[e] for e in ids} for w, ids in enumerate(self._envs_of)}
+        payload = dumps((by_worker, self._new_stepper), "the environment").owned()
+        return (ProcessSetup.of_this_process(payload, 0, self._threads),)
+
+    def _begin(self, link: EnvLink) -> None:
+        """Let a worker open its rows when it has made its environments."""
+        rows, ids = self.rows, self._envs_of[link.number]
+        options = {e: self._options[e] for e in ids if e in self._options}
+        parameters = {e: self._parameters[e] for e in ids if e in self._parameters}
+        given = rows.observation_space, rows.action_space, options, parameters, self._levels
+        payload = dumps(given, "the spaces, options and parameters of environments").owned()
+        link.write(pickle_frame(("rows", len(self._worker_of), payload)))
+
+    def _link(self, number: int) -> EnvLink:
+        """Return the link to a worker; start the worker again if it has ended, without waiting for it."""
+        if self._pool[number].ended:
+            self._pool.restart(number)
+            self._begin(self._pool[number])
+        return self._pool[number]
 
     # ------------------------------------------------------------------ requests
 
@@ -69,24 +166,29 @@ class ProcessTransport(WorkerPool):
         for number, ids in self._by_worker(list(of_env)):
             link = self._link(number)
             orders_of_one = dumps([of_env[env_id] for env_id in ids], "what restores environments").owned()
-            self._write(link, pickle_frame(("restore", orders_of_one)))
+            link.write(pickle_frame(("restore", orders_of_one)))
             link.restoring.update(ids)
 
     def give_up(self, env_ids: Sequence[int]) -> None:
         """Let environments take steps again that could not be restored."""
         for number, ids in self._by_worker(env_ids):
             link = self._link(number)
-            self._write(link, pickle_frame(("give_up", ids)))
+            link.write(pickle_frame(("give_up", ids)))
             link.waiting.difference_update(ids)  # it has ignored what they were sent
 
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
         """Let later resets of environments have no options; return those that they had."""
         had = {env_id: self._options.pop(env_id, None) for env_id in env_ids}
         for number, ids in self._by_worker(env_ids):
-            link = self._links[number]
-            if link is not None:
-                self._write(link, pickle_frame(("options", dumps(dict.fromkeys(ids), "no options").owned())))
+            self._pool[number].write(pickle_frame(("options", dumps(dict.fromkeys(ids), "no options").owned())))
         return had
+
+    def send_levels(self) -> None:
+        """Let workers make the log records that this process lets through, if that has changed."""
+        if (levels := levels_here()) != self._levels:
+            self._levels = levels
+            for link in self._pool:
+                link.write(pickle_frame(("levels", levels)))
 
     def _by_worker(self, env_ids: Sequence[int]) -> list[tuple[int, list[int]]]:
         grouped: dict[int, list[int]] = {}
@@ -97,7 +199,7 @@ class ProcessTransport(WorkerPool):
 
     def _post(self, number: int, env_ids: list[int], frame: bytes) -> None:
         link = self._link(number)
-        self._write(link, frame)
+        link.write(frame)
         link.waiting.update(env_ids)
 
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
@@ -105,152 +207,161 @@ class ProcessTransport(WorkerPool):
         of_one = dict(zip(env_ids, arguments, strict=True))
         if kind == "parameters":
             self._parameters.update(of_one)  # for workers that are started later
-        asked = []
-        for number, ids in self._by_worker(env_ids):
-            frame = request_frame(ids, kind, name, [of_one[env_id] for env_id in ids])
-            asked.append((self._link(number), ids, frame))
-        for link, _, frame in asked:
-            self._write(link, frame)
-        values, lost = self._gathered([(link, ids) for link, ids, _ in asked], name)
+        frames = [
+            (number, ids, request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]))
+            for number, ids in self._by_worker(env_ids)
+        ]
+        asked = [self._ask(number, ids, frame) for number, ids, frame in frames]
+        self._await(lambda: not any(link.asked for link in asked))
+        values, lost = self._answered(asked, [ids for _, ids, _ in frames], name)
         if lost is not None and kind != "parameters":  # a new worker has the parameters from its start
             raise UnansweredError(lost, values)
         return [values.get(env_id) for env_id in env_ids]
 
-    def _gathered(
-        self, asked: Sequence[tuple[WorkerLink, list[int]]], name: str
+    def _ask(self, number: int, env_ids: list[int], frame: bytes) -> EnvLink:
+        link = self._link(number)
+        link.write(frame)
+        link.asked, link.answer = env_ids, None
+        return link
+
+    def _answered(
+        self, asked: Sequence[EnvLink], ids: Sequence[list[int]], name: str
     ) -> tuple[dict[int, Any], WorkerError | None]:
-        """Return what workers answer to a request, and the error of the first one that is lost."""
+        """Return what workers answered to a request, and the error of the first one that was lost."""
         values: dict[int, Any] = {}
-        tried: dict[int, bool] = {}
-        self.tried = tried
-        raised: BaseException | None = None
+        self.tried = tried = dict[int, bool]()
+        raised: Exception | None = None
         lost: WorkerError | None = None
-        for link, ids in asked:
+        for link, env_ids in zip(asked, ids, strict=True):
+            if link.answer is None:
+                lost = lost or link.error
+                continue
             try:
-                values.update(zip(ids, self._values(link, ids, name, tried), strict=True))
-            except (WorkerDiedError, WorkerHungError) as error:
-                lost = lost or error
-            except Exception as error:  # the others answer, too
+                values.update(zip(env_ids, self._values(link.number, link.answer, env_ids, name, tried), strict=True))
+            except Exception as error:  # the others answered, too
                 raised = raised or error
         if raised is not None:
             raise raised
         return values, lost
 
-    def _values(self, link: WorkerLink, env_ids: list[int], name: str, tried: dict[int, bool]) -> list[Any]:
-        """Return what a worker answers to a request, and note which of its environments were reached."""
-        kind, *about = self._answer(link)
+    def _values(
+        self, number: int, answer: tuple[Any, ...], env_ids: list[int], name: str, tried: dict[int, bool]
+    ) -> list[Any]:
+        """Return what a worker answered to a request, and note which of its environments were reached."""
+        kind, *about = answer
         tried.update(about[0] if kind == "raised" else dict.fromkeys(env_ids, False))
         if kind == "raised":
-            raise original_of(about[3]) or self._raised(link, env_ids[0], name, *about[1:])
+            raise _original_of(about[3]) or self._raised(number, env_ids[0], name, *about[1:])
         try:
             values: list[Any] = loads(about[0])
         except Exception as error:
-            ids = ", ".join(map(str, env_ids))
-            what = f"what {name} of environments {ids} returned cannot be unpickled here: {summary_of(error)}"
+            of = ", ".join(map(str, env_ids))
+            what = f"what {name} of environments {of} returned cannot be unpickled here: {summary_of(error)}"
             raise SerializationError(what) from error
         return values
-
-    def _answer(self, link: WorkerLink) -> Any:
-        """Return a worker's answer to a request; what it says before is kept."""
-        while True:
-            is_hung, left = self._look(link, time.monotonic())
-            message = link.next_message(0.0 if is_hung else left)
-            if message is None and not (is_hung or link.at_end):
-                continue  # it may have made progress that it does not tell
-            if message is None:
-                broken = self._lost(link)
-                self._pending.append(broken)
-                raise broken.error
-            kind, data = message
-            if kind != IDS and (answer := pickle.loads(data))[0] in ("values", "raised"):
-                return answer
-            self._pending += self._event(link, kind, data)
 
     # ------------------------------------------------------------------ results
 
     def collect(self, timeout: float | None) -> Sequence[Event]:
-        """Return what has happened; sleep until something does, a time limit of a worker passes, or time is up."""
+        """Return what has happened; sleep until something does, or time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            events = self._events(0.0 if self._pending else self._patience(left))
+            events, self._pending = self._pending + self._turn(0.0 if self._pending else left, collects=True), []
             if events or (left is not None and left <= 0):
                 return events
 
-    def _patience(self, left: float | None) -> float | None:
-        now = time.monotonic()
-        waits = [self._look(link, now)[1] for link in self._links if link is not None and link.is_busy]
-        return min([wait for wait in [*waits, left] if wait is not None], default=None)
+    def _await(self, done: Callable[[], bool], seconds: float | None = None) -> None:
+        """Take in what workers say until something is done, or time is up; events are kept for `collect`."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not done():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            self._pending += self._turn(left)
 
-    def _look(self, link: WorkerLink, now: float) -> tuple[bool, float | None]:
-        """Return whether a worker that is busy hangs, and in how many seconds to look again; None for never."""
-        if link.is_making:
-            return self._limits.look(Phase.ENV_CONSTRUCTION, now - link.since)
-        if (replayed := int(self.rows.replayed[link.number])) != link.replayed:
-            link.replayed, link.since = replayed, now
-        return self._limits.look(running_env(int(self.rows.running[link.number]))[1], now - link.since)
+    def _turn(self, timeout: float | None, *, collects: bool = False) -> list[Event]:
+        """Sleep until a worker says something or dies, for at most `timeout` seconds; kill those that hang.
 
-    def _events(self, timeout: float | None) -> list[Event]:
-        self.in_hand = False
-        ready = self._poller.poll(None if timeout is None else 1000 * timeout)
-        self.in_hand = True
-        events, self._pending = self._pending, []
-        for link in dict.fromkeys(self._link_of[fd] for fd, _ in ready):
-            events += self._heard(link)
-        if self._limits.any:
-            now = time.monotonic()
-            busy = [link for link in self._links if link is not None and link.is_busy]
-            events += [self._lost(link) for link in busy if self._look(link, now)[0]]
-        return events
-
-    def _heard(self, link: WorkerLink) -> list[Event]:
+        Args:
+            timeout: As above; None for any time.
+            collects: Whether nothing is left half done if this is interrupted while it sleeps.
+        """
+        watch = self._watch
+        limit = timeout if watch is None else min(watch.interval, watch.interval if timeout is None else timeout)
+        began = 0.0 if watch is None else time.monotonic()
+        if collects:
+            self.in_hand = False
+        ready = self._pool.sleep(limit)
+        if collects:
+            self.in_hand = True
         events: list[Event] = []
-        if link.unsent:
-            link.flush()
-        if not link.unsent and link.commands_fd in self._link_of:
-            del self._link_of[link.commands_fd]
-            self._poller.unregister(link.commands_fd)
-        messages, ended = link.take()
-        for kind, data in messages:
-            events += self._event(link, kind, data)
-        if ended and self._links[link.number] is link:
-            events.append(self._lost(link))
+        for said in self._pool.take(ready):
+            events += self._lost(said) if isinstance(said, Died) else self._event(*said)
+        if watch is not None and limit is not None and watch.is_due(limit, time.monotonic() - began):
+            self._kill_hung(watch)
         return events
 
-    def _event(self, link: WorkerLink, kind: int, data: bytes) -> list[Event]:
-        link.since = time.monotonic()
+    def _kill_hung(self, watch: Watch) -> None:
+        rows, seen = {}, {}
+        for link in self._pool:
+            if link.is_busy and not link.ended:
+                progress = seen[link.number] = self._pool.board.progress(link.number)
+                phase = Phase.ENV_CONSTRUCTION if link.is_making else progress.phase
+                doing = phase if phase in _WATCHED else Phase.STEP
+                rows[link.number] = link.stillness, (progress, link.n_moved), doing
+        for number, seconds in watch.look(rows)[1].items():
+            self._hangs[number] = Hang(seen[number], seconds, self._pool.stacks(number))
+            self._pool.kill_worker(number)
+
+    def _event(self, number: int, kind: int, data: bytes) -> list[Event]:
+        link = self._pool[number]
+        link.stillness.reset()
         if kind == IDS:
             env_ids = ids_in(data)
             link.waiting.difference_update(env_ids)
             infos, link.infos = link.infos, {}  # they came just before
             return self._readable(link, env_ids, infos) if link.unreadable else [Done(env_ids, infos)]
-        match pickle.loads(data):
+        if kind == LOG:
+            handle_records(number, data)
+            return []
+        message = pickle.loads(data)
+        return [] if self._noted(link, message) else self._outcome(link, message)
+
+    def _noted(self, link: EnvLink, message: Any) -> bool:
+        """Keep what a worker says besides what becomes of environments; return whether it is that."""
+        match message:
             case ("infos", infos):
                 link.keep_infos(infos)
-                return []
-            case ("spaces", _):
-                link.is_making = False
-                return []
-            case ("failed", env_id, "its construction" as phase, *about):
-                error = self._raised(link, env_id, phase, *about)
-                self._forget(link)
-                link.end()
-                return [Broken(self._envs_of[link.number], error, link.number, is_new=True, is_final=True)]
+            case ("spaces", spaces):
+                link.is_making, link.spaces = False, spaces
+            case ("values" | "raised", *_):
+                link.asked, link.answer = [], message
             case ("report", report):
                 self._reports.append(WorkerReport(*report))
-                return []
+            case ("unclosed", raised):
+                _warn_of(raised)
+            case _:
+                return False
+        return True
+
+    def _outcome(self, link: EnvLink, message: Any) -> list[Event]:
+        match message:
+            case ("failed", env_id, "its construction" as phase, *about):
+                self._pool.give_up(link)
+                return self._end(link, self._raised(link.number, env_id, phase, *about), is_final=True)
+            case ("failed", env_id, phase, *about):
+                link.waiting.discard(env_id)
+                return [Broken.alone(env_id, self._raised(link.number, env_id, phase, *about))]
             case ("restored", env_id, n_timesteps, why_not):
                 link.restoring.discard(env_id)
                 return [Restored(env_id, n_timesteps, why_not)]
-            case (_, env_id, phase, *about):
-                link.waiting.discard(env_id)
-                return [Broken.alone(env_id, self._raised(link, env_id, phase, *about))]
         raise ProtocolError("a worker sent what is no message")
 
-    def _readable(self, link: WorkerLink, env_ids: list[int], infos: dict[int, dict[str, Any]]) -> list[Event]:
+    def _readable(self, link: EnvLink, env_ids: list[int], infos: dict[int, dict[str, Any]]) -> list[Event]:
         """Return the results of environments of which some have infos that cannot be unpickled: these have failed."""
         unreadable, link.unreadable = link.unreadable, {}
-        self._write(link, pickle_frame(("ended", list(unreadable))))  # the worker does not know that they failed
+        link.write(pickle_frame(("ended", list(unreadable))))  # the worker does not know that they failed
         events: list[Event] = [Done([env_id for env_id in env_ids if env_id not in unreadable], infos)]
         for env_id, (phase, reason) in unreadable.items():
             error = DataError(f"its info cannot be unpickled here: {summary_of(reason)}")
@@ -261,40 +372,88 @@ class ProcessTransport(WorkerPool):
 
     def reports(self) -> Sequence[WorkerReport]:
         """Return what workers have said of their time since the last call; ask those that have nothing to do."""
-        idle = [link for link in self._links if link is not None and not link.is_busy and not link.at_end]
+        idle = [link for link in self._pool if not (link.is_busy or link.ended)]
         for link in idle:
-            self._write(link, pickle_frame(("report",)))
-        deadline = time.monotonic() + _REPORT_SECONDS
-        for link in idle:
-            n_reports = len(self._reports)
-            while len(self._reports) == n_reports:
-                message = link.next_message(max(0.0, deadline - time.monotonic()))
-                if message is None:
-                    break  # it has died, which is noticed later, or is stopped
-                self._pending += self._event(link, *message)
+            link.write(pickle_frame(("report",)))
+        n_before = len(self._reports)
+        # A worker that dies meanwhile, or is stopped, says nothing: its death is noticed in time.
+        self._await(lambda: len(self._reports) - n_before >= sum(not link.ended for link in idle), _REPORT_SECONDS)
         reports, self._reports = self._reports, []
         return reports
 
     def pids(self) -> list[int | None]:
         """Return the workers' process ids; None for one that is to be started again."""
-        return [None if link is None else link.child.pid for link in self._links]
+        return [None if link.ended else link.pid for link in self._pool]
 
     # ------------------------------------------------------------------ failures
 
     def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:  # noqa: ARG002 - all of them are lost
         """End all workers: a message may have been read or written in part."""
-        self._pending, self._link_of, self._poller = [], {}, select.poll()
-        for number, link in enumerate(self._links):
-            if link is not None:
-                link.end()
-            self._links[number] = None
+        self._pending = []
+        for link in self._pool:
+            self._pool.give_up(link)
         error = InterruptedError("a call was interrupted in the middle, and its workers are replaced")
         return [Broken(ids, error, number, is_new=True) for number, ids in enumerate(self._envs_of)]
 
-    def _lost(self, link: WorkerLink) -> Broken:
-        """Give up a worker that died or hangs; a new one is started when its environments are needed."""
-        env_id, _ = running_env(int(self.rows.running[link.number]))
-        self._forget(link)
-        error = self._ended(link)
-        spent = error.quota is not None
-        return Broken(self._envs_of[link.number], error, link.number, env_id, is_new=True, is_final=spent)
+    def _lost(self, death: Died) -> list[Event]:
+        """Return what the death of a worker means; a new one is started when its environments are needed."""
+        link, hang = self._pool[death.worker], self._hangs.pop(death.worker, None)
+        seen = self._pool.board.progress(link.number) if hang is None else hang.seen
+        phase = Phase.ENV_CONSTRUCTION if link.is_making else seen.phase
+        culprit = None if link.is_making else seen.trajectory
+        if hang is not None:
+            error = self._setbacks.hung(link.number, hang, phase, culprit)
+        else:
+            what = death.why or cause_of_death(death.exitcode)
+            error = self._setbacks.died(link.number, death.exitcode, what, phase, culprit)
+        return self._end(link, error, culprit, is_final=death.hopeless or error.quota is not None)
+
+    def _end(self, link: EnvLink, error: WorkerError, culprit: int | None = None, *, is_final: bool) -> list[Event]:
+        """Return that the environments of a worker that has ended are lost."""
+        link.error = error
+        link.forget()
+        ids = self._envs_of[link.number]
+        return [Broken(ids, error, link.number, culprit, is_new=True, is_final=is_final)]
+
+    def _raised(
+        self, number: int, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None
+    ) -> RolloutError:
+        cause = RemoteTraceback(text or summary)
+        return self._setbacks.raised(env_id, number, phase, summary, cause, _original_of(pickled))
+
+    # ------------------------------------------------------------------ the end
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that started the workers, and not a forked copy of it."""
+        return self._pool.is_ours
+
+    def close(self) -> None:
+        """End the workers; may be repeated."""
+        if hasattr(self, "_close"):
+            _end(self._pool, read_answers=not self.in_hand)
+            self._close.detach()
+
+
+def _end(pool: EnvPool, *, read_answers: bool = True) -> None:
+    """Let workers close their environments, and end them; log what environments raise by it."""
+    for said in pool.close(read_answers=read_answers):
+        if isinstance(said, Died):
+            continue
+        if said.kind == LOG:
+            handle_records(said.worker, said.data)
+        elif said.kind == PICKLE and (message := pickle.loads(said.data))[0] == "unclosed":
+            _warn_of(message[1])
+
+
+def _warn_of(raised: Mapping[int, str]) -> None:
+    for env_id, summary in raised.items():
+        warn_of_unclosed(env_id, summary)
+
+
+def _original_of(pickled: bytes | None) -> BaseException | None:
+    """Return an exception that could be pickled; None where it cannot be unpickled here."""
+    try:
+        return None if pickled is None else pickle.loads(pickled)
+    except Exception:  # anything: it is user code
+        return None

@@ -42,10 +42,6 @@ class Rows:
         slots: (n_envs,) where the last observation lies; written by the worker.
         actions: Leaves of (n_envs, ...); written by the parent.
         seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
-        running: (n_envs,), by worker number: which environment the worker runs, see `running_env`; written by the
-            worker.
-        replayed: (n_envs,), by worker number: how many timesteps the worker has run only to restore environments;
-            written by the worker.
         parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
     """
 
@@ -60,8 +56,6 @@ class Rows:
         self.terminated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.truncated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
-        self.running: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
-        self.replayed: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
         self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
         # What is written is held to the spaces as what samplers record is: the same code does it.
         observations, last_observations, actions = self.observations, self.last_observations, self.actions

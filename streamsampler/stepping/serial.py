@@ -31,6 +31,7 @@ from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.setbacks import Setbacks
 from streamsampler.stepping.stepper import Autoreset, Stepper
 from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, warn_of_unclosed
+from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.explain import summary_of
 
 __all__ = ["SerialEnvManager"]
@@ -62,7 +63,8 @@ class _Fresh:
 class _InThisProcess(Transport):
     def __init__(self, updates: Updates, fresh: _Fresh, autoreset: Autoreset, policy: Policy) -> None:
         self._setbacks = Setbacks(policy, [list(updates)])
-        self._stepper = Stepper(updates, 0, autoreset)
+        board = StatusBoard(memoryview(bytearray(board_bytes(1))))
+        self._stepper = Stepper(updates, 0, board.row(0), autoreset)
         self._stepper.fresh = fresh
         self._n_envs = len(updates)
         self._events: list[Event] = []

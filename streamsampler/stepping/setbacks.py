@@ -16,7 +16,8 @@ from streamsampler.errors import (
     WorkerHungError,
 )
 from streamsampler.protocol.messages import Phase
-from streamsampler.scheduling.restarts import Incident, Losses, Policy, cause_of_death
+from streamsampler.samplers.records import Hang
+from streamsampler.scheduling.restarts import Incident, Losses, Policy
 
 __all__ = ["Setbacks"]
 
@@ -62,14 +63,15 @@ class Setbacks:
         error.__cause__ = cause
         return error
 
-    def died(self, worker: int, exitcode: int | None, phase: Phase, env_id: int | None) -> WorkerError:
-        """Return the error of a worker that died, and what it was doing with which environment."""
-        return self._lost(WorkerDiedError, worker, cause_of_death(exitcode), phase, env_id, exitcode=exitcode)
+    def died(self, worker: int, exitcode: int | None, what: str, phase: Phase, env_id: int | None) -> WorkerError:
+        """Return the error of a worker that died: what happened, and what it was doing with which environment."""
+        return self._lost(WorkerDiedError, worker, what, phase, env_id, exitcode=exitcode)
 
-    def hung(self, worker: int, stack: str, phase: Phase, env_id: int | None) -> WorkerError:
+    def hung(self, worker: int, hang: Hang, phase: Phase, env_id: int | None) -> WorkerError:
         """Return the error of a worker that hung, with its Python stacks."""
-        error = self._lost(WorkerHungError, worker, "made no progress, and was killed,", phase, env_id, stack=stack)
-        error.__cause__ = RemoteTraceback(stack)
+        what = f"made no progress for {hang.seconds:.3g} s, and was killed,"
+        error = self._lost(WorkerHungError, worker, what, phase, env_id, stack=hang.stack)
+        error.__cause__ = RemoteTraceback(hang.stack)
         return error
 
     @property

@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import gymnasium
 import numpy as np
@@ -17,6 +17,7 @@ from streamsampler.environments.parameters import SetParameters, parameter_sette
 from streamsampler.environments.updates import EnvUpdate, apply_env_update
 from streamsampler.environments.worker_numbers import for_worker
 from streamsampler.errors import ProtocolError, UsageError
+from streamsampler.protocol.messages import Phase
 from streamsampler.serialization import loads
 from streamsampler.stepping.env_times import IN_STEP, EnvTimes
 from streamsampler.stepping.histories import RestoreOrder
@@ -24,11 +25,18 @@ from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.past_requests import BEFORE, PastRequest, digest_of_result
 from streamsampler.stepping.restores import replay
 from streamsampler.stepping.rows import Rows, row_at
-from streamsampler.stepping.running import IDLE, MAKING, RESETTING, STEPPING
+from streamsampler.workers.board import WorkerRow, phase_number
 from streamsampler.workers.explain import begin_of, step_error, summary_of
 from streamsampler.workers.restoring import NotRestoredError
 
-__all__ = ["Autoreset", "Stepper", "member_of", "name_of_class"]
+__all__ = ["MAKING", "RESETTING", "STEPPING", "Autoreset", "Stepper", "member_of", "name_of_class"]
+
+STEPPING: Final = phase_number(Phase.STEP)
+RESETTING: Final = phase_number(Phase.RESET)
+MAKING: Final = phase_number(Phase.ENV_CONSTRUCTION)
+_CALLING: Final = phase_number(Phase.CALL)
+_CLOSING: Final = phase_number(Phase.CLOSE)
+_WAITING: Final = phase_number(Phase.WAITING)
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 
@@ -39,6 +47,7 @@ class Stepper:
     Args:
         updates: What makes each environment, by its number.
         worker_number: The number of the worker that these environments are in.
+        row: Where the worker shows which environment it runs, as the trajectory in hand, and what it does with it.
         autoreset: What becomes of an environment whose episode has ended.
 
     Attributes:
@@ -53,7 +62,9 @@ class Stepper:
     rows: Rows
     fresh: Callable[[int], EnvUpdate]
 
-    def __init__(self, updates: Mapping[int, EnvUpdate], worker_number: int, autoreset: Autoreset) -> None:
+    def __init__(
+        self, updates: Mapping[int, EnvUpdate], worker_number: int, row: WorkerRow, autoreset: Autoreset
+    ) -> None:
         self._updates = dict(updates)
         self._worker_number = worker_number
         self._autoreset = autoreset
@@ -65,18 +76,21 @@ class Stepper:
         self.making = min(updates)
         self.not_restored: set[int] = set()
         self.times = EnvTimes(worker_number)
+        self._row = row
+        self._n_stepped = 0
 
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
         with for_worker(self._worker_number):
             for env_id, update in self._updates.items():
                 self.making = env_id
+                self.show(env_id, MAKING)
                 self.envs[env_id] = apply_env_update(update, self.envs.pop(env_id, None))
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
 
     def remake(self, env_id: int) -> None:
         """Close an environment, whatever it raises, and make it anew."""
-        self.rows.running[self._worker_number] = 4 * env_id + MAKING
+        self.show(env_id, MAKING)
         old = self.envs.pop(env_id, None)
         if old is not None:
             with contextlib.suppress(Exception):  # it has failed already
@@ -130,14 +144,13 @@ class Stepper:
         if why_not:
             raise NotRestoredError(why_not)
         env_id, rows = order.env_id, self.rows
-        rows.running[self._worker_number] = 4 * env_id + RESETTING
+        self.show(env_id, RESETTING)
         options = self._options.get(env_id) if order.options is None else order.options
         if order.parameters is not None:
             self._apply(env_id, order.parameters)
         repeat = partial(self._repeat, env_id)
-        for timestep, _ in enumerate(replay(self.envs[env_id], order, rows, options, repeat)):
-            rows.running[self._worker_number] = 4 * env_id + STEPPING
-            rows.replayed[self._worker_number] += timestep > 0
+        for _ in replay(self.envs[env_id], order, rows, options, repeat):
+            self.show(env_id, STEPPING)
         rows.slots[env_id] = order.slot
         self._is_over[env_id] = False
 
@@ -193,7 +206,7 @@ class Stepper:
         rows = self.rows
         if env_id not in self.envs:
             self.remake(env_id)
-        rows.running[self._worker_number] = 4 * env_id + RESETTING
+        self.show(env_id, RESETTING)
         self.not_restored.discard(env_id)
         self._is_over[env_id] = True  # until it has begun
         if env_id in self._parameters:
@@ -214,7 +227,7 @@ class Stepper:
         if self._is_over[env_id]:
             return self.reset(env_id)
         rows = self.rows
-        rows.running[self._worker_number] = 4 * env_id + STEPPING
+        self.show(env_id, STEPPING)
         self.times.phase[0] = IN_STEP
         self.times.timesteps += 1
         action = row_at(rows.action_space, rows.actions, env_id)
@@ -243,9 +256,19 @@ class Stepper:
         self._write_step(env_id, reward, terminated, truncated)
         return info
 
+    def show(self, env_id: int, phase: int) -> None:
+        """Show which environment runs, and what it does: that its reset or step begins is progress."""
+        row = self._row
+        words = row.words
+        words[row.trajectory_word] = env_id + 1
+        words[row.phase_word] = phase
+        self._n_stepped = words[row.timesteps_word] = self._n_stepped + 1
+
     def rest(self) -> None:
-        """Say that no environment runs."""
-        self.rows.running[self._worker_number] = IDLE
+        """Show that no environment runs."""
+        words = self._row.words
+        words[self._row.trajectory_word] = 0
+        words[self._row.phase_word] = _WAITING
 
     def _observe(self, env_id: int, observation: Any) -> None:
         slot = 1 - int(self.rows.slots[env_id])
@@ -269,6 +292,7 @@ class Stepper:
             arguments: What it gets.
         """
         env = self.envs[env_id]
+        self.show(env_id, _CALLING)
         match kind:
             case "check":
                 self.check_parameters(env_id, arguments)
@@ -298,6 +322,7 @@ class Stepper:
         raised: dict[int, Exception] = {}
         while self.envs:
             env_id, env = self.envs.popitem()
+            self.show(env_id, _CLOSING)
             try:
                 env.close()
             except Exception as error:

@@ -13,13 +13,19 @@ import numpy as np
 
 from streamsampler.serialization import dumps
 
-__all__ = ["IDS", "PICKLE", "FrameReader", "ids_frame", "ids_in", "pickle_frame", "pickled", "request_frame"]
+__all__ = [
+    "COPY", "COPY_FRAME", "IDS", "LOG", "PICKLE", "FrameReader", "ids_frame", "ids_in", "log_frame", "pickle_frame",
+    "pickled", "request_frame",
+]  # fmt: skip
 
 _HEADER = struct.Struct("<QB")
 _READ_BYTES = 1 << 16
 
-IDS, PICKLE = 0, 1
-"""Kinds of messages: numbers of environments, and anything else."""
+IDS, PICKLE, LOG, COPY = range(4)
+"""Kinds of messages: numbers of environments; anything else; log records; that the writer is a forked copy."""
+
+COPY_FRAME = _HEADER.pack(0, COPY)
+"""The message of a forked copy."""
 
 
 def ids_frame(env_ids: Sequence[int]) -> bytes:
@@ -37,6 +43,11 @@ def pickle_frame(message: Any) -> bytes:
     """Return a message with anything that can be pickled."""
     data = pickle.dumps(message, protocol=5)
     return _HEADER.pack(len(data), PICKLE) + data
+
+
+def log_frame(records: bytes) -> bytes:
+    """Return a message with what `RecordKeeper.take` returned."""
+    return _HEADER.pack(len(records), LOG) + records
 
 
 def request_frame(env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> bytes:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import pickle
 import secrets
-import signal
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from streamsampler.engines.launch.child import ignore_terminal
-from streamsampler.engines.processes.stacks import answer_with_stacks
-from streamsampler.engines.worker_setup import ProcessSetup
+from streamsampler.engines.processes.worker_main import Begun, begin
 from streamsampler.serialization import Payload, dumps, loads
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.rows import Rows, buffer_rows
 from streamsampler.stepping.stepper import Stepper
-from streamsampler.stepping.wire import IDS, FrameReader, ids_frame, ids_in, pickle_frame, pickled
+from streamsampler.stepping.wire import (
+    COPY_FRAME,
+    IDS,
+    FrameReader,
+    ids_frame,
+    ids_in,
+    log_frame,
+    pickle_frame,
+    pickled,
+)
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.generators import set_states
 from streamsampler.workers.tracebacks import traceback_of
@@ -39,32 +46,25 @@ def main(number: int, fds: Sequence[int]) -> None:
 
     Args:
         number: The worker number.
-        fds: Descriptors of: commands, answers, the pipe at whose end the kernel kills this process, the setup, rows,
-            the pipe for stacks.
+        fds: See `begin`; the other one is that of the rows.
     """
-    ignore_terminal()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork would inherit a handler of the user's program
-    commands_fd, answers_fd, _, setup_fd, rows_fd, stacks_fd = fds
-    answer_with_stacks(stacks_fd)
-    setup: ProcessSetup = pickle.loads(mmap.mmap(setup_fd, 0, access=mmap.ACCESS_READ))
-    threads = setup.apply()
-    updates, new_stepper = loads(setup.make_worker)
+    begun = begin(number, fds)
+    updates, new_stepper = loads(begun.setup[0].make_worker)
     # Forked workers have the server's generators: they would draw alike, and so would an environment that is restored.
     set_states(secrets.randbits(63), None)
-    stepper: Stepper = new_stepper(updates[number], number)
-    stepper.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
-    _Worker(stepper, commands_fd, answers_fd, rows_fd, threads.hold).run()
+    stepper: Stepper = new_stepper(updates[number], number, begun.row)
+    stepper.fresh = lambda env_id: loads(begun.setup[0].make_worker)[0][number][env_id]
+    _Worker(stepper, begun).run()
 
 
 class _Worker:
-    def __init__(
-        self, stepper: Stepper, commands_fd: int, answers_fd: int, rows_fd: int, limit_threads: Callable[[], None]
-    ) -> None:
+    def __init__(self, stepper: Stepper, begun: Begun) -> None:
         self._stepper = stepper
-        self._reader = FrameReader(commands_fd)
-        self._answers_fd = answers_fd
-        self._rows_fd = rows_fd
-        self._limit_threads = limit_threads
+        self._reader = FrameReader(begun.commands_fd)
+        self._answers_fd = begun.answers_fd
+        (self._rows_fd,) = begun.others
+        self._keeper, self._threads = begun.keeper, begun.threads
+        self._pid = os.getpid()
         self._seconds: dict[int, float] = {}  # what a step of each takes: falls at once, as others may take the core
         self._done: list[int] = []
         self._infos: dict[int, tuple[str, bytes]] = {}
@@ -72,6 +72,7 @@ class _Worker:
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
             "options": self._set_options,
+            "levels": self._keeper.set_levels,
             "reset": self._resets,
             "restore": self._restore,
             "ended": self._stepper.end_episodes,
@@ -87,11 +88,13 @@ class _Worker:
         except Exception as error:
             self._write(pickle_frame(("failed", self._stepper.making, "its construction", *_about(error))))
             return
-        self._limit_threads()
+        self._threads.hold()
+        self._keeper.apply()  # modules that were imported just now may have set levels of their own
         self._write(pickle_frame(("spaces", spaces)))
         times = self._stepper.times
         with times.collecting():
             while (messages := self._reader.read()) is not None:
+                self._refuse_copy()
                 began = perf_counter()
                 for kind, data in messages:
                     if kind == IDS:
@@ -119,7 +122,8 @@ class _Worker:
     def _open_rows(self, n_envs: int, payload: Payload) -> None:
         options: dict[int, Any]
         parameters: dict[int, NumberedParameters]
-        observation_space, action_space, options, parameters = loads(payload)
+        observation_space, action_space, options, parameters, levels = loads(payload)
+        self._keeper.set_levels(levels)
         rows = Rows(observation_space, action_space, n_envs, buffer_rows(mmap.mmap(self._rows_fd, 0)))
         self._stepper.rows = rows
         for env_id, given in options.items():
@@ -200,9 +204,23 @@ class _Worker:
             answer = pickle_frame(("values", dumps(values, f"what {name} returned").owned()))
         except Exception as error:
             answer = pickle_frame(("raised", tried, *_about(error)))
+        self._stepper.rest()
         self._write(answer)
 
     def _write(self, data: bytes) -> None:
+        self._refuse_copy()
+        if records := self._keeper.take():
+            self._write_all(log_frame(records))
+        self._write_all(data)
+
+    def _refuse_copy(self) -> None:
+        """End this process if it is a forked copy of the worker: two would read messages and answer them."""
+        if os.getpid() != self._pid:
+            with contextlib.suppress(OSError):
+                self._write_all(COPY_FRAME)
+            os._exit(1)
+
+    def _write_all(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(self._answers_fd, view) :]

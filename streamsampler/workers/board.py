@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamsampler.protocol.messages import NEVER_AGAIN, Phase
 
-__all__ = ["Progress", "StatusBoard", "WorkerRow", "board_bytes"]
+__all__ = ["Progress", "StatusBoard", "WorkerRow", "board_bytes", "phase_number"]
 
 _WORD = 8
 _ROW = 8  # words: one cache line each, so that workers do not slow each other down

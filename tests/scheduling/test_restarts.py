@@ -157,7 +157,7 @@ class Waits:
     """A sampler that looks at one worker's row, with time that passes as it is told to."""
 
     def __init__(self, step_timeout=8.0, construction_timeout=80.0):
-        self.watch = Watch(step_timeout, construction_timeout)
+        self.watch = Watch({False: step_timeout, True: construction_timeout})
         self.stillness = Stillness()
         self.suspected = 0
 

@@ -12,7 +12,7 @@ import pytest
 
 from streamsampler.errors import NotReproducibleError, WorkerDiedError
 from streamsampler.stepping.inference.environments import Environments
-from streamsampler.stepping.worker_pool import WorkerPool
+from streamsampler.stepping.processes import ProcessTransport
 from tests.fragments.agents import Alone, Drawn, Fleeting, Sticky
 from tests.stepping.test_inference_fragments import N_ENVS, in_parent, kill, reference
 
@@ -203,14 +203,14 @@ def test_ctrl_c_while_processes_are_ended(monkeypatch):
     """As a second one, where the call after the first begins with other processes."""
     with in_parent(Fleeting(), Sticky) as sampler:
         sampler.obtain_fragments(2)
-        close, engine = WorkerPool.close, sampler._session.engine
+        close, engine = ProcessTransport.close, sampler._session.engine
 
-        def interrupted(self: WorkerPool) -> None:
-            monkeypatch.setattr(WorkerPool, "close", close)
+        def interrupted(self: ProcessTransport) -> None:
+            monkeypatch.setattr(ProcessTransport, "close", close)
             close(self)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(WorkerPool, "close", interrupted)
+        monkeypatch.setattr(ProcessTransport, "close", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.close()
         engine.close()

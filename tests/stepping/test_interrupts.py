@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 import streamsampler.stepping
+from streamsampler.engines import linked
 from streamsampler.engines.launch import start
+from streamsampler.engines.processes import links, pool
 from streamsampler.errors import UsageError
-from streamsampler.stepping import links
 from streamsampler.stepping.serial import SerialEnvManager
 from streamsampler.stepping.states import EnvState
 from tests.stepping.conftest import MANAGERS
 from tests.stepping.environments import Counting
 from tests.stepping.test_together import kill_all
 
-FOLDER = os.path.dirname(streamsampler.stepping.__file__)
+CODE = (os.path.dirname(streamsampler.stepping.__file__), os.path.dirname(pool.__file__), linked.__file__)
 
 
 def interrupted_at(line, call):
@@ -26,7 +27,7 @@ def interrupted_at(line, call):
 
     def trace(frame, event, _):
         nonlocal left
-        if not frame.f_code.co_filename.startswith(FOLDER):
+        if not frame.f_code.co_filename.startswith(CODE):
             return None
         if event == "line":
             left -= 1

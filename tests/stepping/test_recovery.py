@@ -21,6 +21,7 @@ from streamsampler.stepping.seeds import EpisodeSeeds
 from streamsampler.stepping.states import EnvState
 from streamsampler.stepping.stepper import Stepper
 from streamsampler.stepping.transport import Broken, Done, Restored, Transport
+from streamsampler.workers.board import StatusBoard, board_bytes
 from tests.stepping.environments import Counting
 
 ENVS_OF = ([0, 1], [2])
@@ -34,8 +35,9 @@ class Worker:
 
     def __init__(self, number, rows, autoreset):
         self.number, self.rows = number, rows
+        row = StatusBoard(memoryview(bytearray(board_bytes(1)))).row(0)
         make = as_env_update(functools.partial(Counting, LENGTH))
-        self.stepper = Stepper(dict.fromkeys(ENVS_OF[number], make), number, autoreset)
+        self.stepper = Stepper(dict.fromkeys(ENVS_OF[number], make), number, row, autoreset)
         self.stepper.fresh = dict.fromkeys(ENVS_OF[number], make).__getitem__
         self.stepper.make()
         if rows is not None:

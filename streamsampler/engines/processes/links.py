@@ -34,12 +34,15 @@ from streamsampler.engines.processes.wire import (
 from streamsampler.protocol.messages import Answer, Message
 from streamsampler.serialization import Place
 
-__all__ = ["CAME_BACK", "ArenaLink", "PipeLink", "WorkerStart"]
+__all__ = ["CAME_BACK", "ENDED", "HAS_ROOM", "SAYS", "ArenaLink", "PipeLink", "WorkerStart"]
 
 CAME_BACK = (
     "called os.fork(), and the copy came back into the worker's own code: what is forked in an environment or an agent "
     "must end by os._exit(), and was stopped"
 )
+
+SAYS, ENDED, HAS_ROOM = range(3)
+"""What a selector reports: a worker has said something, has ended, or has room for what it is to be told."""
 
 _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a few regions, and every ticket a message
 
@@ -53,7 +56,7 @@ class WorkerStart:
         main: What a worker runs.
         threads: How many threads libraries compute on; None for no limit.
         shared: What all workers share.
-        selector: Reports what a worker says as `(link, False)`, and its end as `(link, True)`.
+        selector: Reports what it sees of a worker as `(link, SAYS)`, `(link, ENDED)` or `(link, HAS_ROOM)`.
     """
 
     method: StartMethod
@@ -103,12 +106,15 @@ class PipeLink(Link):
             GarbageError: There is something that is no message; nothing after it can be trusted.
         """
 
+    def flush(self) -> None:
+        """Send what the pipe had no room for, which is nothing where the protocol bounds the messages under way."""
+
     def await_start(self) -> None:
         """Wait until the worker runs, and register it at the selector; see `WorkerChild.await_start` for errors."""
         self.child.await_start()
-        self._start.selector.register(self.answers_fd, selectors.EVENT_READ, (self, False))
+        self._start.selector.register(self.answers_fd, selectors.EVENT_READ, (self, SAYS))
         for fd in self.child.filenos():
-            self._start.selector.register(fd, selectors.EVENT_READ, (self, True))
+            self._start.selector.register(fd, selectors.EVENT_READ, (self, ENDED))
 
     def unregister(self) -> None:
         """Let the selector report nothing more of this worker."""

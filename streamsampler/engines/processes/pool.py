@@ -13,7 +13,7 @@ from streamsampler.engines.launch.descriptors import readable_within
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.worker_child import WatchdogLostError
 from streamsampler.engines.linked import GRACE_SECONDS, LinkedWorkers
-from streamsampler.engines.processes.links import CAME_BACK, PipeLink, WorkerStart
+from streamsampler.engines.processes.links import CAME_BACK, ENDED, HAS_ROOM, PipeLink, WorkerStart
 from streamsampler.engines.processes.shared import SharedFiles
 from streamsampler.engines.processes.wire import GarbageError
 
@@ -105,12 +105,15 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
         """Return the events of workers that the selector reported."""
         events: list[Any] = []
         for key, _ in ready:
-            link, ended = key.data
+            link, what = key.data
+            if what is HAS_ROOM:
+                link.flush()
+                continue
             if link.ended:
                 continue
             try:
                 # None: the worker has closed its end, and is about to end.
-                said = None if ended else link.read()
+                said = None if what is ENDED else link.read()
                 events += self._take_in_death(link) if said is None else said
             except GarbageError as error:
                 events.append(self._kill_untrusted(link, str(error)))

@@ -21,8 +21,8 @@ from streamsampler.stepping.inference.modes import EvaluationMode
 from streamsampler.stepping.inference.stepper import RolloutStepper
 from streamsampler.stepping.inference.transport import RolloutTransport
 from streamsampler.stepping.inference.worker import ParentWorker
+from streamsampler.stepping.options import watch_of
 from streamsampler.stepping.setbacks import Setbacks
-from streamsampler.stepping.time_limits import TimeLimits
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.threads import ThreadLimit
@@ -63,13 +63,13 @@ class ParentEngine(LocalEngine):
         here = replace(setup, factory=factory)
         checked_groups(factory.worker_args, factory.layout.rows)
 
-        limits = TimeLimits.of(policy.step_timeout, None, policy.construction_timeout)
+        limits = policy.step_timeout, None, policy.construction_timeout
         of_losses = replace(policy, restart_on=())  # what environments raise is the sampler's business
 
         def launch(updates: Mapping[int, Payload], setbacks: Setbacks | None) -> RolloutTransport:
             new_stepper = partial(RolloutStepper, seed=setup.seed, max_episode_length=factory.max_episode_length)
             return RolloutTransport(
-                updates, setup.n_workers, new_stepper, of_losses, limits, start_method, setup.threads,
+                updates, setup.n_workers, new_stepper, of_losses, watch_of(*limits), start_method, setup.threads,
                 setbacks=setbacks,
             )  # fmt: skip
 

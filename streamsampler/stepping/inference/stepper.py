@@ -19,8 +19,8 @@ from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, loads
 from streamsampler.stepping.inference.raised import refuse_to_end
 from streamsampler.stepping.rows import row_at
-from streamsampler.stepping.running import RESETTING, STEPPING
-from streamsampler.stepping.stepper import Stepper
+from streamsampler.stepping.stepper import MAKING, RESETTING, STEPPING, Stepper
+from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import begin_of, raised_in
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.known_wrappers import EnvFacts
@@ -101,14 +101,21 @@ class RolloutStepper(Stepper):
     Args:
         updates: What makes each environment, pickled, by its number.
         worker_number: The number of the process.
+        row: Where it shows what it does.
         seed: The sampler's seed.
         max_episode_length: After how many timesteps the sampler truncates trajectories; None for never.
     """
 
     def __init__(
-        self, updates: Mapping[int, Payload], worker_number: int, seed: int, max_episode_length: int | None = None
+        self,
+        updates: Mapping[int, Payload],
+        worker_number: int,
+        row: WorkerRow,
+        *,
+        seed: int,
+        max_episode_length: int | None = None,
     ) -> None:
-        super().__init__(dict.fromkeys(updates, None), worker_number, "disabled")  # type: ignore[arg-type]
+        super().__init__(dict.fromkeys(updates, None), worker_number, row, "disabled")  # type: ignore[arg-type]
         self._payloads = dict(updates)
         self._construction_seed = TrajectorySeeds(seed, 0)[0]
         self._orders: dict[int, Order] = {}
@@ -125,6 +132,7 @@ class RolloutStepper(Stepper):
                 self.making = env_id
                 seed_generators(self._construction_seed)
                 with for_worker(self._worker_number):
+                    self.show(env_id, MAKING)
                     env = self._changed(payload, old.pop(env_id, None))
                 if isinstance(env, VectorEnv):
                     env.close()
@@ -153,7 +161,7 @@ class RolloutStepper(Stepper):
         self._orders[env_id] = options
 
     def _begin(self, env_id: int) -> dict[str, Any]:
-        self.rows.running[self._worker_number] = 4 * env_id + RESETTING
+        self.show(env_id, RESETTING)
         order = self._orders[env_id]
         self._lengths[env_id] = 0
         try:
@@ -177,7 +185,7 @@ class RolloutStepper(Stepper):
     def step(self, env_id: int) -> dict[str, Any]:
         """Take a step with the environment's action; return the info."""
         rows = self.rows
-        rows.running[self._worker_number] = 4 * env_id + STEPPING
+        self.show(env_id, STEPPING)
         length = self._lengths[env_id] = self._lengths[env_id] + 1
         action = self._given.pop(env_id, None) if self._given else None
         if action is None:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import pickle
-import select
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamsampler.engines.linked import STUCK_SECONDS
-from streamsampler.stepping.links import WorkerLink
+from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.links import EnvLink
 from streamsampler.stepping.processes import ProcessTransport
-from streamsampler.stepping.running import running_env
 from streamsampler.stepping.setbacks import Setbacks
-from streamsampler.stepping.wire import IDS, pickle_frame, request_frame
+from streamsampler.stepping.wire import pickle_frame, request_frame
 
 __all__ = ["RolloutTransport"]
-
-
-_SELECTABLE = 1024
-"""Descriptors below this can be selected."""
 
 
 class RolloutTransport(ProcessTransport):
     """Carries requests to processes whose environments are replaced and closed while the processes stay.
 
     Args:
-        args: Those of `WorkerPool`.
+        args: Those of `ProcessTransport`.
         setbacks: What has counted the losses of earlier processes, and goes on to; None where there were none.
     """
 
@@ -42,20 +35,20 @@ class RolloutTransport(ProcessTransport):
 
     def sleep(self, seconds: float) -> None:
         """Sleep until something can be collected, for at most so many seconds: also for less than a poll can."""
-        if not self._pending and (fds := list(self._link_of)) and max(fds) < _SELECTABLE:
-            select.select(fds, [], [], seconds)
+        if not self._pending:
+            self._pool.nap(seconds)
 
     def renew(self, updates: Mapping[int, Any]) -> None:
         """Let workers that are started from now on make their environments of other updates.
 
         All workers have read what they were started with: those that were asked for something have answered.
         """
-        self._write_setup(updates)
+        self._pool.files.set_up(self._setup(updates))
 
     def give(self, gifts: Mapping[int, Any], kind: str) -> None:
         """Give environments something, before their next step; see `Stepper.take`."""
         for number, ids in self._by_worker(list(gifts)):
-            self._write(self._link(number), pickle_frame((kind, {env_id: gifts[env_id] for env_id in ids})))
+            self._link(number).write(pickle_frame((kind, {env_id: gifts[env_id] for env_id in ids})))
 
     def close_environments(self, close_timeout: float) -> list[BaseException]:
         """Let all workers close their environments, and go on; kill those that do not in time.
@@ -69,29 +62,25 @@ class RolloutTransport(ProcessTransport):
         Returns:
             What environments raised.
         """
-        running = [link for link in self._links if link is not None]
+        running = [link for link in self._pool if not link.ended]
         for link in running:
-            self._write(link, request_frame(self._envs_of[link.number][:1], "close", "close", [None]))
-        now = time.monotonic()
-        begun_by, deadline = now + min(close_timeout, STUCK_SECONDS), now + close_timeout
+            ids = self._envs_of[link.number][:1]
+            self._ask(link.number, ids, request_frame(ids, "close", "close", [None]))
+        begin_within = min(close_timeout, STUCK_SECONDS)
+        self._await_closed(running, begin_within)
+        for link in running:
+            if link.answer is None and self._pool.board.progress(link.number).phase is not Phase.CLOSE:
+                self._pool.give_up(link)
+        self._await_closed(running, close_timeout - begin_within)
         raised: list[BaseException] = []
         for link in running:
-            answer = self._answer_by(link, begun_by)
-            if answer is None and running_env(int(self.rows.running[link.number]))[0] is None:
-                answer = self._answer_by(link, deadline)
-            if answer is None:
-                self._lost(link)
-            elif answer[0] == "raised":
-                raised.append(self._raised(link, self._envs_of[link.number][0], "close", *answer[2:]))
+            if link.answer is None:
+                self._pool.give_up(link)
+            elif link.answer[0] == "raised":
+                raised.append(self._raised(link.number, self._envs_of[link.number][0], "close", *link.answer[2:]))
             link.waiting.clear()
         self._pending = []
         return raised
 
-    def _answer_by(self, link: WorkerLink, deadline: float) -> Any:
-        """Return a worker's answer to a request; None if there is none in time. What it says before is thrown away."""
-        while (message := link.next_message(max(0.0, deadline - time.monotonic()))) is not None:
-            kind, data = message
-            if kind != IDS and (answer := pickle.loads(data))[0] in ("values", "raised"):
-                return answer
-            self._event(link, kind, data)
-        return None
+    def _await_closed(self, links: Sequence[EnvLink], seconds: float) -> None:
+        self._await(lambda: not any(link.asked for link in links), seconds)
