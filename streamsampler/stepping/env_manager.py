@@ -58,10 +58,11 @@ class EnvManager(BaseEnvManager):
             with a warning. An environment that fails again at that is an error, as with "raise". "reset": their
             episodes end, marked in `Steps.failed`, and new ones begin. "raise": the error is raised, and the
             environments are to be reset.
-        max_restarts: How many workers may die or hang, and with "restore" how many environments raise, within
-            `restart_window` seconds before that is an error with "restore" and "reset", too; see
-            `MultiprocessingSampler`.
+        max_restarts: How often workers may die or hang and environments raise within `restart_window` seconds before
+            that is an error with "restore" and "reset", too; see `MultiprocessingSampler`.
         restart_window: Seconds; None for the manager's whole life.
+        restart_wait: Seconds until a worker that was lost is started again, and an environment that raised is tried
+            again; the others go on meanwhile.
         close_timeout: Seconds that all workers together may take to close their environments.
         start_method: None; processes are started by a fork server.
         worker_threads: How many threads libraries compute on in each worker; None for no limit.
@@ -88,6 +89,7 @@ class EnvManager(BaseEnvManager):
         on_failure: OnEnvFailure = "restore",
         max_restarts: Quota = Policy.max_restarts,
         restart_window: float | None = Policy.restart_window,
+        restart_wait: float = 0.0,
         restore_limit: int = RESTORE_LIMIT,
         verify: Verify = "last",
         close_timeout: float = Policy.close_timeout,
@@ -103,8 +105,9 @@ class EnvManager(BaseEnvManager):
                 "with. SerialEnvManager has the same calls and returns the same data, from this process alone"
             )
         options = ManagerOptions(
-            n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy
-        )
+            n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy,
+            restart_wait,
+        )  # fmt: skip
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:
             raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
@@ -127,7 +130,7 @@ class EnvManager(BaseEnvManager):
         new_stepper = partial(Stepper, autoreset=self._options.autoreset)
         return ProcessTransport(
             self._updates, self.n_workers, new_stepper, self._policy, watch_of(*self._limits),
-            default_start_method(), self._threads,
+            default_start_method(), self._threads, self._options.restart_wait,
         )  # fmt: skip
 
     def worker_pids(self) -> list[int | None]:

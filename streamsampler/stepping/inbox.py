@@ -63,7 +63,7 @@ class Inbox:
         if not self._ledger.waiting and timeout is None:
             return
         first: BaseException | None = None
-        events = self._transport.collect(timeout)
+        events = self._transport.collect(self._recovery.seconds_to_try(timeout))
         lost_at = _places_of_losses(events) if len(events) > 1 else {}
         for place, event in enumerate(events):
             if isinstance(event, Done):
@@ -75,6 +75,7 @@ class Inbox:
                 first = _first_of(first, error)  # not before: each failure is recorded
             elif place >= lost_at.get(event.env_id, -1):
                 self._recovery.take_restored(event)
+        self._recovery.try_due()
         if self._due:
             self._reset_due()
         self._transport.in_hand = False

@@ -63,6 +63,8 @@ class EnvLink(PipeLink):
         infos: Infos of results that are announced next, by environment.
         unreadable: The same of infos that cannot be unpickled: what their environment did, and the exception.
         stillness: For how long it has shown no progress.
+        held: When it has ended, what the worker that is started in its place is to be told; None before.
+        start_at: When that is, by the monotonic clock.
     """
 
     def __init__(self, start: WorkerStart, number: int) -> None:
@@ -77,6 +79,8 @@ class EnvLink(PipeLink):
         self.infos: dict[int, dict[str, Any]] = {}
         self.unreadable: dict[int, tuple[str, Exception]] = {}
         self.stillness = Stillness()
+        self.held: list[bytes] | None = None
+        self.start_at = 0.0
         self._reader = FrameReader(self.answers_fd)
         self._unsent = bytearray()
         self._n_sent = 0
@@ -103,6 +107,8 @@ class EnvLink(PipeLink):
     def write(self, data: bytes) -> None:
         """Send a message. Nothing is waited for: what the pipe has no room for is sent when it has."""
         if self.ended:
+            if self.held is not None:
+                self.held.append(data)
             return
         if not self.is_busy:
             self.stillness.reset()
@@ -136,6 +142,12 @@ class EnvLink(PipeLink):
         self._unsent.clear()
         self.flush()
         super().unregister()
+
+    def take_over(self, ended: EnvLink) -> None:
+        """Do what a worker was to do that had ended, and in whose place this one is."""
+        self.waiting, self.restoring, self.asked = ended.waiting, ended.restoring, ended.asked
+        for data in ended.held or ():
+            self.write(data)
 
     def forget(self) -> None:
         """Wait for nothing of it: the worker has ended."""

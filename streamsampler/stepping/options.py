@@ -61,6 +61,7 @@ class ManagerOptions:
     verify: Verify = "last"
     restore_limit: int = RESTORE_LIMIT
     copy: bool = True
+    restart_wait: float = 0.0
 
     def __post_init__(self) -> None:
         positive("n_envs", self.n_envs)
@@ -84,10 +85,12 @@ class ManagerOptions:
         if self.verify not in ("last", "steps"):
             raise UsageError(f'verify must be "last" or "steps", got {self.verify!r}')
         positive("restore_limit", self.restore_limit, least=0)
+        if self.restart_wait != 0:
+            positive_seconds("restart_wait", self.restart_wait)
 
     def policy(self, **fields: Any) -> Policy:
-        """Return the quotas: where environments are restored, exceptions count as deaths and hangs do."""
-        counted = (Exception,) if self.on_failure == "restore" else ()
+        """Return the quotas: where failures end no call, exceptions count as deaths and hangs do."""
+        counted = () if self.on_failure == "raise" else (BaseException,)
         return Policy(max_lifetime_restarts=None, restart_on=counted, **fields)
 
     def histories(self, rows: Rows, parameters: ParameterSets) -> Histories | None:

@@ -15,6 +15,7 @@ ends the processes is what does it for samplers.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import pickle
@@ -51,7 +52,7 @@ from streamsampler.stepping.transport import Broken, Done, Event, Restored, Tran
 from streamsampler.stepping.wire import IDS, LOG, PICKLE, ids_frame, ids_in, pickle_frame, request_frame
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
-from streamsampler.workers.logs import handle_records, levels_here
+from streamsampler.workers.logs import Levels, handle_records, levels_here
 
 __all__ = ["NewStepper", "ProcessTransport"]
 
@@ -76,13 +77,14 @@ class ProcessTransport(Transport):
         watch: Finds the workers that hang, by their phase; None where there is no time limit.
         start_method: How processes are started.
         threads: How many threads libraries compute on in a worker.
+        restart_wait: Seconds until a worker is started again.
     """
 
     _pool: EnvPool
 
     def __init__(
         self, updates: Mapping[int, Any], n_workers: int, new_stepper: NewStepper, policy: Policy,
-        watch: Watch | None, start_method: StartMethod, threads: int | None,
+        watch: Watch | None, start_method: StartMethod, threads: int | None, restart_wait: float = 0.0,
     ) -> None:  # fmt: skip
         n_envs = len(updates)
         self._updates = updates
@@ -90,7 +92,7 @@ class ProcessTransport(Transport):
         self._watch = watch
         self._start_method = start_method
         self._threads = threads
-        self._close_timeout = policy.close_timeout
+        self._close_timeout, self._restart_wait = policy.close_timeout, restart_wait
         self._worker_of = [env_id * n_workers // n_envs for env_id in range(n_envs)]
         self._envs_of = [[e for e in range(n_envs) if self._worker_of[e] == w] for w in range(n_workers)]
         self._setbacks = Setbacks(policy, self._envs_of)
@@ -124,11 +126,11 @@ class ProcessTransport(Transport):
         for link in self._pool:
             self._begin(link)
 
-    def _setup(self, updates: Mapping[int, Any]) -> tuple[ProcessSetup]:
+    def _setup(self, updates: Mapping[int, Any]) -> tuple[ProcessSetup, Levels]:
         """Return what workers are given at their start."""
         by_worker = {w: {e: updates[e] for e in ids} for w, ids in enumerate(self._envs_of)}
         payload = dumps((by_worker, self._new_stepper), "the environment").owned()
-        return (ProcessSetup.of_this_process(payload, 0, self._threads),)
+        return ProcessSetup.of_this_process(payload, 0, self._threads), levels_here()
 
     def _begin(self, link: EnvLink) -> None:
         """Let a worker open its rows when it has made its environments."""
@@ -140,11 +142,30 @@ class ProcessTransport(Transport):
         link.write(pickle_frame(("rows", len(self._worker_of), payload)))
 
     def _link(self, number: int) -> EnvLink:
-        """Return the link to a worker; start the worker again if it has ended, without waiting for it."""
-        if self._pool[number].ended:
+        """Return the link to a worker; start the worker again if it has ended, without waiting for it.
+
+        What a worker is to be told that must not be started yet is kept until it is.
+        """
+        link = self._pool[number]
+        if link.ended and link.start_at <= time.monotonic():
             self._pool.restart(number)
             self._begin(self._pool[number])
+        elif link.ended and link.held is None:
+            link.held = []
         return self._pool[number]
+
+    def _seconds_to_start(self, limit: float | None) -> float | None:
+        """Return for how many seconds to wait at most: until a worker is to be started that is needed."""
+        times = [link.start_at for link in self._pool if link.held is not None]
+        return (
+            limit if not times else min(max(0.0, min(times) - time.monotonic()), math.inf if limit is None else limit)
+        )
+
+    def _start_due(self) -> None:
+        """Start the workers that were needed when they could not be started yet."""
+        now = time.monotonic()
+        for ended in [link for link in self._pool if link.held is not None and link.start_at <= now]:
+            self._link(ended.number).take_over(ended)
 
     # ------------------------------------------------------------------ requests
 
@@ -156,6 +177,7 @@ class ProcessTransport(Transport):
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
         """Request resets."""
         self._options.update(options)
+        self._send_levels()
         for number, ids in self._by_worker(env_ids):
             of_these = dumps({e: options[e] for e in ids if e in options}, "the options of a reset").owned()
             self._post(number, ids, pickle_frame(("reset", ids, of_these)))
@@ -183,7 +205,7 @@ class ProcessTransport(Transport):
             self._pool[number].write(pickle_frame(("options", dumps(dict.fromkeys(ids), "no options").owned())))
         return had
 
-    def send_levels(self) -> None:
+    def _send_levels(self) -> None:
         """Let workers make the log records that this process lets through, if that has changed."""
         if (levels := levels_here()) != self._levels:
             self._levels = levels
@@ -211,18 +233,20 @@ class ProcessTransport(Transport):
             (number, ids, request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]))
             for number, ids in self._by_worker(env_ids)
         ]
-        asked = [self._ask(number, ids, frame) for number, ids, frame in frames]
-        self._await(lambda: not any(link.asked for link in asked))
-        values, lost = self._answered(asked, [ids for _, ids, _ in frames], name)
+        for number, ids, frame in frames:
+            self._ask(number, ids, frame)
+        numbers = [number for number, *_ in frames]
+        self._await(lambda: not any(self._pool[number].asked for number in numbers))
+        links = [self._pool[number] for number in numbers]
+        values, lost = self._answered(links, [ids for _, ids, _ in frames], name)
         if lost is not None and kind != "parameters":  # a new worker has the parameters from its start
             raise UnansweredError(lost, values)
         return [values.get(env_id) for env_id in env_ids]
 
-    def _ask(self, number: int, env_ids: list[int], frame: bytes) -> EnvLink:
+    def _ask(self, number: int, env_ids: list[int], frame: bytes) -> None:
         link = self._link(number)
         link.write(frame)
         link.asked, link.answer = env_ids, None
-        return link
 
     def _answered(
         self, asked: Sequence[EnvLink], ids: Sequence[list[int]], name: str
@@ -251,7 +275,9 @@ class ProcessTransport(Transport):
         kind, *about = answer
         tried.update(about[0] if kind == "raised" else dict.fromkeys(env_ids, False))
         if kind == "raised":
-            raise _original_of(about[3]) or self._raised(number, env_ids[0], name, *about[1:])
+            original = _original_of(about[3])
+            # What is no `Exception` would end the caller's program.
+            raise original if isinstance(original, Exception) else self._raised(number, env_ids[0], name, *about[1:])
         try:
             values: list[Any] = loads(about[0])
         except Exception as error:
@@ -289,6 +315,8 @@ class ProcessTransport(Transport):
         """
         watch = self._watch
         limit = timeout if watch is None else min(watch.interval, watch.interval if timeout is None else timeout)
+        if self._restart_wait:
+            limit = self._seconds_to_start(limit)
         began = 0.0 if watch is None else time.monotonic()
         if collects:
             self.in_hand = False
@@ -298,6 +326,8 @@ class ProcessTransport(Transport):
         events: list[Event] = []
         for said in self._pool.take(ready):
             events += self._lost(said) if isinstance(said, Died) else self._event(*said)
+        if self._restart_wait:
+            self._start_due()
         if watch is not None and limit is not None and watch.is_due(limit, time.monotonic() - began):
             self._kill_hung(watch)
         return events
@@ -411,6 +441,7 @@ class ProcessTransport(Transport):
     def _end(self, link: EnvLink, error: WorkerError, culprit: int | None = None, *, is_final: bool) -> list[Event]:
         """Return that the environments of a worker that has ended are lost."""
         link.error = error
+        link.start_at = time.monotonic() + self._restart_wait if self._restart_wait else 0.0
         link.forget()
         ids = self._envs_of[link.number]
         return [Broken(ids, error, link.number, culprit, is_new=True, is_final=is_final)]

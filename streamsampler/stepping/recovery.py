@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from streamsampler.errors import WorkerDiedError, WorkerHungError
 from streamsampler.stepping.accounts import ManagerStats
@@ -44,6 +45,34 @@ class Recovery:
         self._accounts = accounts
         # By environment, and whether its process died: how often its open request has failed.
         self._attempts: dict[tuple[int, bool], int] = {}
+        self._later: list[tuple[float, Callable[[], None]]] = []  # what is tried again, and when
+
+    # ------------------------------------------------------------------ tries that wait
+
+    def _try_again(self, event: Broken, carry_out: Callable[[], None]) -> None:
+        """Let environments that failed do something: now, or when the environment that raised has had time to recover.
+
+        Its request is open, so that its caller sends it nothing meanwhile. A process that is lost is not waited for
+        here: whatever carries the requests starts the next one in time.
+        """
+        if event.is_new or not self._options.restart_wait:
+            carry_out()
+        else:
+            self._later.append((time.monotonic() + self._options.restart_wait, carry_out))
+
+    def seconds_to_try(self, timeout: float | None) -> float | None:
+        """Return for how many seconds to wait at most, if the caller's limit is `timeout`."""
+        if not self._later:
+            return timeout
+        left = max(0.0, self._later[0][0] - time.monotonic())
+        return left if timeout is None else min(left, timeout)
+
+    def try_due(self) -> None:
+        """Carry out what has waited long enough."""
+        while self._later and self._later[0][0] <= time.monotonic():
+            self._later.pop(0)[1]()
+
+    # ------------------------------------------------------------------ failures
 
     def forgive(self, env_ids: Sequence[int]) -> None:
         """Forget earlier failures of environments whose requests were carried out."""
@@ -74,6 +103,7 @@ class Recovery:
         if self._options.autoreset != "same_step":
             ended = [env_id for env_id in sorted(self._ledger.waiting) if self._episodes.has_failed(env_id)]
             self._ledger.answer(ended)
+        self._later.clear()  # what waited is lost as well, and is brought back by what follows
         for event in events:
             self._accounts.restarts += event.is_new
             self._bring_back(event, is_final=False, is_hopeless=False)
@@ -89,7 +119,10 @@ class Recovery:
             self._episodes.lose([env_id for env_id in event.env_ids if event.is_new and env_id not in unknown])
             return True
         if self._options.on_failure == "restore":
-            self._restore(event, lost, event.culprit if is_hopeless else None)
+            if is_hopeless and event.culprit is not None and self._goes_on(event.culprit):
+                self.forgive([event.culprit])
+                self._ledger.fail([event.culprit])
+            self._restore(event, [env_id for env_id in lost if env_id in self._ledger.waiting])
             return is_hopeless
         self._reset(event, lost)
         return False
@@ -116,7 +149,7 @@ class Recovery:
         states = self._ledger.states
         again = [env_id for env_id in lost if states[env_id] is EnvState.RESETTING]
         if again:
-            self._transport.reset(again, {})
+            self._try_again(event, lambda: self._transport.reset(again, {}))
         self.end_lost([env_id for env_id in lost if states[env_id] is EnvState.STEPPING])
         self._episodes.lose([env_id for env_id in event.env_ids if env_id not in lost])
 
@@ -131,8 +164,8 @@ class Recovery:
 
     # ------------------------------------------------------------------ episodes that go on
 
-    def _restore(self, event: Broken, lost: list[int], given_up: int | None) -> None:
-        """Restore environments, and request their open steps again; the environment `given_up` fails instead."""
+    def _restore(self, event: Broken, lost: list[int]) -> None:
+        """Restore environments, and request their open steps again."""
         orders, ended = [], []
         resets: list[int] = []
         steps: list[int] = []
@@ -140,11 +173,6 @@ class Recovery:
             why_not, remake = "", not event.is_new
             if not self._goes_on(env_id):
                 order = self._order_anew(env_id, remake=remake)
-            elif env_id == given_up:
-                order = self._order_anew(env_id, remake=remake)
-                self.forgive([env_id])
-                self._ledger.fail([env_id])
-                lost = [other for other in lost if other != env_id]
             else:
                 order, why_not = self._order(env_id, remake=remake)
             if order is not None:
@@ -153,9 +181,13 @@ class Recovery:
                 ended.append((env_id, why_not))
             elif env_id in lost:
                 (resets if self._is_resetting(env_id) else steps).append(env_id)
-        self._transport.restore(orders)
-        self._transport.reset(resets, {})
-        self._transport.step(steps)
+
+        def again() -> None:
+            self._transport.restore(orders)
+            self._transport.reset(resets, {})
+            self._transport.step(steps)
+
+        self._try_again(event, again)
         for env_id, why_not in ended:
             self._give_up(env_id, why_not)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -115,7 +116,7 @@ class _InThisProcess(Transport):
             with times.collecting():
                 info = carry_out(env_id)
             copied = {key: snapshot(value) for key, value in info.items()}  # the environment may use its arrays again
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._stepper.end_episodes([env_id])
             raised = self._setbacks.raised(env_id, 0, phase, summary_of(error), error, error)
             self._events.append(Broken.alone(env_id, raised))
@@ -133,7 +134,9 @@ class _InThisProcess(Transport):
     def give_up(self, env_ids: Sequence[int]) -> None:
         self._stepper.not_restored.difference_update(env_ids)
 
-    def collect(self, timeout: float | None) -> Sequence[Event]:  # noqa: ARG002 - all has happened
+    def collect(self, timeout: float | None) -> Sequence[Event]:
+        if not self._events and timeout:
+            threading.Event().wait(timeout)  # all has happened but what is to be tried again then
         self.in_hand = True
         events, self._events = self._events, []
         return events
@@ -145,7 +148,10 @@ class _InThisProcess(Transport):
         with self._working(env_ids):
             for env_id, argument in zip(env_ids, arguments, strict=True):
                 tried[env_id] = True
-                values.append(self._stepper.request(env_id, kind, name, argument))
+                try:
+                    values.append(self._stepper.request(env_id, kind, name, argument))
+                except SystemExit as error:  # which would end the caller's program
+                    raise self._setbacks.raised(env_id, 0, name, summary_of(error), error, error) from error
                 tried[env_id] = False
         return values
 
@@ -181,8 +187,9 @@ class SerialEnvManager(BaseEnvManager):
             with a warning. If it raises again, that is an error, as with "raise". "reset": its episode ends, marked in
             `Steps.failed`. "raise": the error is raised, and the environment is to be reset.
         max_restarts: How often environments may raise within `restart_window` seconds before that is an error with
-            "restore", too; see `MultiprocessingSampler`.
+            "restore" and "reset", too; see `MultiprocessingSampler`.
         restart_window: Seconds; None for the manager's whole life.
+        restart_wait: Seconds until an environment that failed is tried again; the others go on meanwhile.
         restore_limit: Of longer episodes the actions are not kept: they end, as with "reset".
         verify: With "restore", which observations are compared: the "last" one, or by their digests those of all
             "steps", which takes time in each, and tells the first timestep that differs.
@@ -209,6 +216,7 @@ class SerialEnvManager(BaseEnvManager):
         on_failure: OnEnvFailure = "restore",
         max_restarts: Quota = Policy.max_restarts,
         restart_window: float | None = Policy.restart_window,
+        restart_wait: float = 0.0,
         restore_limit: int = RESTORE_LIMIT,
         verify: Verify = "last",
         abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
@@ -216,8 +224,9 @@ class SerialEnvManager(BaseEnvManager):
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         options = ManagerOptions(
-            n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy
-        )
+            n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy,
+            restart_wait,
+        )  # fmt: skip
         self._policy = options.policy(max_restarts=max_restarts, restart_window=restart_window)
         self._fresh: _Fresh | None = None
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed)

@@ -93,7 +93,7 @@ class Stepper:
         self.show(env_id, MAKING)
         old = self.envs.pop(env_id, None)
         if old is not None:
-            with contextlib.suppress(Exception):  # it has failed already
+            with contextlib.suppress(Exception, SystemExit):  # it has failed already
                 old.close()
         self._set.pop(env_id, None)
         with for_worker(self._worker_number):
@@ -112,7 +112,7 @@ class Stepper:
             if order.seed is not None:
                 with self.times.not_collecting():
                     self._replay(order, why_not)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if order.seed is not None:
                 self.not_restored.add(env_id)
             return str(error) if isinstance(error, NotRestoredError) else f"it raised {summary_of(error)}"
@@ -123,7 +123,7 @@ class Stepper:
         """Repeat a request; return why the environment is not what it was then, empty if that is not known."""
         try:
             value = self.request(env_id, request.kind, request.name, copy.deepcopy(request.arguments))
-        except Exception:
+        except (Exception, SystemExit):
             if not request.raised:
                 raise
             return ""
@@ -317,15 +317,15 @@ class Stepper:
         for error in self.close_all().values():
             raise error
 
-    def close_all(self) -> dict[int, Exception]:
+    def close_all(self) -> dict[int, BaseException]:
         """Close the environments, and return what they raised, by environment."""
-        raised: dict[int, Exception] = {}
+        raised: dict[int, BaseException] = {}
         while self.envs:
             env_id, env = self.envs.popitem()
             self.show(env_id, _CLOSING)
             try:
                 env.close()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raised[env_id] = error
         return raised
 

@@ -49,11 +49,13 @@ def main(number: int, fds: Sequence[int]) -> None:
         fds: See `begin`; the other one is that of the rows.
     """
     begun = begin(number, fds)
-    updates, new_stepper = loads(begun.setup[0].make_worker)
+    setup, levels = begun.setup
+    begun.keeper.set_levels(levels)
+    updates, new_stepper = loads(setup.make_worker)
     # Forked workers have the server's generators: they would draw alike, and so would an environment that is restored.
     set_states(secrets.randbits(63), None)
     stepper: Stepper = new_stepper(updates[number], number, begun.row)
-    stepper.fresh = lambda env_id: loads(begun.setup[0].make_worker)[0][number][env_id]
+    stepper.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
     _Worker(stepper, begun).run()
 
 
@@ -85,7 +87,7 @@ class _Worker:
         """Carry out messages until there are no more."""
         try:
             spaces = dumps(self._stepper.make(), "the spaces of an environment").owned()
-        except Exception as error:
+        except BaseException as error:  # whatever user code raises, SystemExit included
             self._write(pickle_frame(("failed", self._stepper.making, "its construction", *_about(error))))
             return
         self._threads.hold()
@@ -109,6 +111,7 @@ class _Worker:
     def _close(self) -> None:
         if raised := self._stepper.close_all():
             self._write(pickle_frame(("unclosed", {env_id: summary_of(it) for env_id, it in raised.items()})))
+        self._send_records()
 
     def _carry_out(self, kind: str, *arguments: Any) -> bool:
         if kind == "exit":
@@ -178,7 +181,7 @@ class _Worker:
             info = carry_out(env_id)
             if info:
                 self._infos[env_id] = phase, pickled(info)
-        except Exception as error:
+        except BaseException as error:  # see above
             self._stepper.end_episodes([env_id])
             self._send_done()
             self._write(pickle_frame(("failed", env_id, phase, *_about(error))))
@@ -202,16 +205,19 @@ class _Worker:
                 values.append(self._stepper.request(env_id, kind, name, argument))
                 tried[env_id] = False
             answer = pickle_frame(("values", dumps(values, f"what {name} returned").owned()))
-        except Exception as error:
+        except BaseException as error:  # see above
             answer = pickle_frame(("raised", tried, *_about(error)))
         self._stepper.rest()
         self._write(answer)
 
     def _write(self, data: bytes) -> None:
         self._refuse_copy()
+        self._send_records()
+        self._write_all(data)
+
+    def _send_records(self) -> None:
         if records := self._keeper.take():
             self._write_all(log_frame(records))
-        self._write_all(data)
 
     def _refuse_copy(self) -> None:
         """End this process if it is a forked copy of the worker: two would read messages and answer them."""

@@ -1,0 +1,65 @@
+"""Between two tries of what failed, `restart_wait` seconds pass, in which the other environments go on."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamsampler.errors import UsageError
+from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.stepping.states import EnvState
+from tests.patience import PATIENCE
+from tests.stepping.conftest import MANAGERS
+from tests.stepping.test_restores import ACTIONS, Walk, stream_of
+
+FOREVER = 10 * PATIENCE
+HOWS = ("raise", "die")
+
+
+@pytest.mark.parametrize("how", ["raise", "die"])
+def test_others_go_on_while_one_waits(tmp_path, how):
+    (tmp_path / "0").touch()
+    envs = [functools.partial(Walk, tmp_path / str(number), how=how) for number in range(2)]
+    with MANAGERS["processes"](envs, n_envs=2, seed=0, restart_wait=FOREVER) as manager:
+        manager.reset()
+        manager.send([7], [0])
+        while not manager.failures:  # until it is known
+            assert manager.step([1], [1]).env_ids.tolist() == [1]
+        assert manager.step([1], [1]).env_ids.tolist() == [1]
+        assert manager.states == (EnvState.STEPPING, EnvState.READY)
+
+
+@pytest.mark.parametrize("on_failure", ["restore", "reset"])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize(
+    ("kind", "how"), [("serial", "raise"), *(pytest.param("processes", it, marks=pytest.mark.slow) for it in HOWS)]
+)
+def test_what_waited_is_what_it_would_be_without(tmp_path, kind, how, autoreset, on_failure):
+    streams = []
+    for wait in (0, 0.05):
+        mark = tmp_path / "mark"
+        mark.touch()
+        marks = [mark, tmp_path / "none", tmp_path / "none"]
+        envs = [functools.partial(Walk, each, length=6, how=how) for each in marks]
+        options: dict[str, Any] = {"n_envs": 3, "seed": 4, "autoreset": autoreset, "on_failure": on_failure}
+        streams.append(stream_of(MANAGERS[kind](envs, restart_wait=wait, **options), ACTIONS))
+        assert not mark.exists()
+    assert streams[0] == streams[1]
+
+
+def test_a_call_to_a_worker_that_waits_for_its_start(tmp_path):
+    with MANAGERS["one process"](functools.partial(Walk, tmp_path / "0", how="die"), n_envs=2, seed=0,
+                                 restart_wait=0.05) as manager:  # fmt: skip
+        manager.reset()
+        (tmp_path / "0").touch()
+        steps = manager.step(np.array([7, 1]))
+        assert not steps.failed.any()
+        assert manager.get_attr("level") == [0, 0]
+        assert manager.stats.restored == 2
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), "1"])
+def test_waits_that_cannot_work(value):
+    with pytest.raises(UsageError, match="restart_wait"):
+        SerialEnvManager("CartPole-v1", n_envs=1, restart_wait=value)
