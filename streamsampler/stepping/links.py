@@ -60,6 +60,8 @@ class EnvLink(PipeLink):
         asked: Environments that are to carry out what is no step, and have not.
         answer: What the worker said to that last; None before.
         error: Why it was lost; None before.
+        is_told: Whether its loss was handed out: before, no other worker is started in its place, since what that one
+            was asked for would count as lost, too.
         infos: Infos of results that are announced next, by environment.
         unreadable: The same of infos that cannot be unpickled: what their environment did, and the exception.
         stillness: For how long it has shown no progress.
@@ -76,6 +78,7 @@ class EnvLink(PipeLink):
         self.asked: list[int] = []
         self.answer: tuple[Any, ...] | None = None
         self.error: WorkerError | None = None
+        self.is_told = False
         self.infos: dict[int, dict[str, Any]] = {}
         self.unreadable: dict[int, tuple[str, Exception]] = {}
         self.stillness = Stillness()

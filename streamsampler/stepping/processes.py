@@ -112,9 +112,9 @@ class ProcessTransport(Transport):
         self._close = weakref.finalize(self, _end, self._pool)
         self._levels = levels_here()
         self._await(lambda: all(link.spaces is not None or link.ended for link in self._pool))
-        for event in self._pending:
-            if isinstance(event, Broken):
-                raise event.error
+        broken = [event for event in self._pending if isinstance(event, Broken)]
+        for event in sorted(broken, key=lambda it: not it.is_final):  # first one that spends a quota
+            raise event.error
         self.spaces = EnvSpaces([pair for link in self._pool for pair in loads(link.spaces)])
         observation_space, action_space = self.spaces.observation[0], self.spaces.action[0]
         n_envs = len(self._worker_of)
@@ -147,10 +147,12 @@ class ProcessTransport(Transport):
         What a worker is to be told that must not be started yet is kept until it is.
         """
         link = self._pool[number]
-        if link.ended and link.start_at <= time.monotonic():
+        if not (link.ended and link.is_told):
+            return link
+        if link.start_at <= time.monotonic():
             self._pool.restart(number)
             self._begin(self._pool[number])
-        elif link.ended and link.held is None:
+        elif link.held is None:
             link.held = []
         return self._pool[number]
 
@@ -247,6 +249,8 @@ class ProcessTransport(Transport):
         link = self._link(number)
         link.write(frame)
         link.asked, link.answer = env_ids, None
+        if link.error is not None and not link.is_told:
+            link.asked = []  # it has ended
 
     def _answered(
         self, asked: Sequence[EnvLink], ids: Sequence[list[int]], name: str
@@ -295,7 +299,14 @@ class ProcessTransport(Transport):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             events, self._pending = self._pending + self._turn(0.0 if self._pending else left, collects=True), []
             if events or (left is not None and left <= 0):
+                self._tell(events)
                 return events
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        """Note which losses are handed out."""
+        for event in events:
+            if isinstance(event, Broken) and event.is_new:
+                self._pool[event.worker_number].is_told = True
 
     def _await(self, done: Callable[[], bool], seconds: float | None = None) -> None:
         """Take in what workers say until something is done, or time is up; events are kept for `collect`."""
@@ -423,7 +434,9 @@ class ProcessTransport(Transport):
         for link in self._pool:
             self._pool.give_up(link)
         error = InterruptedError("a call was interrupted in the middle, and its workers are replaced")
-        return [Broken(ids, error, number, is_new=True) for number, ids in enumerate(self._envs_of)]
+        events = [Broken(ids, error, number, is_new=True) for number, ids in enumerate(self._envs_of)]
+        self._tell(events)
+        return events
 
     def _lost(self, death: Died) -> list[Event]:
         """Return what the death of a worker means; a new one is started when its environments are needed."""

@@ -31,7 +31,7 @@ from streamsampler.workers.explain import summary_of
 from streamsampler.workers.generators import set_states
 from streamsampler.workers.tracebacks import traceback_of
 
-__all__ = ["main"]
+__all__ = ["EnvWorker", "main"]
 
 _TOGETHER_SECONDS = 5e-4
 """Results that are there wait for others for this long at most, so that one wake-up of the parent serves several."""
@@ -56,10 +56,17 @@ def main(number: int, fds: Sequence[int]) -> None:
     set_states(secrets.randbits(63), None)
     stepper: Stepper = new_stepper(updates[number], number, begun.row)
     stepper.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
-    _Worker(stepper, begun).run()
+    EnvWorker(stepper, begun).run()
 
 
-class _Worker:
+class EnvWorker:
+    """A worker: carries out messages, and answers.
+
+    Args:
+        stepper: Runs its environments.
+        begun: Its process.
+    """
+
     def __init__(self, stepper: Stepper, begun: Begun) -> None:
         self._stepper = stepper
         self._reader = FrameReader(begun.commands_fd)
@@ -85,41 +92,49 @@ class _Worker:
 
     def run(self) -> None:
         """Carry out messages until there are no more."""
-        try:
-            spaces = dumps(self._stepper.make(), "the spaces of an environment").owned()
-        except BaseException as error:  # whatever user code raises, SystemExit included
-            self._write(pickle_frame(("failed", self._stepper.making, "its construction", *_about(error))))
+        if not self.make():
             return
-        self._threads.hold()
-        self._keeper.apply()  # modules that were imported just now may have set levels of their own
-        self._write(pickle_frame(("spaces", spaces)))
         times = self._stepper.times
         with times.collecting():
             while (messages := self._reader.read()) is not None:
                 self._refuse_copy()
                 began = perf_counter()
-                for kind, data in messages:
-                    if kind == IDS:
-                        self._steps(ids_in(data))
-                    elif not self._carry_out(*pickle.loads(data)):
-                        self._close()
-                        return
+                if not all(self.carry_out(kind, data) for kind, data in messages):
+                    self._close()
+                    return
                 times.busy_seconds += perf_counter() - began
                 if times.timesteps and times.seconds > _REPORT_SECONDS:
                     self._report()
+
+    def make(self) -> bool:
+        """Make the environments; return whether it did."""
+        try:
+            spaces = dumps(self._stepper.make(), "the spaces of an environment").owned()
+        except BaseException as error:  # whatever user code raises, SystemExit included
+            self._write(pickle_frame(("failed", self._stepper.making, "its construction", *_about(error))))
+            return False
+        self._threads.hold()
+        self._keeper.apply()  # modules that were imported just now may have set levels of their own
+        self._write(pickle_frame(("spaces", spaces)))
+        return True
 
     def _close(self) -> None:
         if raised := self._stepper.close_all():
             self._write(pickle_frame(("unclosed", {env_id: summary_of(it) for env_id, it in raised.items()})))
         self._send_records()
 
-    def _carry_out(self, kind: str, *arguments: Any) -> bool:
-        if kind == "exit":
+    def carry_out(self, kind: int, data: bytes) -> bool:
+        """Carry out a message; return False if there is to be no other one."""
+        if kind == IDS:
+            self._steps(ids_in(data))
+            return True
+        what, *arguments = pickle.loads(data)
+        if what == "exit":
             return False
-        if (carry_out := self._messages.get(kind)) is not None:
-            carry_out(*arguments)
+        if (function := self._messages.get(what)) is not None:
+            function(*arguments)
         else:
-            self._stepper.take(kind, *arguments)
+            self._stepper.take(what, *arguments)
         return True
 
     def _open_rows(self, n_envs: int, payload: Payload) -> None:
@@ -127,12 +142,14 @@ class _Worker:
         parameters: dict[int, NumberedParameters]
         observation_space, action_space, options, parameters, levels = loads(payload)
         self._keeper.set_levels(levels)
-        rows = Rows(observation_space, action_space, n_envs, buffer_rows(mmap.mmap(self._rows_fd, 0)))
-        self._stepper.rows = rows
+        self._stepper.rows = self._new_rows(observation_space, action_space, n_envs)
         for env_id, given in options.items():
             self._stepper.set_options(env_id, given)
         for env_id, of_one in parameters.items():
             self._stepper.set_parameters(env_id, of_one)
+
+    def _new_rows(self, observation_space: Any, action_space: Any, n_envs: int) -> Rows:
+        return Rows(observation_space, action_space, n_envs, buffer_rows(mmap.mmap(self._rows_fd, 0)))
 
     def _set_options(self, options: Payload) -> None:
         for env_id, of_one in loads(options).items():

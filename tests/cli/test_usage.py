@@ -321,7 +321,8 @@ def test_tasks_that_cannot_be(
         Path(name).write_text(text)
     result = sample("--tasks", file, *arguments)
     assert result.exit_code == (1 if words == "set_task" else 2)
-    assert words in " ".join(result.stderr.split())
+    # Versions of click quote it, or have a colon before it.
+    assert words in " ".join(result.stderr.split()).replace("option: ", "option ").replace("option '-u'", "option -u")
 
 
 SHORT = {"--out": "-o", "--quiet": "-q"}
@@ -366,10 +367,11 @@ def test_short_names_do_what_long_ones_do(tmp_path: Path, monkeypatch: pytest.Mo
         (["-n", 5, "--num-trajectories", 5], "--num-samples and --num-trajectories exclude each other"),
         (["-n", 5, "-out", "x.npz"], "unexpected extra argument (x.npz)"),
         (["-n", 5, "-o", "x.csv"], ".csv is not written"),
-        (["-n", 5, "-quiet"], "No such option '-u'"),
+        (["-n", 5, "-quiet"], "No such option -u"),
     ],
 )
 def test_short_names_that_are_typed_wrongly_are_errors(arguments: list[Any], words: str) -> None:
     result = sample(*arguments)
     assert result.exit_code == 2
-    assert words in " ".join(result.stderr.split())
+    said = " ".join(result.stderr.split())  # in the words of click, which depend on its version
+    assert words in said.replace("option: ", "option ").replace("option '-u'", "option -u")

@@ -248,17 +248,26 @@ def test_infos_that_do_not_unpickle(kind):
         check_one_fails_alone(manager, r"raised in reset.*its info cannot be unpickled")
 
 
+@pytest.mark.parametrize(
+    ("envs", "match"),
+    [
+        (lambda: Odd({4: {"error": TwoArgumentsError("a", "b")}}), "cannot be unpickled"),
+        (lambda: Odd({1: None}), "the reward should be a number"),
+        (lambda: Odd({0: np.zeros(3)}), r"the shape \(3,\)"),
+    ],
+    ids=["info", "reward", "observation"],
+)
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("on_failure", ["restore", "reset"])
 @pytest.mark.slow
-def test_after_an_info_that_does_not_unpickle_the_episode_ends(autoreset, on_failure, caplog):
-    envs = lambda: Odd({4: {"error": TwoArgumentsError("a", "b")}})  # noqa: E731
+def test_after_bad_data_the_episode_ends(envs, match, autoreset, on_failure, caplog):
     options: dict[str, Any] = {"n_envs": 2, "n_workers": 1, "seed": 0, "autoreset": autoreset}
     with EnvManager(envs, on_failure=on_failure, **options) as manager:
         manager.reset()
         if on_failure == "restore":  # it is the same when it is tried again
-            with pytest.raises(RolloutError, match="cannot be unpickled"):
+            with pytest.raises(RolloutError, match=match) as caught:
                 manager.step(np.array([8, 1]))
+            assert isinstance(caught.value.original, DataError)
             assert manager.recv().failed.tolist() == [False]
             manager.reset([0])
         else:

@@ -1,6 +1,9 @@
 """Programs of sends, receipts and resets, drawn at random, against a model of a few lines: for both managers."""
 
+import contextlib
 import functools
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ STEPS = st.one_of(
     st.tuples(st.just("step"), MASKS, st.integers(0, 8)),
     st.tuples(st.just("busy"), MASKS, st.none()),
 )
+DEATHS = st.one_of(STEPS, STEPS, st.tuples(st.just("kill"), MASKS, st.none()))
 
 
 class Model:
@@ -103,6 +107,13 @@ class Program:
         self.model.open.update(dict.fromkeys(chosen, "reset"))
         self.model.check(self.manager.reset(chosen, seed=seeds))
 
+    def kill(self, chosen, _):
+        """Kill the worker of an environment, whatever it is doing: nothing of it shows."""
+        pid = self.manager.worker_pids()[0 if chosen and chosen[0] == 0 else 1]
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # it was killed before, and the manager has not looked since
+                os.kill(pid, signal.SIGKILL)
+
     def busy(self, chosen, _):
         if set(chosen) & self.model.open.keys():
             with pytest.raises(UsageError, match="awaits no action"):
@@ -143,6 +154,26 @@ def processes():
 @given(program=st.lists(STEPS, max_size=25))
 def test_in_processes(processes, program):
     run(processes, program)
+
+
+@pytest.fixture(scope="module")
+def dying():
+    with EnvManager(ENVS, n_envs=N_ENVS, n_workers=2, seed=0, max_restarts=None) as manager:
+        yield manager
+
+
+@trying(10)
+@given(program=st.lists(DEATHS, max_size=25))
+def test_in_processes_that_are_killed(dying, program):
+    run(dying, program)
+
+
+@pytest.mark.slow
+@trying(300)
+@given(program=st.lists(DEATHS, max_size=60))
+def test_in_processes_that_are_killed_for_long(dying, program):
+    run(dying, program)
+    assert dying.stats.not_restored == 0
 
 
 @pytest.mark.slow

@@ -76,9 +76,11 @@ class RolloutTransport(ProcessTransport):
         for link in running:
             if link.answer is None:
                 self._pool.give_up(link)
+                link.is_told = True  # nothing is lost with it
             elif link.answer[0] == "raised":
                 raised.append(self._raised(link.number, self._envs_of[link.number][0], "close", *link.answer[2:]))
             link.waiting.clear()
+        self._tell(self._pending)
         self._pending = []
         return raised
 

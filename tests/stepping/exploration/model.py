@@ -1,0 +1,353 @@
+"""A manager's own code, and its workers' own code; between them pipes and processes that are modelled.
+
+A worker carries out one message at a time, when it is told to. What it writes is there for the manager's next call. An
+environment may raise, or its process may die or hang, in any of its methods; a process may die between any two
+messages as well. Nothing here depends on time.
+"""
+
+import functools
+import pickle
+import struct
+import types
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from streamsampler.engines.base import Died
+from streamsampler.environments.updates import as_env_update
+from streamsampler.protocol.messages import Phase
+from streamsampler.samplers.records import Hang
+from streamsampler.scheduling.hang_watch import Stillness
+from streamsampler.stepping.env_spaces import EnvSpaces
+from streamsampler.stepping.links import EnvLink, Said
+from streamsampler.stepping.manager import BaseEnvManager
+from streamsampler.stepping.options import ManagerOptions, is_abnormal
+from streamsampler.stepping.processes import ProcessTransport
+from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.stepper import Stepper
+from streamsampler.stepping.wire import IDS, ids_in
+from streamsampler.stepping.worker_main import EnvWorker
+from streamsampler.workers.board import Progress
+from streamsampler.workers.logs import Levels
+
+LENGTH = 2
+HOWS = ("raise", "die", "die after", "hang")
+_HEADER = struct.Struct("<QB")
+_PHASES = tuple(Phase)
+
+
+class GoneError(BaseException):
+    """The process of an environment is gone: nothing of it runs any more."""
+
+
+class Faults:
+    """What is to fail next.
+
+    Attributes:
+        armed: Environment, method and how; None for nothing.
+        gone: The workers that died or hang, and whether they hang.
+    """
+
+    def __init__(self, worker_of, board):
+        self.worker_of, self.board = worker_of, board
+        self.armed: Any = None
+        self.gone: dict[int, bool] = {}
+        self._shown: dict[int, list[int]] = {}
+
+    def before(self, method, env_id):
+        worker = self.worker_of[env_id]
+        if worker in self.gone:
+            raise GoneError
+        if self.armed == (env_id, method, "raise"):
+            self.armed = None
+            raise RuntimeError("the gearbox is stuck")
+        for how in ("die", "hang"):
+            if self.armed == (env_id, method, how):
+                self._fail(worker, how)
+
+    def after(self, method, env_id):
+        if self.armed == (env_id, method, "die after"):
+            self._fail(self.worker_of[env_id], "die")
+
+    def _fail(self, worker, how):
+        self.armed = None
+        self.end(worker, hangs=how == "hang")
+        raise GoneError
+
+    def end(self, worker, *, hangs=False):
+        """Let a worker end; or hang."""
+        self.gone[worker] = hangs
+        self._shown[worker] = list(self.board.rows[worker].words)
+
+    def show_again(self, worker):
+        """Let the board be what it was when a worker ended: what ran of its code since then would not have run."""
+        self.board.rows[worker].words[:] = self._shown[worker]
+
+
+class Counter(gymnasium.Env):
+    """Shows the seed of its episode and its timestep; ends after `LENGTH` timesteps."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(10)
+
+    def __init__(self, env_id, faults):
+        self.env_id, self.faults = env_id, faults
+        self.seen = (0, 0)
+        self.pokes = 0
+        self.fails("make")
+
+    def fails(self, method, change=None):
+        self.faults.before(method, self.env_id)
+        if change is not None:
+            change()
+        self.faults.after(method, self.env_id)
+
+    def reset(self, *, seed=None, options=None):
+        self.fails("reset", lambda: setattr(self, "seen", (seed, 0)))
+        return np.array(self.seen, np.float64), {}
+
+    def step(self, action):
+        self.fails("step", lambda: setattr(self, "seen", (self.seen[0], self.seen[1] + 1)))
+        return np.array(self.seen, np.float64), float(action), self.seen[1] == LENGTH, False, {"t": self.seen[1]}
+
+    def poke(self):
+        self.fails("call", lambda: setattr(self, "pokes", self.pokes + 1))
+        return self.env_id
+
+
+class Row:
+    """A worker's row of the board, in memory that can be copied."""
+
+    timesteps_word, trajectory_word, phase_word = range(3)
+
+    def __init__(self):
+        self.words = [0, 0, 0]
+
+
+class Board:
+    def __init__(self, n):
+        self.rows = [Row() for _ in range(n)]
+
+    def clear(self, worker):
+        self.rows[worker].words[:] = [0, 0, 0]
+
+    def progress(self, worker):
+        timesteps, trajectory, phase = self.rows[worker].words
+        return Progress(0, timesteps, trajectory - 1 if trajectory else None, _PHASES[phase])
+
+
+def _nothing(*_):
+    return b""
+
+
+class Process(EnvWorker):
+    """A worker process: what it was told and has not carried out, and what it has written.
+
+    Attributes:
+        inbox: Frames.
+        said: The same, of which nobody has read any.
+        is_made: Whether it has made its environments.
+    """
+
+    def __init__(self, world, number):
+        envs = world.envs_of[number]
+        updates = {env_id: as_env_update(functools.partial(Counter, env_id, world.faults)) for env_id in envs}
+        stepper = Stepper(updates, number, world.board.rows[number], world.autoreset)
+        stepper.fresh = updates.__getitem__
+        silent = types.SimpleNamespace(set_levels=_nothing, take=_nothing, apply=_nothing, hold=_nothing)
+        begun: Any = types.SimpleNamespace(commands_fd=-1, answers_fd=-1, others=[-1], keeper=silent, threads=silent)
+        super().__init__(stepper, begun)
+        self.number, self.rows, self.faults = number, world.rows, world.faults
+        self.inbox: list[bytes] = []
+        self.said: list[Said] = []
+        self.is_made = False
+
+    def _new_rows(self, *_):
+        return self.rows
+
+    def _write_all(self, data):
+        if self.number in self.faults.gone:
+            raise GoneError
+        size, kind = _HEADER.unpack_from(data)
+        self.said.append(Said(self.number, kind, bytes(data[_HEADER.size : _HEADER.size + size])))
+
+    @property
+    def stepper(self):
+        return self._stepper
+
+    @property
+    def can_work(self):
+        return self.number not in self.faults.gone and bool(self.inbox or not self.is_made)
+
+    def next_methods(self):
+        """Which methods of which environments the next message may call."""
+        envs = list(self.stepper._updates)
+        if not self.is_made:
+            return [(env_id, "make") for env_id in envs]
+        kind, data = self._split(self.inbox[0])
+        if kind == IDS:
+            return [(env_id, method) for env_id in ids_in(data) for method in self._methods_of_step(env_id)]
+        what, *arguments = pickle.loads(data)
+        methods = {"reset": ("reset",), "restore": ("make", "reset", "step", "call"), "request": ("call",)}
+        named = arguments[0] if what in ("reset", "request") else envs
+        return [(env_id, method) for env_id in named for method in methods.get(what, ())]
+
+    def _methods_of_step(self, env_id):
+        if self.stepper._is_over[env_id]:
+            return ["reset"]
+        env: Any = self.stepper.envs[env_id]
+        resets = self.stepper._autoreset == "same_step" and env.seen[1] == LENGTH - 1
+        return ["step", "reset"] if resets else ["step"]
+
+    @staticmethod
+    def _split(frame):
+        size, kind = _HEADER.unpack_from(frame)
+        return kind, frame[_HEADER.size : _HEADER.size + size]
+
+    def work(self):
+        """Make the environments, or carry out the next message."""
+        try:
+            if self.is_made:
+                self.carry_out(*self._split(self.inbox.pop(0)))
+            else:
+                self.is_made = self.make()
+                if not self.is_made:
+                    self.faults.end(self.number)  # by itself
+        except GoneError:
+            self.faults.show_again(self.number)
+
+
+class Link(EnvLink):
+    """The manager's end of what it shares with a process."""
+
+    def __init__(self, process):
+        self.process, self.number, self.ended = process, process.number, False
+        self.waiting, self.restoring, self.asked = set(), set(), []
+        self.is_making, self.spaces, self.answer, self.error = True, None, None, None
+        self.infos, self.unreadable, self.is_told = {}, {}, False
+        self.stillness, self.held, self.start_at = Stillness(), None, 0.0
+
+    def write(self, data):
+        if not self.ended:
+            self.process.inbox.append(bytes(data))
+
+
+class Pool:
+    """All links; what has happened is told at the next look."""
+
+    def __init__(self, world):
+        self.world, self.board = world, world.board
+        self.links = [Link(Process(world, number)) for number in range(len(world.envs_of))]
+
+    def __getitem__(self, number):
+        return self.links[number]
+
+    def __iter__(self):
+        return iter(self.links)
+
+    is_ours = True
+
+    def sleep(self, timeout):
+        """Return what has happened; where nothing has, and it is waited for, let all go on until something does."""
+        happened = self._happened()
+        while timeout != 0 and not happened:
+            able = [link.process for link in self.links if not link.ended and link.process.can_work]
+            hanging = [number for number, hangs in self.world.faults.gone.items() if hangs]
+            assert able or hanging or timeout is not None, "deadlock"
+            for process in able:
+                process.work()
+            if not able and timeout is None:
+                self.world.time_out(hanging[0])
+            happened = self._happened()
+            if timeout is not None:
+                break
+        return happened
+
+    def _happened(self):
+        events: list[Any] = []
+        for link in self.links:
+            if link.ended:
+                continue
+            events += link.process.said
+            link.process.said = []
+            if self.world.faults.gone.get(link.number) is False:
+                link.ended = True
+                events.append(Died(link.number, -9))
+        return events
+
+    def take(self, events):
+        return events
+
+    def restart(self, number):
+        self.board.clear(number)
+        self.world.faults.gone.pop(number, None)
+        self.links[number] = Link(Process(self.world, number))
+
+    def give_up(self, link):
+        link.ended = True
+        link.forget()
+
+
+class Modelled(ProcessTransport):
+    """Carries requests to processes that are modelled."""
+
+    def __init__(self, world, policy):
+        super().__init__(dict.fromkeys(range(world.n_envs)), len(world.envs_of), None, policy, None, "forkserver", 1)  # type: ignore[arg-type]
+        self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
+        self._setbacks._envs_of = world.envs_of
+        self._levels = Levels()
+        self.world = world
+
+    def start(self):
+        pair = Counter.observation_space, Counter.action_space
+        self._pool: Any = Pool(self.world)
+        self.spaces = EnvSpaces([pair] * self.world.n_envs)
+        self.rows = self.world.rows
+        for link in self._pool:
+            self._begin(link)
+
+    def _send_levels(self):
+        pass
+
+
+class ModelManager(BaseEnvManager):
+    def __init__(self, world, on_failure):
+        options = ManagerOptions(world.n_envs, world.autoreset, None, 1, None, on_failure, is_abnormal)
+        self.world = world
+        super().__init__({}, options, 0, len(world.envs_of))
+
+    def _new_transport(self):
+        return Modelled(self.world, self._options.policy(max_restarts=None))
+
+    def _send_parameters(self, transport, env_ids):
+        pass
+
+
+def new_rows(n_envs):
+    return Rows(Counter.observation_space, Counter.action_space, n_envs, np.zeros)
+
+
+_ARRAYS = ("observations", "last_observations", "actions", "rewards", "seeds", "terminated", "truncated", "slots",
+           "parameters")  # fmt: skip
+
+
+def arrays_of(rows):
+    return [getattr(rows, name) for name in _ARRAYS]
+
+
+def _rows_with(n_envs, contents):
+    rows = new_rows(n_envs)
+    for array, content in zip(arrays_of(rows), contents, strict=True):
+        array[...] = content
+    return rows
+
+
+def reduce_rows(rows):
+    """Let rows be pickled: some of their arrays are views of others."""
+    return _rows_with, (len(rows.seeds), [array.copy() for array in arrays_of(rows)])
+
+
+def hang_of(world, number):
+    return Hang(world.board.progress(number), 1.0, "")

@@ -1,0 +1,60 @@
+"""Every interleaving of calls, work, failures and deaths in small systems, through the manager's and workers' own code.
+
+The smallest ones run in the default tier.
+"""
+
+import logging
+
+import pytest
+
+from streamsampler.stepping import processes, worker_main
+from tests.stepping.exploration.world import explore
+
+APART, TOGETHER = [[0], [1]], [[0, 1]]
+AT_ONCE = ("raise", "die", "die after")  # a hang is a death that is noticed later
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Nothing depends on time: results are sent one by one, and workers are asked for accounts once; and no logs."""
+    monkeypatch.setattr(worker_main, "_TOGETHER_SECONDS", -1.0)
+    monkeypatch.setattr(processes, "_REPORT_SECONDS", 1e-9)
+    monkeypatch.setattr(logging.getLogger("streamsampler"), "disabled", True)
+
+
+def systems(*cases):
+    return pytest.mark.parametrize(("envs_of", "options"), cases, ids=str)
+
+
+every_mode = pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+every_policy = pytest.mark.parametrize("on_failure", ["restore", "reset", "raise"])
+
+
+@every_mode
+@every_policy
+def test_one_failure_in_one_step(autoreset, on_failure):
+    assert explore(TOGETHER, on_failure, autoreset, steps=1, faults=1, hows=AT_ONCE) > 50
+
+
+@pytest.mark.slow
+@every_mode
+@every_policy
+@systems(
+    (APART, {"steps": 2, "faults": 1}),
+    (TOGETHER, {"steps": 2, "faults": 1}),
+    (APART, {"steps": 1, "faults": 1, "calls": 1}),
+    (TOGETHER, {"steps": 1, "faults": 1, "calls": 1}),
+    (APART, {"steps": 1, "faults": 2}),
+    (TOGETHER, {"steps": 1, "faults": 2}),
+    ([[0, 1], [2]], {"steps": 1, "faults": 1, "hows": AT_ONCE}),
+)
+def test_every_interleaving_goes_on(envs_of, options, autoreset, on_failure):
+    assert explore(envs_of, on_failure, autoreset, **options) > 100
+
+
+@pytest.mark.slow
+@every_mode
+@every_policy
+@systems((APART, {"steps": 2, "faults": 2, "hows": AT_ONCE}), (TOGETHER, {"steps": 2, "faults": 2, "hows": AT_ONCE}))
+def test_two_failures_in_two_steps(envs_of, options, autoreset, on_failure):
+    assert explore(envs_of, on_failure, autoreset, **options) > 1_000
