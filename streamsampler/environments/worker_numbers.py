@@ -1,4 +1,4 @@
-"""Pass the worker's number to functions that make environments."""
+"""Pass the worker's number, and the environment's where several are in a worker, to functions that make them."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from typing import Any
 
 __all__ = ["for_worker", "lacks", "with_worker_number"]
 
-_NAME = "worker_number"
-_number: ContextVar[int] = ContextVar("streamsampler_worker_number", default=0)
+_numbers: ContextVar[Mapping[str, int]] = ContextVar("streamsampler_numbers", default={"worker_number": 0})  # noqa: B039
 
 
 @contextlib.contextmanager
-def for_worker(number: int) -> Iterator[None]:
+def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
     """Let environments that are made inside the block be those of a worker.
 
     Args:
         number: The worker's number, 0 to n_workers-1.
+        env_number: The environment's, where environments have numbers; None where they have none.
     """
-    token = _number.set(number)
+    numbers = {"worker_number": number}
+    token = _numbers.set(numbers if env_number is None else {**numbers, "env_number": env_number})
     try:
         yield
     finally:
-        _number.reset(token)
+        _numbers.reset(token)
 
 
 def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what to call a factory with: `arguments`, and the worker's number if it has a parameter for it.
+    """Return what to call a factory with: `arguments`, and the numbers that it has a parameter for.
 
     Args:
         factory: A class or another callable.
-        arguments: Keyword arguments; a `worker_number` among them, or one that a `functools.partial` brings, is kept.
+        arguments: Keyword arguments; a `worker_number` or `env_number` among them, or one that a `functools.partial`
+            brings, is kept.
 
     Returns:
-        The keyword arguments. Outside workers the number is 0.
+        The keyword arguments. Outside workers `worker_number` is 0.
     """
-    return {**arguments, _NAME: _number.get()} if lacks(factory, arguments, _NAME) else {**arguments}
+    numbers = {name: number for name, number in _numbers.get().items() if lacks(factory, arguments, name)}
+    return {**arguments, **numbers}
 
 
 def lacks(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from gymnasium.vector import AutoresetMode
+
 from streamsampler.engines.launch.start_methods import default_start_method, has_processes
 from streamsampler.errors import SamplerError, UsageError, positive
 from streamsampler.scheduling.restarts import Policy, Quota
@@ -16,6 +18,7 @@ from streamsampler.stepping.options import (
     OnEnvFailure,
     Verify,
     is_abnormal,
+    mode_of,
     updates_of,
     watch_of,
 )
@@ -79,7 +82,7 @@ class EnvManager(BaseEnvManager):
         n_envs: int,
         n_workers: int | None = None,
         seed: int | None = None,
-        autoreset: Autoreset = "next_step",
+        autoreset: Autoreset | AutoresetMode = "next_step",
         max_episodes: int | None = None,
         min_envs: int = 1,
         recv_timeout: float | None = None,
@@ -105,8 +108,8 @@ class EnvManager(BaseEnvManager):
                 "with. SerialEnvManager has the same calls and returns the same data, from this process alone"
             )
         options = ManagerOptions(
-            n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy,
-            restart_wait,
+            n_envs, mode_of(autoreset), max_episodes, min_envs, recv_timeout, on_failure, abnormal,
+            verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
         )  # fmt: skip
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:

@@ -45,8 +45,8 @@ def send_on(manager: BaseEnvManager, actions: Any) -> None:
     manager.async_reset(failed)
 
 
-def receive_on(manager: BaseEnvManager) -> Steps:
-    """Return the results of all environments.
+def receive_on(manager: BaseEnvManager, timeout: float | None = None) -> Steps:
+    """Return the results of all environments; see `recv_from` for the timeout.
 
     With autoreset "same_step" those that have failed by it are reset, as if they had been in the same step.
 
@@ -54,7 +54,7 @@ def receive_on(manager: BaseEnvManager) -> Steps:
         WorkerError: An environment failed. The results of the others are discarded: the caller can step all of them.
     """
     try:
-        return _begun_again(manager, manager.recv_from())
+        return _begun_again(manager, manager.recv_from(timeout=timeout))
     except WorkerError:
         _discard_open(manager)
         raise

@@ -198,14 +198,16 @@ class BaseEnvManager(ManagerLife):
         """Send actions, and return the results of these environments, in their order; see `send` and `recv`."""
         return self._awaited(self._send(actions, env_ids))
 
-    def recv_from(self, env_ids: EnvIds | None = None) -> Steps:
-        """Return the results of these environments, in their order; wait for all of them, without a time limit.
+    def recv_from(self, env_ids: EnvIds | None = None, timeout: float | None = None) -> Steps:
+        """Return the results of these environments, in their order; wait for all of them.
 
         Args:
             env_ids: The environments; None for all of them.
+            timeout: Seconds to wait at most; None for any time.
 
         Raises:
             UsageError: An environment was sent nothing, or is unknown.
+            TimeoutError: Not all are there by then. Results that arrived are kept.
             WorkerError: An environment failed: see `on_failure`. Results that arrived are kept.
         """
         self._launched()
@@ -215,11 +217,15 @@ class BaseEnvManager(ManagerLife):
                 raise UsageError(
                     f"there is nothing to receive from environment {env_id}: call send() or async_reset() first"
                 )
-        return self._awaited(chosen)
+        return self._awaited(chosen, timeout_seconds(timeout))
 
-    def _awaited(self, env_ids: list[int]) -> Steps:
-        while not all(env_id in self._ledger.arrived for env_id in env_ids):
-            self._inbox.take_in(None)
+    def _awaited(self, env_ids: list[int], timeout: float | None = None) -> Steps:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while missing := [env_id for env_id in env_ids if env_id not in self._ledger.arrived]:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"environments {missing} have no results after {timeout:g} s")
+            self._inbox.take_in(left)
         return self._inbox.hand_out(env_ids)
 
     def observations(self) -> Any:
@@ -290,15 +296,11 @@ class BaseEnvManager(ManagerLife):
     def set_attr(self, name: str, values: Any, env_ids: EnvIds | None = None) -> None:
         """Set an attribute of environments: to the same value, or to those of a list with one for each of them.
 
-        Raises:
-            AttributeError: An environment has none of that name; nothing is set then.
-            UsageError: A step of one of them is open.
-        """
-        self._ask(env_ids, "has", name, lambda n: [None] * n)
-        self.create_attr(name, values, env_ids)
+        It is set where `set_wrapper_attr` of Gymnasium's wrappers sets it; one that is not there is made.
 
-    def create_attr(self, name: str, values: Any, env_ids: EnvIds | None = None) -> None:
-        """Do what `set_attr` does, also where there is no such attribute yet."""
+        Raises:
+            UsageError: A step of one of them is open, or the list has more or fewer items.
+        """
         self._ask(env_ids, "set", name, lambda n: values_for(values, n))
 
     def wrappers(self, env_ids: EnvIds | None = None) -> list[set[str]]:

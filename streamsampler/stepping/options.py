@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
+
+from gymnasium.vector import AutoresetMode
 
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
 from streamsampler.errors import UsageError, positive, positive_seconds
@@ -26,6 +28,7 @@ __all__ = [
     "Updates",
     "Verify",
     "is_abnormal",
+    "mode_of",
     "updates_of",
     "watch_of",
 ]
@@ -36,6 +39,11 @@ Updates = Mapping[int, EnvUpdate]
 
 RESTORE_LIMIT: Final = 100_000
 """How many timesteps of an episode are kept at most, unless a manager is told another number."""
+
+
+def mode_of(autoreset: Autoreset | AutoresetMode) -> Autoreset:
+    """Return an autoreset mode by its name, also where it is Gymnasium's."""
+    return cast("Autoreset", autoreset.name.lower()) if isinstance(autoreset, AutoresetMode) else autoreset
 
 
 def is_abnormal(info: Mapping[str, Any]) -> bool:
@@ -147,4 +155,9 @@ def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> 
         return {env_id: loads(payload) for env_id in range(n_envs)}
     if len(items) != n_envs:
         raise UsageError(f"envs has {len(items)} items, but there are {n_envs} environments")
-    return {env_id: as_env_update(item, env_kwargs=env_kwargs) for env_id, item in enumerate(items)}
+    updates = {env_id: as_env_update(item, env_kwargs=env_kwargs) for env_id, item in enumerate(items)}
+    first_of = {id(item): env_id for env_id, item in reversed(list(enumerate(items)))}
+    for env_id, item in enumerate(items):
+        if first_of[id(item)] != env_id and not isinstance(updates[env_id], SpecEnvUpdate | NewEnvUpdate):
+            updates[env_id] = loads(dumps(updates[env_id], "the environment"))  # one for each, not one for all
+    return updates

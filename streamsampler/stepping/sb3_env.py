@@ -113,7 +113,7 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of environments to one value, which may be a list."""
         chosen = self._chosen(indices)
-        self.manager.create_attr(attr_name, [value] * len(chosen), chosen)
+        self.manager.set_attr(attr_name, [value] * len(chosen), chosen)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of environments, and return the results."""

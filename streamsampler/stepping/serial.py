@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from streamsampler.data.trees import snapshot
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
@@ -26,6 +27,7 @@ from streamsampler.stepping.options import (
     Updates,
     Verify,
     is_abnormal,
+    mode_of,
     updates_of,
 )
 from streamsampler.stepping.rows import Rows
@@ -177,7 +179,8 @@ class SerialEnvManager(BaseEnvManager):
             of index e + k * n_envs. None draws one, which is in `seed`.
         autoreset: What becomes of an environment whose episode has ended. "next_step": its next action is ignored, and
             resets it. "same_step": it is reset in the same step; `Steps.last_observations` has the last observation,
-            `infos["final_info"]` the last info. "disabled": the caller resets it.
+            `infos["final_info"]` the last info. "disabled": the caller resets it. Gymnasium's
+            `AutoresetMode` is taken as well.
         max_episodes: How many episodes each environment runs after a reset by the caller; None for any number.
         min_envs: How many results `recv` waits for.
         recv_timeout: Seconds that `recv` waits at most; None for any time.
@@ -209,7 +212,7 @@ class SerialEnvManager(BaseEnvManager):
         *,
         n_envs: int,
         seed: int | None = None,
-        autoreset: Autoreset = "next_step",
+        autoreset: Autoreset | AutoresetMode = "next_step",
         max_episodes: int | None = None,
         min_envs: int = 1,
         recv_timeout: float | None = None,
@@ -224,8 +227,8 @@ class SerialEnvManager(BaseEnvManager):
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         options = ManagerOptions(
-            n_envs, autoreset, max_episodes, min_envs, recv_timeout, on_failure, abnormal, verify, restore_limit, copy,
-            restart_wait,
+            n_envs, mode_of(autoreset), max_episodes, min_envs, recv_timeout, on_failure, abnormal,
+            verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
         )  # fmt: skip
         self._policy = options.policy(max_restarts=max_restarts, restart_window=restart_window)
         self._fresh: _Fresh | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.step_values import FLAGS, flag_of, number_of
+from streamsampler.data.trees import snapshot
 from streamsampler.environments.parameters import SetParameters, parameter_setter, with_parameters
 from streamsampler.environments.updates import EnvUpdate, apply_env_update
 from streamsampler.environments.worker_numbers import for_worker
@@ -26,6 +27,7 @@ from streamsampler.stepping.past_requests import BEFORE, PastRequest, digest_of_
 from streamsampler.stepping.restores import replay
 from streamsampler.stepping.rows import Rows, row_at
 from streamsampler.workers.board import WorkerRow, phase_number
+from streamsampler.workers.distinct_envs import refuse_copies_of
 from streamsampler.workers.explain import begin_of, step_error, summary_of
 from streamsampler.workers.restoring import NotRestoredError
 
@@ -81,23 +83,33 @@ class Stepper:
 
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
-        with for_worker(self._worker_number):
-            for env_id, update in self._updates.items():
-                self.making = env_id
-                self.show(env_id, MAKING)
-                self.envs[env_id] = apply_env_update(update, self.envs.pop(env_id, None))
+        for env_id, update in self._updates.items():
+            self.making = env_id
+            self.envs[env_id] = self._made(env_id, update, self.envs.values())
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
+
+    def _made(self, env_id: int, update: EnvUpdate, others: Collection[Any]) -> gymnasium.Env[Any, Any]:
+        """Make an environment.
+
+        Raises:
+            UsageError: It is one of the others, which would be stepped together with it.
+        """
+        self.show(env_id, MAKING)
+        with for_worker(self._worker_number, env_id):
+            env: gymnasium.Env[Any, Any] = apply_env_update(update, None)
+        refuse_copies_of(env, others, update)
+        return env
 
     def remake(self, env_id: int) -> None:
         """Close an environment, whatever it raises, and make it anew."""
         self.show(env_id, MAKING)
         old = self.envs.pop(env_id, None)
+        others = [*self.envs.values()] if old is None else [*self.envs.values(), old]
         if old is not None:
             with contextlib.suppress(Exception, SystemExit):  # it has failed already
                 old.close()
         self._set.pop(env_id, None)
-        with for_worker(self._worker_number):
-            self.envs[env_id] = apply_env_update(self.fresh(env_id), None)
+        self.envs[env_id] = self._made(env_id, self.fresh(env_id), others)
 
     def restore(self, order: RestoreOrder) -> str:
         """Make an environment what it was; return why it is not what it was, empty if it is."""
@@ -248,7 +260,7 @@ class Stepper:
         over = self._is_over[env_id] = bool(terminated or truncated)
         if over and self._autoreset == "same_step":
             rows.put_last_observation(env_id, observation)
-            final_info = dict(info)
+            final_info = {key: snapshot(value) for key, value in info.items()}  # before the reset, which may change it
             info = self._begin(env_id)
             info["final_info"] = final_info
         else:
@@ -286,8 +298,7 @@ class Stepper:
 
         Args:
             env_id: The environment.
-            kind: "call", "get", "has" (which raises if there is none), "set", "render", "wrappers", "check" (of
-                parameters) or "parameters".
+            kind: "call", "get", "set", "render", "wrappers", "check" (of parameters) or "parameters".
             name: The attribute or method.
             arguments: What it gets.
         """
@@ -298,8 +309,6 @@ class Stepper:
                 self.check_parameters(env_id, arguments)
             case "parameters":
                 self.set_parameters(env_id, arguments)
-            case "has":
-                member_of(env, env_id, name)
             case "set":
                 env.set_wrapper_attr(name, arguments)
             case "render":

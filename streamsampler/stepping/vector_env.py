@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamsampler.data.infos import Infos
 from streamsampler.data.trees import object_array
 from streamsampler.errors import UsageError, positive
-from streamsampler.stepping.going_on import step_on
+from streamsampler.stepping.going_on import receive_on, send_on, step_on
 from streamsampler.stepping.states import EnvState
 from streamsampler.stepping.steps import joined_infos, row_of
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from streamsampler.stepping.steps import Steps
 
 __all__ = ["ManagedVectorEnv"]
+
+
+_Stepped: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]"
 
 
 class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
@@ -51,6 +54,9 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**manager.get_attr("metadata", [0])[0], "autoreset_mode": self._mode}
         self.render_mode = manager.get_attr("render_mode", [0])[0]
+        self.spec = manager.get_attr("spec", [0])[0]
+        self._resetting, self._has_options = list(range(self.num_envs)), False  # what `reset_async` was given
+        self._called: tuple[Any, ...] | None = None  # what `call_wait` returns
 
     @property  # type: ignore[misc]  # as in Gymnasium's own, it cannot be set
     def np_random(self) -> Any:
@@ -71,6 +77,13 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
             UsageError: There are more or fewer seeds than environments, or the mask is no such array, or environments
                 that it leaves out were never reset.
         """
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Begin to reset environments; `reset_wait` returns what `reset` does."""
         if options is not None and not isinstance(options, Mapping):
             raise UsageError(f"options must be a dict, got {type(options).__name__}")
         options = None if options is None else dict(options)
@@ -80,17 +93,39 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
             raise UsageError(f'environments {void} were never reset: call reset() without options["reset_mask"] first')
         seeds = _seeds(seed, self.num_envs)
         chosen = None if seeds is None else {e: s for e, s in seeds.items() if e in env_ids}
-        steps = self.manager.reset(env_ids, seed=chosen, options=options)
-        if options is not None:
+        self.manager.async_reset(env_ids, seed=chosen, options=options)
+        self._resetting, self._has_options = env_ids, options is not None
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return the results of `reset_async`; arguments and errors are those of `step_wait`."""
+        env_ids = self._resetting
+        steps = self.manager.recv_from(env_ids, timeout)
+        if self._has_options:
             self.manager.forget_options(env_ids)  # Gymnasium's environments reset themselves without options
         infos = self._infos({env_ids[row]: info for row, info in steps.info_by_row.items()})
         return steps.observations if len(env_ids) == self.num_envs else self.manager.observations(), infos
 
-    def step(
-        self, actions: Any
-    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+    def step(self, actions: Any) -> _Stepped:
         """Step all environments with one action each."""
-        steps = step_on(self.manager, actions)
+        return self._stepped(step_on(self.manager, actions))
+
+    def step_async(self, actions: Any) -> None:
+        """Begin to step all environments; `step_wait` returns what `step` does."""
+        send_on(self.manager, actions)
+
+    def step_wait(self, timeout: float | None = None) -> _Stepped:
+        """Return the results of `step_async`.
+
+        Args:
+            timeout: Seconds; None for any time.
+
+        Raises:
+            UsageError: Nothing was begun.
+            TimeoutError: They are not there by then; they may be waited for again.
+        """
+        return self._stepped(receive_on(self.manager, timeout))
+
+    def _stepped(self, steps: Steps) -> _Stepped:
         infos = self._infos(steps.info_by_row)
         if steps.failed.any():
             infos |= {"env_failed": steps.failed.copy(), "_env_failed": steps.failed}
@@ -105,13 +140,28 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         """Call a method of each environment, and return the results; or its attributes of that name."""
         return tuple(self.manager.call(name, *args, **kwargs))
 
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Call a method of each environment, for scripts that call it so; `call_wait` returns the results."""
+        self._called = self.call(name, *args, **kwargs)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:  # noqa: ARG002 - Gymnasium's argument
+        """Return the results of `call_async`.
+
+        Raises:
+            UsageError: Nothing was called.
+        """
+        called, self._called = self._called, None
+        if called is None:
+            raise UsageError("there is nothing to wait for: call call_async() first")
+        return called
+
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of each environment."""
         return tuple(self.manager.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each environment: to the same value, or to those of a list."""
-        self.manager.create_attr(name, list(values) if isinstance(values, list | tuple) else values)
+        self.manager.set_attr(name, list(values) if isinstance(values, list | tuple) else values)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what each environment renders."""

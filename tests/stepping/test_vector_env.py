@@ -3,6 +3,7 @@
 Gymnasium's peers are given the seeds that the manager gives to episodes after the first.
 """
 
+import functools
 import re
 from typing import Any, ClassVar
 
@@ -17,7 +18,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from streamsampler.errors import ClosedError, RolloutError, UsageError
 from streamsampler.stepping.env_manager import EnvManager
 from streamsampler.stepping.serial import SerialEnvManager
-from tests.stepping.environments import Counting, Varied
+from tests.patience import PATIENCE
+from tests.stepping.environments import Counting, Gated, Varied, gate
 from tests.stepping.following import following
 
 MODES = ["next_step", "same_step", "disabled"]
@@ -119,8 +121,8 @@ def test_observations_rewards_and_ends(new_manager):
     env = new_manager("FrozenLake-v1", n_envs=4).vector_env()
     assert isinstance(env, VectorEnv)
     assert env.unwrapped is env
-    assert env.spec is None
-    assert repr(env) == "ManagedVectorEnv(num_envs=4)"
+    assert env.spec.id == "FrozenLake-v1"
+    assert repr(env) == "ManagedVectorEnv(FrozenLake-v1, num_envs=4)"
     observations, infos = env.reset()
     assert observations.dtype == env.observation_space.dtype
     assert observations in env.observation_space
@@ -319,3 +321,38 @@ def test_after_an_error_all_environments_can_be_stepped_and_reset(new_manager, o
     assert ["in the same step: environment" in record.message for record in caplog.records] == [True]
     assert env.reset()[0][:, 1].tolist() == [0, 0, 0]
     assert env.step(np.array([1, 1, 1]))[1].tolist() == [1, 1, 1]
+
+
+def test_calls_that_begin_and_wait(new_manager):
+    """The same data as with `reset` and `step`; an `AsyncVectorEnv`'s names."""
+    whole, parts = (new_manager(Varied, n_envs=2, seed=0).vector_env() for _ in range(2))
+    whole.action_space.seed(3)
+    parts.reset_async(seed=4)
+    assert_equal(parts.reset_wait(timeout=PATIENCE), whole.reset(seed=4))
+    for _ in range(12):
+        actions = whole.action_space.sample()
+        parts.step_async(actions)
+        assert_equal(parts.step_wait(), whole.step(actions))
+    parts.call_async("render")
+    assert parts.call_wait()[0].shape == whole.call("render")[0].shape
+    with pytest.raises(UsageError, match=r"call call_async\(\) first"):
+        parts.call_wait()
+    with pytest.raises(UsageError, match="nothing to receive"):
+        parts.step_wait()
+
+
+def test_waiting_for_no_longer_than_a_time(tmp_path):
+    with gate(tmp_path / "pipe") as let_end:
+        made = EnvManager(functools.partial(Gated, tmp_path / "pipe"), n_envs=2, seed=0).vector_env()
+        made.reset()
+        made.step_async(np.array([1, 2]))
+        with pytest.raises(TimeoutError, match=r"environments \[0, 1\] have no results after 0.01 s"):
+            made.step_wait(timeout=0.01)
+        let_end(2)
+        assert made.step_wait(timeout=PATIENCE)[1].tolist() == [1, 2]
+        made.close()
+
+
+def test_the_spec_is_that_of_the_environments(new_manager):
+    assert new_manager("CartPole-v1", n_envs=2, seed=0).vector_env().spec.id == "CartPole-v1"
+    assert new_manager(Counting, n_envs=2, seed=0).vector_env().spec is None
