@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +52,9 @@ class Episodes:
         for env_id in range(n_envs):
             rows.seeds[env_id] = self._seeds.next(env_id)
 
-    def restart(self, env_ids: Sequence[int], seed: Any) -> dict[int, int]:
+    def restart(self, env_ids: Sequence[int], seed: Any, *, every_episode: bool) -> dict[int, int]:
         """Begin the seeds of environments again; see `EpisodeSeeds.restart`."""
-        return self._seeds.restart(env_ids, seed)
+        return self._seeds.restart(env_ids, seed, every_episode=every_episode)
 
     def set_next_seeds(self, seeds: Mapping[int, int]) -> None:
         """Set the seeds of the next resets."""
@@ -65,9 +65,14 @@ class Episodes:
         """Whether an episode has begun and not ended, as far as was handed out."""
         return not self._is_over[env_id]
 
-    def forget_limits(self, env_ids: list[int]) -> None:
-        """Let environments that their caller resets run `max_episodes` episodes again."""
-        self._n_ended[env_ids] = 0
+    def begin_anew(self, env_ids: list[int], counted: Collection[int]) -> None:
+        """Forget what was open of environments that their caller resets: they run `max_episodes` episodes again.
+
+        Args:
+            env_ids: The environments.
+            counted: Those that are reset after an episode's end, and run only what is left.
+        """
+        self._n_ended[[env_id for env_id in env_ids if env_id not in counted]] = 0
         self._lost.difference_update(env_ids)
         self._failed.difference_update(env_ids)
         for env_id in env_ids:

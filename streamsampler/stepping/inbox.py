@@ -185,10 +185,12 @@ class Inbox:
         env_ids = [env_id for env_id in self._due if env_id not in self._ledger.waiting]
         if not env_ids:
             return
+        # The reset after an episode's end is one of those that `max_episodes` counts.
+        counted = {env_id for env_id in env_ids if self._ledger.states[env_id] is EnvState.NEEDS_RESET}
         self._discard(env_ids)
         self._episodes.set_next_seeds({e: seed for e in env_ids if (seed := self._due[e][0]) is not None})
         self._cut_short(env_ids)
-        self._episodes.forget_limits(env_ids)
+        self._episodes.begin_anew(env_ids, counted)
         self._ledger.request(env_ids, EnvEvent.RESET)
         self._transport.reset(env_ids, {e: given for e in env_ids if (given := self._due[e][1]) is not None})
         for env_id in env_ids:

@@ -23,7 +23,9 @@ def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
     if env_ids is None:
         return list(range(n_envs))
     if isinstance(env_ids, str | bytes | Mapping) or not isinstance(env_ids, Iterable):
-        raise UsageError(f"env_ids must be a sequence of the numbers of environments, or None for all, got {env_ids!r}")
+        raise UsageError(
+            f"env_ids must be a sequence of the numbers of environments, or None for all, got {env_ids!r}{_hint(env_ids)}"
+        )
     if isinstance(env_ids, np.ndarray) and (env_ids.ndim != 1 or env_ids.dtype == np.bool_):
         raise UsageError(
             f"env_ids must be one-dimensional, and numbers (of a mask, np.flatnonzero(mask)); got an array of "
@@ -39,6 +41,10 @@ def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
     if len(set(chosen)) < len(chosen):
         raise UsageError(f"an environment is named twice: {chosen}")
     return chosen
+
+
+def _hint(env_ids: Any) -> str:
+    return f"; options are given apart: reset({list(env_ids)}, options=…)" if isinstance(env_ids, Mapping) else ""
 
 
 def copied_options(options: Any) -> dict[str, Any] | None:

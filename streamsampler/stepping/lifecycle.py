@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import abc
+import copy
+from collections.abc import Sequence
 from typing import Any, Self
 
 from streamsampler.errors import ClosedError, UsageError
-from streamsampler.seeding import check_seed
+from streamsampler.seeding import Stream, TrajectorySeeds, check_seed, derived_seed
 from streamsampler.stepping.accounts import ManagerStats
 from streamsampler.stepping.episodes import Episodes
 from streamsampler.stepping.inbox import Inbox
@@ -71,6 +73,7 @@ class ManagerLife(abc.ABC):
         self._closed = False
         self._transport = transport
         self._accounts.tick(running=True)
+        self._own_spaces = _seeded(transport.spaces.action, self.seed)
         self._episodes = Episodes(transport.rows, self._options, self.seed, self._parameters)
         self._inbox = Inbox(transport, self._ledger, self._episodes, self._options, self._accounts)
 
@@ -172,3 +175,12 @@ class ManagerLife(abc.ABC):
         for report in transport.reports():
             self._accounts.take_worker(report)
         transport.in_hand = False
+
+
+def _seeded(spaces: Sequence[Any], seed: int) -> list[Any]:
+    """Return a copy of each space with a generator of its own, whose seed follows from a manager's."""
+    seeds = TrajectorySeeds(seed, 0)
+    own = [copy.deepcopy(space) for space in spaces]
+    for env_id, space in enumerate(own):
+        space.seed(derived_seed(seeds[env_id], Stream.AGENT))
+    return own

@@ -69,8 +69,9 @@ class BaseEnvManager(ManagerLife):
     # ------------------------------------------------------------------ resets
 
     def reset(
-        self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None
-    ) -> Steps:
+        self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None,
+        every_episode: bool = False,
+    ) -> Steps:  # fmt: skip
         """Reset environments, and wait for all of them. The results of steps that are open are discarded.
 
         Args:
@@ -79,6 +80,7 @@ class BaseEnvManager(ManagerLife):
                 seeds derived from it. A list has the seed of the next episode of each of `env_ids`, a dict by
                 environment; later episodes get seeds derived from it and their number.
             options: Options of this reset, and of all resets until others are given; None changes nothing.
+            every_episode: Whether later episodes begin with the same seed as the next one, until seeds are given again.
 
         Returns:
             The results of these environments, in the order of `env_ids`.
@@ -87,16 +89,17 @@ class BaseEnvManager(ManagerLife):
             UsageError: An argument cannot work.
             WorkerError: An environment failed: see `on_failure`.
         """
-        return self._awaited(self._request_resets(env_ids, seed, options))
+        return self._awaited(self._request_resets(env_ids, seed, options, every_episode))
 
     def async_reset(
-        self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None
-    ) -> None:
+        self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None,
+        every_episode: bool = False,
+    ) -> None:  # fmt: skip
         """Begin to reset environments; `recv` returns the results. Arguments and errors are those of `reset`.
 
         Nothing is waited for: an environment whose step is open is reset when that has ended, during a later call.
         """
-        self._request_resets(env_ids, seed, options)
+        self._request_resets(env_ids, seed, options, every_episode)
 
     def forget_options(self, env_ids: EnvIds | None = None) -> None:
         """Let later resets of environments have no options, as if none had been given.
@@ -113,11 +116,13 @@ class BaseEnvManager(ManagerLife):
         self._episodes.keep_options(transport.forget_options(chosen))
         transport.in_hand = False
 
-    def _request_resets(self, env_ids: Any, seed: Any, options: Any) -> list[int]:
+    def _request_resets(self, env_ids: Any, seed: Any, options: Any, every_episode: bool) -> list[int]:
         transport = self._launched()
         chosen = self._chosen(env_ids)
         copied = copied_options(options)
-        seeds = {} if seed is None else self._episodes.restart(chosen, seed)
+        if every_episode and seed is None:
+            raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
+        seeds = {} if seed is None else self._episodes.restart(chosen, seed, every_episode=every_episode)
         transport.in_hand = True
         self._inbox.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})
         transport.in_hand = False
@@ -266,12 +271,14 @@ class BaseEnvManager(ManagerLife):
         return bool(self._ledger.arrived or self._ledger.of(EnvState.READY))
 
     def random_actions(self, env_ids: EnvIds | None = None) -> Any:
-        """Return random actions, stacked: one for each of `env_ids`, or for each environment."""
+        """Return random actions, stacked: one for each of `env_ids`, or for each environment.
+
+        The n-th one of an environment is a function of the manager's seed, since the launch.
+        """
         transport, chosen = self._launched(), self._chosen(env_ids)
         if not chosen:
             return map_tree(lambda leaf: leaf[:0].copy(), transport.rows.actions)
-        spaces = transport.spaces.action
-        return stacked_actions([spaces[env_id].sample() for env_id in chosen])
+        return stacked_actions([self._own_spaces[env_id].sample() for env_id in chosen])
 
     # ------------------------------------------------------------------ attributes and methods
 

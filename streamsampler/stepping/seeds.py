@@ -25,7 +25,9 @@ class EpisodeSeeds:
         self._n_envs = n_envs
         common = TrajectorySeeds(seed, 0)
         # For each environment: its seeds, the index of its next episode, and the distance to the one after that.
-        self._streams = [(common, env_id, n_envs) for env_id in range(n_envs)]
+        self._streams: list[tuple[Sequence[int] | TrajectorySeeds, int, int]] = [
+            (common, env_id, n_envs) for env_id in range(n_envs)
+        ]
 
     def next(self, env_id: int) -> int:
         """Return the seed of the next episode of an environment, and go on to the one after it."""
@@ -33,7 +35,7 @@ class EpisodeSeeds:
         self._streams[env_id] = seeds, index + stride, stride
         return seeds[index]
 
-    def restart(self, env_ids: Sequence[int], seed: Any) -> dict[int, int]:
+    def restart(self, env_ids: Sequence[int], seed: Any, *, every_episode: bool = False) -> dict[int, int]:
         """Begin the seeds of some environments again, from what a reset was given.
 
         Args:
@@ -41,6 +43,7 @@ class EpisodeSeeds:
             seed: An integer, from which environment e gets derived ones; a list with a seed for the next episode of
                 each of `env_ids`; or a dict of such by environment. Later episodes get seeds derived from it and their
                 number.
+            every_episode: Whether later episodes get the same seed as the next one.
 
         Returns:
             The seeds of the next episodes, by environment; those that the dict lacks are left alone.
@@ -48,6 +51,13 @@ class EpisodeSeeds:
         Raises:
             UsageError: It is none of these, or of another length, or names an environment that is not reset.
         """
+        seeds = self._restarted(env_ids, seed)
+        if every_episode:
+            for env_id, of_all in seeds.items():
+                self._streams[env_id] = (of_all,), 0, 0
+        return seeds
+
+    def _restarted(self, env_ids: Sequence[int], seed: Any) -> dict[int, int]:
         if isinstance(seed, Mapping):
             unknown = [env_id for env_id in seed if env_id not in env_ids]
             if unknown:

@@ -59,6 +59,8 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
     (lambda m: m.step({0: 1, 7: 1}), UsageError, "no environment 7"),
     (lambda m: m.send(np.zeros(2, np.int64), [0, 0]), UsageError, "an environment is named twice"),
     (lambda m: m.reset([0], seed={1: 2}), UsageError, r"environments \[1\], which are not among"),
+    (lambda m: m.reset({0: {"a": 1}}), UsageError, r"options are given apart: reset\(\[0\], options=…\)"),
+    (lambda m: m.reset(every_episode=True), UsageError, r"give one, reset\(seed=…\)"),
     (lambda m: m.reset(seed=-1), UsageError, "seed must be at least 0"),
     (lambda m: m.reset(seed=[1, -1]), UsageError, "seed of environment 1 must be at least 0, got -1"),
     (lambda m: m.reset(seed=[1, 1.0]), UsageError, "seed of environment 1 must be an integer, got 1.0"),
