@@ -24,7 +24,8 @@ def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
         return list(range(n_envs))
     if isinstance(env_ids, str | bytes | Mapping) or not isinstance(env_ids, Iterable):
         raise UsageError(
-            f"env_ids must be a sequence of the numbers of environments, or None for all, got {env_ids!r}{_hint(env_ids)}"
+            "env_ids must be a sequence of the numbers of environments, or None for all, got "
+            f"{env_ids!r}{_hint(env_ids)}"
         )
     if isinstance(env_ids, np.ndarray) and (env_ids.ndim != 1 or env_ids.dtype == np.bool_):
         raise UsageError(
