@@ -19,8 +19,14 @@ with EnvManager("CartPole-v1", n_envs=8, n_workers=2, seed=1) as manager:
 Which results come together then depends on timing, but each episode is a function of its seed and its actions. Each
 row of `Steps` has the action and the observation that led to it.
 
-*Episodes.* Episode k of environment e has the seed of trajectory e + k * n_envs, unless `reset` is given a seed.
-Environments are to draw from their own generator (`self.np_random`) alone: several share a process.
+*Episodes.* Episode k of environment e has the seed of trajectory e + k * n_envs, unless `reset` is given a seed; with
+`every_episode=True` all later ones begin with it, too. Environments are to draw from their own generator
+(`self.np_random`) alone: several share a process. A function that makes environments may have the parameters
+`env_number` and `worker_number`, for ports and files of its own; it must make a new environment each time.
+
+*Values.* What environments return and what they are sent is held to their spaces as in samplers: a number that would
+become another one, a wrong shape, a reward or an end that is none is a `DataError` that says both. An action outside
+its space, at which its environment raises, is an error of the caller, is not tried again, and counts as no failure.
 
 *Failures.* With `on_failure="restore"`, the default, an environment that raises, or whose worker dies or hangs, is made
 anew, reset with the seed of its episode, and the actions so far are applied again. If the rewards and the last
@@ -31,4 +37,10 @@ that names it: `reset([env_id])` begins its next episode, and the others go on m
 that is lost are restored; those of other workers go on meanwhile. What `call` and `set_attr` did is repeated, at the
 timesteps at which it was done. With `on_failure="reset"` such episodes end without that; with "raise" it is an error
 that names the environments, and the others go on.
+
+*Quotas.* Workers that die or hang, and environments that raise, count against `max_restarts` within `restart_window`
+seconds; what failed is tried again after `restart_wait` seconds, while the others go on. A worker hangs that shows no
+progress for `step_timeout` seconds of the caller's waiting (`reset_timeout` in a reset, `construction_timeout` from its
+start until its environments are made); its stacks are in the error. Log records of environments reach the loggers of
+this process. `close` gives all environments `close_timeout` seconds.
 """
