@@ -93,6 +93,7 @@ class EnvManager(BaseEnvManager):
         max_restarts: Quota = Policy.max_restarts,
         restart_window: float | None = Policy.restart_window,
         restart_wait: float = 0.0,
+        own_generators: bool = False,
         restore_limit: int = RESTORE_LIMIT,
         verify: Verify = "last",
         close_timeout: float = Policy.close_timeout,
@@ -110,6 +111,7 @@ class EnvManager(BaseEnvManager):
         options = ManagerOptions(
             n_envs, mode_of(autoreset), max_episodes, min_envs, recv_timeout, on_failure, abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
+            own_generators=own_generators,
         )  # fmt: skip
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:
@@ -130,7 +132,7 @@ class EnvManager(BaseEnvManager):
     def _new_transport(self) -> Transport:
         from streamsampler.stepping.processes import ProcessTransport  # of which another system lacks what it imports
 
-        new_stepper = partial(Stepper, autoreset=self._options.autoreset)
+        new_stepper = partial(Stepper, autoreset=self._options.autoreset, own_generators=self._options.own_generators)
         return ProcessTransport(
             self._updates, self.n_workers, new_stepper, self._policy, watch_of(*self._limits),
             default_start_method(), self._threads, self._options.restart_wait,

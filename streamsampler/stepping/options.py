@@ -70,6 +70,7 @@ class ManagerOptions:
     restore_limit: int = RESTORE_LIMIT
     copy: bool = True
     restart_wait: float = 0.0
+    own_generators: bool = False
 
     def __post_init__(self) -> None:
         positive("n_envs", self.n_envs)
@@ -82,8 +83,9 @@ class ManagerOptions:
         if self.recv_timeout is not None:
             positive_seconds("recv_timeout", self.recv_timeout)
         self._check_failures()
-        if not isinstance(self.copy, bool):
-            raise UsageError(f"copy must be True or False, got {self.copy!r}")
+        for name, value in (("copy", self.copy), ("own_generators", self.own_generators)):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} must be True or False, got {value!r}")
         if not callable(self.abnormal):
             raise UsageError(f"abnormal must be a function of an info, got {self.abnormal!r}")
 

@@ -48,7 +48,16 @@ from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.rows import Rows, buffer_rows, bytes_needed
 from streamsampler.stepping.setbacks import Setbacks
 from streamsampler.stepping.stepper import Stepper
-from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, UnansweredError, warn_of_unclosed
+from streamsampler.stepping.transport import (
+    Broken,
+    Done,
+    Event,
+    Restored,
+    Transport,
+    UnansweredError,
+    warn_of_draws,
+    warn_of_unclosed,
+)
 from streamsampler.stepping.wire import IDS, LOG, PICKLE, ids_frame, ids_in, pickle_frame, request_frame
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
@@ -101,6 +110,7 @@ class ProcessTransport(Transport):
         self._reports: list[WorkerReport] = []
         self._pending: list[Event] = []
         self._hangs: dict[int, Hang] = {}
+        self._has_warned = False  # of draws from global generators
 
     # ------------------------------------------------------------------ starting
 
@@ -382,6 +392,10 @@ class ProcessTransport(Transport):
                 self._reports.append(WorkerReport(*report))
             case ("unclosed", raised):
                 _warn_of(raised)
+            case ("draws", *about):
+                if not self._has_warned:
+                    warn_of_draws(*about)
+                self._has_warned = True
             case _:
                 return False
         return True

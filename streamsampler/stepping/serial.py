@@ -33,7 +33,7 @@ from streamsampler.stepping.options import (
 from streamsampler.stepping.rows import Rows
 from streamsampler.stepping.setbacks import Setbacks
 from streamsampler.stepping.stepper import Autoreset, Stepper
-from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, warn_of_unclosed
+from streamsampler.stepping.transport import Broken, Done, Event, Restored, Transport, warn_of_draws, warn_of_unclosed
 from streamsampler.workers.board import StatusBoard, board_bytes
 from streamsampler.workers.explain import summary_of
 
@@ -64,10 +64,14 @@ class _Fresh:
 
 
 class _InThisProcess(Transport):
-    def __init__(self, updates: Updates, fresh: _Fresh, autoreset: Autoreset, policy: Policy) -> None:
+    def __init__(
+        self, updates: Updates, fresh: _Fresh, autoreset: Autoreset, policy: Policy, *, own_generators: bool
+    ) -> None:
         self._setbacks = Setbacks(policy, [list(updates)])
         board = StatusBoard(memoryview(bytearray(board_bytes(1))))
-        self._stepper = Stepper(updates, 0, board.row(0), autoreset)
+        self._stepper = Stepper(updates, 0, board.row(0), autoreset, own_generators=own_generators, is_shared=True)
+        self._stepper.on_draws = self._note_draws
+        self._has_warned = False
         self._stepper.fresh = fresh
         self._n_envs = len(updates)
         self._events: list[Event] = []
@@ -94,6 +98,7 @@ class _InThisProcess(Transport):
     @contextlib.contextmanager
     def _working(self, env_ids: Sequence[int]) -> Iterator[None]:
         """Know in a block which environments run: whatever ends it but an `Exception` leaves them in between."""
+        self._stepper.generators.look_away()
         self._at_work = set(env_ids)
         try:
             yield
@@ -127,7 +132,13 @@ class _InThisProcess(Transport):
             times.env_seconds += perf_counter() - began
         self._events.append(Done([env_id], {env_id: copied} if copied else {}))
 
+    def _note_draws(self, env_id: int, name: str, seconds: float) -> None:
+        if not self._has_warned:
+            warn_of_draws(env_id, name, seconds)
+        self._has_warned = True
+
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
+        self._stepper.generators.look_away()
         for order in orders:
             why_not = self._stepper.restore(order)
             n_timesteps = None if order.rewards is None else len(order.rewards)
@@ -192,6 +203,9 @@ class SerialEnvManager(BaseEnvManager):
         max_restarts: How often environments may raise within `restart_window` seconds before that is an error with
             "restore" and "reset", too; see `MultiprocessingSampler`.
         restart_window: Seconds; None for the manager's whole life.
+        own_generators: Whether each environment has states of its own of the global generators (`random`,
+            `numpy.random`, torch's), so that data are the same for any number of workers also where environments draw
+            from them. Otherwise only those have them that are found to draw, from then on, with a warning.
         restart_wait: Seconds until an environment that failed is tried again; the others go on meanwhile.
         restore_limit: Of longer episodes the actions are not kept: they end, as with "reset".
         verify: With "restore", which observations are compared: the "last" one, or by their digests those of all
@@ -220,6 +234,7 @@ class SerialEnvManager(BaseEnvManager):
         max_restarts: Quota = Policy.max_restarts,
         restart_window: float | None = Policy.restart_window,
         restart_wait: float = 0.0,
+        own_generators: bool = False,
         restore_limit: int = RESTORE_LIMIT,
         verify: Verify = "last",
         abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
@@ -229,6 +244,7 @@ class SerialEnvManager(BaseEnvManager):
         options = ManagerOptions(
             n_envs, mode_of(autoreset), max_episodes, min_envs, recv_timeout, on_failure, abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,
+            own_generators=own_generators,
         )  # fmt: skip
         self._policy = options.policy(max_restarts=max_restarts, restart_window=restart_window)
         self._fresh: _Fresh | None = None
@@ -240,4 +256,6 @@ class SerialEnvManager(BaseEnvManager):
             self._fresh = _Fresh(updates)
         else:  # environments that the caller passed are closed by now
             updates = {env_id: self._fresh(env_id) for env_id in updates}
-        return _InThisProcess(updates, self._fresh, self._options.autoreset, self._policy)
+        return _InThisProcess(
+            updates, self._fresh, self._options.autoreset, self._policy, own_generators=self._options.own_generators
+        )

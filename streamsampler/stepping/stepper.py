@@ -21,6 +21,7 @@ from streamsampler.errors import ProtocolError, UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.serialization import loads
 from streamsampler.stepping.env_times import IN_STEP, EnvTimes
+from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.past_requests import BEFORE, PastRequest, digest_of_result
@@ -28,7 +29,7 @@ from streamsampler.stepping.restores import replay
 from streamsampler.stepping.rows import Rows, row_at
 from streamsampler.workers.board import WorkerRow, phase_number
 from streamsampler.workers.distinct_envs import refuse_copies_of
-from streamsampler.workers.explain import begin_of, step_error, summary_of
+from streamsampler.workers.explain import begin_of, name_of_env, step_error, summary_of
 from streamsampler.workers.restoring import NotRestoredError
 
 __all__ = ["MAKING", "RESETTING", "STEPPING", "Autoreset", "Stepper", "member_of", "name_of_class"]
@@ -39,6 +40,7 @@ MAKING: Final = phase_number(Phase.ENV_CONSTRUCTION)
 _CALLING: Final = phase_number(Phase.CALL)
 _CLOSING: Final = phase_number(Phase.CLOSE)
 _WAITING: Final = phase_number(Phase.WAITING)
+_FREE: Final = contextlib.nullcontext()
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 
@@ -51,6 +53,8 @@ class Stepper:
         worker_number: The number of the worker that these environments are in.
         row: Where the worker shows which environment it runs, as the trajectory in hand, and what it does with it.
         autoreset: What becomes of an environment whose episode has ended.
+        own_generators: Whether environments have states of their own of the global generators from the start.
+        is_shared: Whether these generators are the caller's.
 
     Attributes:
         envs: The environments.
@@ -58,6 +62,9 @@ class Stepper:
         fresh: Returns what makes an environment, as it was before anything was made of it; set before the first reset.
         making: The environment that is made, or was made last.
         times: Where the time goes.
+        generators: The global generators.
+        on_draws: Takes the number and the name of an environment that is found to draw from them, and what its states
+            take, in seconds for each of its calls.
         not_restored: Environments that could not be restored: they take no steps until they are given up, or reset.
     """
 
@@ -65,8 +72,9 @@ class Stepper:
     fresh: Callable[[int], EnvUpdate]
 
     def __init__(
-        self, updates: Mapping[int, EnvUpdate], worker_number: int, row: WorkerRow, autoreset: Autoreset
-    ) -> None:
+        self, updates: Mapping[int, EnvUpdate], worker_number: int, row: WorkerRow, autoreset: Autoreset, *,
+        own_generators: bool = False, is_shared: bool = False,
+    ) -> None:  # fmt: skip
         self._updates = dict(updates)
         self._worker_number = worker_number
         self._autoreset = autoreset
@@ -78,8 +86,15 @@ class Stepper:
         self.making = min(updates)
         self.not_restored: set[int] = set()
         self.times = EnvTimes(worker_number)
+        self.on_draws: Callable[[int, str, float], None] = _ignore
+        self.generators = EnvGenerators(tuple(updates), is_shared=is_shared, found=self._found_draws)
+        if own_generators:
+            self.generators.give_own(updates)
         self._row = row
         self._n_stepped = 0
+
+    def _found_draws(self, env_id: int, seconds: float) -> None:
+        self.on_draws(env_id, name_of_env(self.envs[env_id]), seconds)
 
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
@@ -161,8 +176,10 @@ class Stepper:
         if order.parameters is not None:
             self._apply(env_id, order.parameters)
         repeat = partial(self._repeat, env_id)
-        for _ in replay(self.envs[env_id], order, rows, options, repeat):
-            self.show(env_id, STEPPING)
+        assert order.seed is not None
+        with self.generators.beginning(env_id, order.seed):
+            for _ in replay(self.envs[env_id], order, rows, options, repeat):
+                self.show(env_id, STEPPING)
         rows.slots[env_id] = order.slot
         self._is_over[env_id] = False
 
@@ -224,8 +241,9 @@ class Stepper:
         if env_id in self._parameters:
             self._apply(env_id, self._parameters[env_id])
         options = copy.deepcopy(self._options.get(env_id))
-        with self.times.resetting():
-            result = self.envs[env_id].reset(seed=int(rows.seeds[env_id]), options=options)
+        seed = int(rows.seeds[env_id])
+        with self.times.resetting(), self.generators.beginning(env_id, seed):
+            result = self.envs[env_id].reset(seed=seed, options=options)
         observation, info = begin_of(result)
         self._observe(env_id, observation)
         self._is_over[env_id] = False
@@ -244,7 +262,8 @@ class Stepper:
         self.times.timesteps += 1
         action = row_at(rows.action_space, rows.actions, env_id)
         try:
-            observation, reward, terminated, truncated, info = self.envs[env_id].step(action)
+            with _FREE if self.generators.is_idle else self.generators.calling(env_id):
+                observation, reward, terminated, truncated, info = self.envs[env_id].step(action)
         except BaseException as error:
             self._is_over[env_id] = True
             better = step_error(error, action, self.envs[env_id].action_space, Stepper.step)
@@ -258,6 +277,8 @@ class Stepper:
         kind = reward.__class__
         reward = reward if kind is float or kind is np.float64 else number_of(reward)
         over = self._is_over[env_id] = bool(terminated or truncated)
+        if over:
+            self.generators.end(env_id)
         if over and self._autoreset == "same_step":
             rows.put_last_observation(env_id, observation)
             final_info = {key: snapshot(value) for key, value in info.items()}  # before the reset, which may change it
@@ -302,8 +323,12 @@ class Stepper:
             name: The attribute or method.
             arguments: What it gets.
         """
-        env = self.envs[env_id]
         self.show(env_id, _CALLING)
+        with self.generators.calling(env_id):
+            return self._carried_out(env_id, kind, name, arguments)
+
+    def _carried_out(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
+        env = self.envs[env_id]
         match kind:
             case "check":
                 self.check_parameters(env_id, arguments)
@@ -337,6 +362,10 @@ class Stepper:
             except (Exception, SystemExit) as error:
                 raised[env_id] = error
         return raised
+
+
+def _ignore(*_: Any) -> None:
+    """Do nothing."""
 
 
 def _dict_of(info: Any) -> dict[str, Any]:

@@ -15,7 +15,17 @@ from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.rows import Rows
 
-__all__ = ["Broken", "Done", "Event", "Restored", "Transport", "UnansweredError", "is_of_action", "warn_of_unclosed"]
+__all__ = [
+    "Broken",
+    "Done",
+    "Event",
+    "Restored",
+    "Transport",
+    "UnansweredError",
+    "is_of_action",
+    "warn_of_draws",
+    "warn_of_unclosed",
+]
 
 _LOG = logging.getLogger("streamsampler")
 
@@ -182,6 +192,17 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Close the environments; may be repeated."""
+
+
+def warn_of_draws(env_id: int, name: str, seconds: float) -> None:
+    """Log that an environment draws from a global generator, which others in its process may draw from, too."""
+    _LOG.warning(
+        "environment %d (%s) draws from a global generator (random, numpy.random or torch), which the environments of "
+        "a process share: its earlier episodes may have depended on the others. From now on it has states of its own, "
+        "which takes %.2f ms for each of its calls; others that draw are treated alike. Let it draw from "
+        "self.np_random, or pass own_generators=True, which does so from the start",
+        env_id, name, 1000 * seconds,
+    )  # fmt: skip
 
 
 def warn_of_unclosed(env_id: int, summary: str) -> None:

@@ -78,6 +78,7 @@ class EnvWorker:
         self._done: list[int] = []
         self._infos: dict[int, tuple[str, bytes]] = {}
         self._sent_at = 0.0
+        stepper.on_draws = self._report_draws
         self._messages: dict[str, Callable[..., None]] = {
             "rows": self._open_rows,
             "options": self._set_options,
@@ -189,6 +190,9 @@ class EnvWorker:
             n_timesteps = None if order.rewards is None else len(order.rewards)
             self._write(pickle_frame(("restored", order.env_id, n_timesteps, why_not)))
         self._stepper.rest()
+
+    def _report_draws(self, *about: Any) -> None:
+        self._write(pickle_frame(("draws", *about)))
 
     def _report(self) -> None:
         self._write(pickle_frame(("report", tuple(self._stepper.times.take()))))

@@ -158,7 +158,8 @@ def test_a_worker_is_too_large_until_it_is_being_replaced():
     assert not course.supervisor.is_too_large(course.record)
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.UNSEEN])  # which is of the dead alone
+# The first of these is of the dead alone, the other one of environments that no sampler runs.
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in (Phase.UNSEEN, Phase.CALL)])
 def test_what_is_done_once_a_ticket_is_no_step(phase):
     """A large ticket takes long to pack and to pickle, in code that cannot tell how far it is."""
     course = Course(step_timeout=1.0, construction_timeout=8.0)

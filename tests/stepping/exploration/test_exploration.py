@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from streamsampler.stepping import processes, worker_main
+from streamsampler.stepping import generators, processes, worker_main
 from tests.stepping.exploration.world import explore
 
 APART, TOGETHER = [[0], [1]], [[0, 1]]
@@ -19,6 +19,7 @@ def quiet(monkeypatch):
     """Nothing depends on time: results are sent one by one, and workers are asked for accounts once; and no logs."""
     monkeypatch.setattr(worker_main, "_TOGETHER_SECONDS", -1.0)
     monkeypatch.setattr(processes, "_REPORT_SECONDS", 1e-9)
+    monkeypatch.setattr(generators, "generator_states", tuple)  # or other worlds would seem to draw from them
     monkeypatch.setattr(logging.getLogger("streamsampler"), "disabled", True)
 
 
