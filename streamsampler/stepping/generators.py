@@ -61,19 +61,29 @@ class EnvGenerators:
         if self._is_shared:
             self._looked = generator_states()
 
-    @contextlib.contextmanager
-    def beginning(self, env_id: int, seed: int) -> Iterator[None]:
+    def beginning(self, env_id: int, seed: int) -> contextlib.AbstractContextManager[None]:
         """Reset an environment in a block, with the generators seeded for its episode."""
-        self._look(None)
-        with self._restored():
-            seed_generators(seed)
-            self._looked = generator_states()
+        return self._beginning_in_callers(env_id, seed) if self._is_shared else _Beginning(self, env_id, seed)
+
+    @contextlib.contextmanager
+    def _beginning_in_callers(self, env_id: int, seed: int) -> Iterator[None]:
+        with preserved_generators(), _Beginning(self, env_id, seed):
             yield
-            if env_id not in self.drawing:
-                self._look(env_id)
-            if env_id in self.drawing:
-                self._keep(env_id, seed)
         self._after()
+
+    def begin(self, seed: int) -> None:
+        """Seed the generators for an episode."""
+        self._look(None)
+        seed_generators(seed)
+        self._looked = generator_states()
+
+    def began(self, env_id: int, seed: int) -> None:
+        """Find out whether the reset of an episode has drawn."""
+        if env_id not in self.drawing:
+            self._look(env_id)
+        if env_id in self.drawing:
+            self._keep(env_id, seed)
+            self._after()
 
     @contextlib.contextmanager
     def calling(self, env_id: int) -> Iterator[None]:
@@ -124,6 +134,20 @@ class EnvGenerators:
 
     def _settle(self) -> None:
         self.is_idle = not (self._seeds or self._to_end)
+
+
+class _Beginning:
+    """Resets an environment in a block; a generator function would take as long as all of it together."""
+
+    def __init__(self, generators: EnvGenerators, env_id: int, seed: int) -> None:
+        self._generators, self._env_id, self._seed = generators, env_id, seed
+
+    def __enter__(self) -> None:
+        self._generators.begin(self._seed)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._generators.began(self._env_id, self._seed)
 
 
 def _seconds_of_a_call() -> float:
