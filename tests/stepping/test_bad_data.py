@@ -219,8 +219,10 @@ def test_a_wrong_action_is_an_error_of_its_caller_and_no_failure_of_the_environm
     manager.reset()
     for _ in range(2):
         manager.send(np.array([7, 1]))
-        with pytest.raises(RolloutError, match=r"environment 0 .*the agent's action .*7.* is outside Discrete\(2\)"):
+        match = r"environment 0 .*the agent's action .*7.* is outside Discrete\(2\)"
+        with pytest.raises(RolloutError, match=match) as caught:
             manager.recv(min_envs=2)
+        assert caught.value.quota is None
         assert manager.recv().observations.tolist() == [[1.0]]
         manager.reset([0])
     assert manager.failures == 0
