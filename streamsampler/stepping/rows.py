@@ -60,6 +60,10 @@ class Rows:
         # What is written is held to the spaces as what samplers record is: the same code does it.
         observations, last_observations, actions = self.observations, self.last_observations, self.actions
         self._observations = _columns(observation_space, n_envs, "observation", ObservationError, observations)
+        # Of what can be copied as it is, where there is one leaf.
+        only = observations if isinstance(observations, np.ndarray) else None
+        self._dtype = None if only is None else only.dtype
+        self._shape = () if only is None else only.shape[2:]
         self._last = _columns(observation_space, n_envs, "observation", ObservationError, last_observations, True)
         self._actions = _columns(action_space, n_envs, "action", ActionError, actions, True)
 
@@ -69,7 +73,10 @@ class Rows:
         Raises:
             ObservationError: It is of another structure, shape or kind than the space, or would become another number.
         """
-        self._observations.put(slot, env_id, value)
+        if value.__class__ is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
+            self.observations[slot, env_id] = value
+        else:
+            self._observations.put(slot, env_id, value)
 
     def put_last_observation(self, env_id: int, value: Any) -> None:
         """Write the last observation of an episode; see `put_observation`."""
