@@ -28,10 +28,13 @@ def systems(*cases):
 
 
 every_mode = pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+one_by_default = pytest.mark.parametrize(
+    "autoreset", ["next_step", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("same_step", "disabled"))]
+)
 every_policy = pytest.mark.parametrize("on_failure", ["restore", "reset", "raise"])
 
 
-@every_mode
+@one_by_default
 @every_policy
 def test_one_failure_in_one_step(autoreset, on_failure):
     assert explore(TOGETHER, on_failure, autoreset, steps=1, faults=1, hows=AT_ONCE) > 50
