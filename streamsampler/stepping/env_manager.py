@@ -49,8 +49,8 @@ class EnvManager(BaseEnvManager):
     Args:
         envs: See `SerialEnvManager`, as all other arguments that are not named here.
         n_workers: How many processes there are; None for the cores that this process may use.
-        step_timeout: Seconds that a worker may take without the result of any step; then it is killed, with its Python
-            stacks in the error. None for no limit.
+        step_timeout: Seconds, while its caller waits, in which a worker may show no progress, such as the beginning of
+            another step; then it is killed, with its Python stacks in the error. None for no limit.
         reset_timeout: The same for resets; None for `step_timeout`.
         construction_timeout: Seconds that a worker may take from its start until its environments are made; None for
             60, or for the longer of the others, where there is one.
