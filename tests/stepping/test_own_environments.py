@@ -61,7 +61,8 @@ class Reusing(gymnasium.Env):
     action_space = spaces.Discrete(2)
 
     def __init__(self):
-        self.seen, self.info = np.zeros(2), {"t": np.zeros(1), "deep": {"x": [0]}}
+        self.seen = np.zeros(2)
+        self.info: Any = {"t": np.zeros(1), "deep": {"x": [0]}}
 
     def show(self, t):
         self.seen[:] = t
