@@ -154,7 +154,7 @@ class EnvLink(PipeLink):
 
     def forget(self) -> None:
         """Wait for nothing of it: the worker has ended."""
-        self.is_making, self.asked = False, []
+        self.is_making, self.asked, self.held = False, [], None
         self.waiting.clear()
         self.restoring.clear()
 

@@ -45,7 +45,8 @@ class Recovery:
         self._accounts = accounts
         # By environment, and whether its process died: how often its open request has failed.
         self._attempts: dict[tuple[int, bool], int] = {}
-        self._later: list[tuple[float, Callable[[], None]]] = []  # what is tried again, and when
+        # What is tried again, when, and of which environments.
+        self._later: list[tuple[float, Sequence[int], Callable[[], None]]] = []
 
     # ------------------------------------------------------------------ tries that wait
 
@@ -58,7 +59,7 @@ class Recovery:
         if event.is_new or not self._options.restart_wait:
             carry_out()
         else:
-            self._later.append((time.monotonic() + self._options.restart_wait, carry_out))
+            self._later.append((time.monotonic() + self._options.restart_wait, event.env_ids, carry_out))
 
     def seconds_to_try(self, timeout: float | None) -> float | None:
         """Return for how many seconds to wait at most, if the caller's limit is `timeout`."""
@@ -70,7 +71,7 @@ class Recovery:
     def try_due(self) -> None:
         """Carry out what has waited long enough."""
         while self._later and self._later[0][0] <= time.monotonic():
-            self._later.pop(0)[1]()
+            self._later.pop(0)[-1]()
 
     # ------------------------------------------------------------------ failures
 
@@ -111,6 +112,8 @@ class Recovery:
     def _bring_back(self, event: Broken, is_final: bool, is_hopeless: bool) -> bool:
         """Do with environments that failed what is to be done; return whether the error is to be raised."""
         lost = [env_id for env_id in event.env_ids if env_id in self._ledger.waiting]
+        # What waited is brought back by this; carried out as well, it would be done twice.
+        self._later = [it for it in self._later if not set(it[1]).intersection(event.env_ids)]
         self._episodes.rewind(lost)
         if self._options.on_failure == "raise" or is_final:
             unknown = [env_id for env_id in event.env_ids if env_id not in self._ledger.arrived]

@@ -11,7 +11,7 @@ from streamsampler.stepping.serial import SerialEnvManager
 from streamsampler.stepping.states import EnvState
 from tests.patience import PATIENCE
 from tests.stepping.conftest import MANAGERS
-from tests.stepping.test_restores import ACTIONS, Walk, stream_of
+from tests.stepping.test_restores import ACTIONS, Walk, kill, stream_of
 
 FOREVER = 10 * PATIENCE
 HOWS = ("raise", "die")
@@ -63,3 +63,34 @@ def test_a_call_to_a_worker_that_waits_for_its_start(tmp_path):
 def test_waits_that_cannot_work(value):
     with pytest.raises(UsageError, match="restart_wait"):
         SerialEnvManager("CartPole-v1", n_envs=1, restart_wait=value)
+
+
+def test_a_worker_that_dies_while_an_environment_waits_in_it(tmp_path):
+    """The environment is restored with the new worker, and not once more when it has waited."""
+    mark = tmp_path / "mark"
+    envs = [functools.partial(Walk, mark), functools.partial(Walk, tmp_path / "none")]
+    with MANAGERS["one process"](envs, n_envs=2, seed=0, restart_wait=0.3) as manager:
+        manager.reset()
+        mark.touch()
+        manager.send([7], [0])
+        while not manager.failures:
+            manager.step([1], [1])
+        kill(manager, 0)
+        assert manager.recv_from([0]).rewards.tolist() == [7]
+        assert [manager.step([action], [0]).rewards.tolist() for action in (1, 2, 3, 4)] == [[1], [2], [3], [4]]
+        assert manager.stats.not_restored == 0
+
+
+def test_an_interrupt_while_a_worker_waits_for_its_start(tmp_path):
+    """What the worker was to be told is told once: by what is asked for after the interrupt."""
+    with MANAGERS["one process"](functools.partial(Walk, tmp_path / "none"), n_envs=2, seed=0,
+                                 restart_wait=0.3) as manager:  # fmt: skip
+        manager.reset()
+        kill(manager, 0)
+        manager.send(np.array([1, 1]))
+        while not manager.failures:
+            manager.recv(timeout=0.01)
+        manager._transport.in_hand = True  # as if it had come in the middle of a call
+        assert manager.recv_from().timesteps.tolist() == [1, 1]
+        for timestep in (2, 3):
+            assert manager.step(np.array([1, 1])).timesteps.tolist() == [timestep] * 2
