@@ -27,6 +27,9 @@ row of `Steps` has the action and the observation that led to it.
 *Values.* What environments return and what they are sent is held to their spaces as in samplers: a number that would
 become another one, a wrong shape, a reward or an end that is none is a `DataError` that says both. An action outside
 its space, at which its environment raises, is an error of the caller, is not tried again, and counts as no failure.
+Spaces may differ from environment to environment. Observations of spaces with one shape and dtype are stacked; else
+`Steps` has K objects, each as its environment returned it, and a sequence of K actions is sent. Code that steps all
+environments as one (`vector_env`, `sb3_env`) takes equal spaces only.
 
 *Failures.* With `on_failure="restore"`, the default, an environment that raises, or whose worker dies or hangs, is made
 anew, reset with the seed of its episode, and the actions so far are applied again. If the rewards and the last

@@ -1,13 +1,10 @@
-"""The spaces of a manager's environments: they may differ in their bounds, and share one layout of rows."""
+"""The spaces of a manager's environments, which may differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from gymnasium import spaces as gym_spaces
-
-from streamsampler.data.spaces import row_spec
 from streamsampler.errors import UsageError
 
 __all__ = ["KINDS", "EnvSpaces"]
@@ -26,24 +23,12 @@ class EnvSpaces:
     Attributes:
         observation: The observation space of each environment; the same object where spaces are equal to the first one.
         action: The action spaces, likewise.
-
-    Raises:
-        UsageError: The data of two environments cannot be stacked: their shapes, dtypes or kinds of space differ.
     """
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         self.observation, self.action = (
             tuple(each[0] if space == each[0] else space for space in each) for each in zip(*pairs, strict=True)
         )
-        for kind, each in zip(KINDS, (self.observation, self.action), strict=True):
-            wanted = _layout_of(each[0])
-            for env_id, space in enumerate(each):
-                if space is not each[0] and _layout_of(space) != wanted:
-                    raise UsageError(
-                        f"{_differs(kind, env_id, space, each[0])}: the {kind}s of one manager are stacked to arrays, "
-                        "so that spaces may differ in their bounds only. Let wrappers bring them to one shape and "
-                        "dtype, or use a manager for each"
-                    )
 
     def common(self, kind: Kind) -> Any:
         """Return the space that all environments have.
@@ -67,12 +52,3 @@ class EnvSpaces:
 
 def _differs(kind: Kind, env_id: int, space: Any, first: Any) -> str:
     return f"the {kind} space of environment {env_id} is {space}, and that of environment 0 is {first}"
-
-
-def _layout_of(space: Any) -> Any:
-    """Return what the layout of rows depends on: of each part of a space its class, its shape and its dtype."""
-    if isinstance(space, gym_spaces.Dict):
-        return {key: _layout_of(child) for key, child in space.spaces.items()}
-    if isinstance(space, gym_spaces.Tuple):
-        return tuple(_layout_of(child) for child in space.spaces)
-    return type(space), *row_spec(space)

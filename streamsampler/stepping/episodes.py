@@ -36,6 +36,7 @@ class Episodes:
         n_envs = options.n_envs
         self._rows = rows
         self._options = options
+        self._copies = options.copy or not rows.has_views
         self._seeds = EpisodeSeeds(seed, n_envs)
         self._numbers = np.full(n_envs, -1, np.int64)
         self._timesteps = np.zeros(n_envs, np.int64)
@@ -86,13 +87,11 @@ class Episodes:
 
     def observation(self, env_id: int) -> Any:
         """Return a copy of the last observation of an environment."""
-        slot = int(self._rows.slots[env_id])
-        return map_tree(lambda leaf: leaf[slot, env_id].copy(), self._rows.observations)
+        return self._rows.observation(env_id)
 
     def observations(self) -> Any:
         """Return a copy of the last observation of each environment, stacked."""
-        slots, ids = self._rows.slots, np.arange(self._options.n_envs)
-        return map_tree(lambda leaf: leaf[slots, ids], self._rows.observations)
+        return self._rows.taken_observations(self._rows.slots, np.arange(self._options.n_envs))
 
     def keep_infos(self, infos: Mapping[int, dict[str, Any]]) -> None:
         """Keep the infos of results until they are handed out."""
@@ -247,7 +246,7 @@ class Episodes:
         ended = terminated | truncated
         steps = Steps(
             ids, observations, rewards, terminated, truncated, self._taken_infos(env_ids), last, self._numbers[ids],
-            self._timesteps[ids], map_tree(lambda leaf: leaf[ids], rows.actions), previous, failed | abnormal,
+            self._timesteps[ids], rows.taken_actions(ids), previous, failed | abnormal,
         )  # fmt: skip
         events = self._events(env_ids, states, ended, abnormal)
         self._slots[ids] = slots
@@ -258,8 +257,8 @@ class Episodes:
     def _observed(self, slots: NDArray[np.uint8], ids: NDArray[np.int64]) -> Any:
         """Return observations: copies, or views where that is wanted and the rows lie one after the other."""
         first, n = int(ids[0]) if len(ids) else 0, len(ids)
-        if self._options.copy or (slots != slots[:1]).any() or (ids != np.arange(first, first + n)).any():
-            return map_tree(lambda leaf: leaf[slots, ids], self._rows.observations)
+        if self._copies or (slots != slots[:1]).any() or (ids != np.arange(first, first + n)).any():
+            return self._rows.taken_observations(slots, ids)
 
         def view(leaf: Any) -> Any:
             shown = leaf[slots[0] if n else 0, first : first + n]
@@ -305,13 +304,13 @@ class Episodes:
         if not ended.any():
             return observations
 
-        def join(leaf: Any, current: Any, before: Any) -> Any:
+        def join(final: Any, current: Any, before: Any) -> Any:
             joined = current.copy()
-            joined[ended] = leaf[ids[ended]]
+            joined[ended] = final
             joined[failed] = before[failed]
             return joined
 
-        return _map_trees(join, self._rows.last_observations, observations, previous)
+        return _map_trees(join, self._rows.taken_last_observations(ids[ended]), observations, previous)
 
     def _events(
         self, env_ids: list[int], states: Sequence[EnvState], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_]

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.trees import leaves, map_tree, take
+from streamsampler.data.trees import leaves, map_tree
 from streamsampler.stepping.parameter_sets import NumberedParameters, ParameterSets
 from streamsampler.stepping.past_requests import PastRequest
 from streamsampler.stepping.rows import Rows
+from streamsampler.stepping.steps import row_of
 from streamsampler.workers.restoring import NotRestoredError
 
 __all__ = ["Histories", "RestoreOrder", "digest_of"]
@@ -51,7 +52,7 @@ class RestoreOrder:
 
 
 def digest_of(observation: Any) -> int:
-    """Return the digest of one observation: leaves of (1, ...)."""
+    """Return the digest of one observation."""
     digest = 0
     for _, leaf in leaves(observation):
         digest = zlib.crc32(np.ascontiguousarray(leaf), digest)  # type: ignore[arg-type]
@@ -134,7 +135,7 @@ class Histories:
         if self._digests is not None:
             for row, (env_id, timestep) in enumerate(zip(ids.tolist(), timesteps.tolist(), strict=True)):
                 if timestep <= self.limit:
-                    self._digests[timestep, env_id] = digest_of(take(observations, slice(row, row + 1)))
+                    self._digests[timestep, env_id] = digest_of(row_of(observations, row))
 
     def begin(self, env_id: int) -> None:
         """Begin an episode, with the seed and the parameters in the environment's rows."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.errors import ActionError, UsageError, positive
+from streamsampler.errors import UsageError, positive
 from streamsampler.serialization import dumps, loads
 
-__all__ = ["chosen_envs", "copied_options", "named", "stacked_actions", "timeout_seconds", "values_for"]
+__all__ = ["chosen_envs", "copied_options", "named", "timeout_seconds", "values_for"]
 
 
 def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
@@ -91,29 +91,6 @@ def named(name: Any) -> str:
     if not isinstance(name, str):
         raise UsageError(f"the name of a method or attribute is a string, got {name!r}")
     return name
-
-
-def stacked_actions(values: list[Any], path: str = "an action") -> Any:
-    """Return actions of environments as one value, nested as each of them is.
-
-    Raises:
-        ActionError: They differ in shape or structure.
-    """
-    first = values[0] if values else None
-    if isinstance(first, dict | tuple):
-        keys = list(first) if isinstance(first, dict) else list(range(len(first)))
-        for value in values:
-            if type(value) is not type(first) or len(value) != len(keys):
-                raise ActionError(f"the actions have different structures: {first!r} and {value!r}")
-        try:
-            parts = {key: stacked_actions([value[key] for value in values], f"{path}[{key!r}]") for key in keys}
-        except KeyError as error:
-            raise ActionError(f"{path} of some environments lacks the key {error}") from None
-        return parts if isinstance(first, dict) else tuple(parts.values())
-    try:
-        return np.array(values)
-    except ValueError:
-        raise ActionError(f"{path} has other shapes in other environments: {values!r}") from None
 
 
 def values_for(values: Any, n: int) -> list[Any]:

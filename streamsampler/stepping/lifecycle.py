@@ -139,7 +139,7 @@ class ManagerLife(abc.ABC):
 
     @property
     def observation_spaces(self) -> tuple[Any, ...]:
-        """The observation space of each environment; they have one shape and dtype, and may have other bounds."""
+        """The observation space of each environment; they may differ."""
         return self._launched().spaces.observation
 
     @property

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.trees import map_tree
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.errors import UsageError, positive
 from streamsampler.stepping.inputs import (
     chosen_envs,
     copied_options,
     named,
-    stacked_actions,
     timeout_seconds,
     values_for,
 )
@@ -137,8 +135,8 @@ class BaseEnvManager(ManagerLife):
         """Send actions to environments; `recv` returns the results.
 
         Args:
-            actions: Actions stacked to arrays of (K, ...), nested as the action space is; or, without `env_ids`, a dict
-                of actions by environment.
+            actions: Actions stacked to arrays of (K, ...), nested as the action space is; or a sequence of K actions;
+                or, without `env_ids`, a dict of actions by environment.
             env_ids: The K environments; None for all of them, or for those that the dict names.
 
         Raises:
@@ -158,7 +156,7 @@ class BaseEnvManager(ManagerLife):
             if not actions:
                 return []
             env_ids = list(actions)
-            actions = stacked_actions(list(actions.values()))
+            actions = list(actions.values())
         chosen = list(range(self.n_envs)) if env_ids is None else self._chosen(env_ids)
         self._ledger.refuse_busy(chosen)
         written = transport.rows.put_actions(chosen, actions)
@@ -276,9 +274,7 @@ class BaseEnvManager(ManagerLife):
         The n-th one of an environment is a function of the manager's seed, since the launch.
         """
         transport, chosen = self._launched(), self._chosen(env_ids)
-        if not chosen:
-            return map_tree(lambda leaf: leaf[:0].copy(), transport.rows.actions)
-        return stacked_actions([self._own_spaces[env_id].sample() for env_id in chosen])
+        return transport.rows.stacked_actions(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
 
     # ------------------------------------------------------------------ attributes and methods
 

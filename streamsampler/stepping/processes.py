@@ -126,13 +126,11 @@ class ProcessTransport(Transport):
         for event in sorted(broken, key=lambda it: not it.is_final):  # first one that spends a quota
             raise event.error
         self.spaces = EnvSpaces([pair for link in self._pool for pair in loads(link.spaces)])
-        observation_space, action_space = self.spaces.observation[0], self.spaces.action[0]
-        n_envs = len(self._worker_of)
-        size, fd = bytes_needed(observation_space, action_space, n_envs), self._pool.files.rows_fd
+        size, fd = bytes_needed(self.spaces), self._pool.files.rows_fd
         os.ftruncate(fd, size)
         if hasattr(os, "posix_fallocate"):  # a full machine is an OSError here, and not a SIGBUS in a step
             os.posix_fallocate(fd, 0, size)
-        self.rows = Rows(observation_space, action_space, n_envs, buffer_rows(mmap.mmap(fd, size)))
+        self.rows = Rows(self.spaces, buffer_rows(mmap.mmap(fd, size)))
         for link in self._pool:
             self._begin(link)
 
@@ -144,12 +142,11 @@ class ProcessTransport(Transport):
 
     def _begin(self, link: EnvLink) -> None:
         """Let a worker open its rows when it has made its environments."""
-        rows, ids = self.rows, self._envs_of[link.number]
+        ids = self._envs_of[link.number]
         options = {e: self._options[e] for e in ids if e in self._options}
         parameters = {e: self._parameters[e] for e in ids if e in self._parameters}
-        given = rows.observation_space, rows.action_space, options, parameters, self._levels
-        payload = dumps(given, "the spaces, options and parameters of environments").owned()
-        link.write(pickle_frame(("rows", len(self._worker_of), payload)))
+        given = self.spaces, options, parameters, self._levels
+        link.write(pickle_frame(("rows", dumps(given, "the spaces, options and parameters of environments").owned())))
 
     def _link(self, number: int) -> EnvLink:
         """Return the link to a worker; start the worker again if it has ended, without waiting for it.

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.data.trees import leaves, map_tree
-from streamsampler.errors import ObservationError
+from streamsampler.data.trees import leaves
 from streamsampler.stepping.histories import RestoreOrder, digest_of
 from streamsampler.stepping.past_requests import PastRequest
-from streamsampler.stepping.rows import Rows, row_at
+from streamsampler.stepping.rows import Rows
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.restoring import NotRestoredError, Said, say_again
-from streamsampler.workers.vec.columns import Columns
 
 __all__ = ["replay"]
 
@@ -45,18 +43,17 @@ def replay(
     requests: dict[int, list[PastRequest]] = defaultdict(list)
     for request in order.requests:
         requests[request.timestep].append(request)
-    column = Columns(rows.observation_space, 1, "observation", ObservationError)
-    seen = column.row_batch(0)
+    seen = rows.new_value(order.env_id)
     begun = begin_of(env.reset(seed=order.seed, options=copy.deepcopy(options)))
     for t, said in enumerate(say_again(env, begun, _actions(order, rows, requests, repeat))):
         if t:
             _compare(said, float(order.rewards[t - 1]), t)
         if order.digests is not None or t == n:
-            column.put(0, 0, said.observation)
-        if order.digests is not None and t < len(order.digests) and digest_of(seen) != order.digests[t]:
+            seen.put(0, 0, said.observation)
+        if order.digests is not None and t < len(order.digests) and digest_of(seen.view(0, 0)) != order.digests[t]:
             raise _differs(f"its observation of timestep {t} is another one than before")
         yield
-    _compare_last(order, seen, rows)
+    _compare_last(order, seen.view(0, 0), rows)
     for request in requests[n]:
         repeat(request)
 
@@ -69,7 +66,7 @@ def _actions(
     for t in range(len(order.rewards)):
         for request in requests.get(t, ()):
             repeat(request)
-        yield row_at(rows.action_space, order.actions, t)
+        yield rows.kept_action(order.env_id, order.actions, t)
 
 
 def _compare_last(order: RestoreOrder, seen: Any, rows: Rows) -> None:
@@ -79,9 +76,9 @@ def _compare_last(order: RestoreOrder, seen: Any, rows: Rows) -> None:
         NotRestoredError: They differ.
     """
     assert order.rewards is not None
-    before = map_tree(lambda leaf: leaf[order.slot], rows.observations)
+    before = rows.view(order.slot, order.env_id)
     for (path, now), (_, then) in zip(leaves(seen), leaves(before), strict=True):
-        if now[0].tobytes() != then[order.env_id].tobytes():
+        if now.tobytes() != then.tobytes():
             raise _differs(f"its last observation{path}, of timestep {len(order.rewards)}, is another one than before")
 
 

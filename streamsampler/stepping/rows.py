@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+import operator
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.data.spaces import AnySpace, row_spec
-from streamsampler.data.trees import Array, Tree, leaves
-from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
-from streamsampler.workers.vec.columns import Columns
+from streamsampler.data.trees import Array, map_tree
+from streamsampler.errors import ActionError, ObservationError
+from streamsampler.stepping.env_spaces import EnvSpaces
+from streamsampler.stepping.env_values import Allocate, EnvValues, row_at
 
-__all__ = ["Allocate", "Rows", "buffer_rows", "bytes_needed", "row_at"]
-
-Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
+__all__ = ["Rows", "buffer_rows", "bytes_needed"]
 
 _ALIGNMENT = 64
 
@@ -29,43 +27,42 @@ class Rows:
     stay readable until the next action is sent.
 
     Args:
-        observation_space: The observation space of each environment.
-        action_space: The action space of each environment.
-        n_envs: How many environments there are.
+        spaces: The spaces of each environment.
         allocate: Makes an array of zeros.
 
     Attributes:
         observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
         last_observations: Leaves of (n_envs, ...): the last observation of an episode where the environment was reset
             in the same step; written by the worker.
+        actions: Leaves of (n_envs, ...); written by the parent.
         rewards, terminated, truncated: (n_envs,), of the last step; written by the worker.
         slots: (n_envs,) where the last observation lies; written by the worker.
-        actions: Leaves of (n_envs, ...); written by the parent.
         seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
         parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
+        has_views: Whether the environments' observations lie in `observations`.
     """
 
-    def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_envs: int, allocate: Allocate) -> None:
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.observations = _arrays(observation_space, (2, n_envs), allocate)
-        self.last_observations = _arrays(observation_space, (n_envs,), allocate)
-        self.actions = _arrays(action_space, (n_envs,), allocate)
+    def __init__(self, spaces: EnvSpaces, allocate: Allocate) -> None:
+        n_envs, self._spaces = len(spaces.observation), spaces
+        self.observation_space, self.action_space = spaces.observation[0], spaces.action[0]
+        self._observations = EnvValues(spaces.observation, 2, "observation", ObservationError, allocate)
+        self._last = EnvValues(spaces.observation, 1, "observation", ObservationError, allocate)
+        self._actions = EnvValues(spaces.action, 1, "action", ActionError, allocate)
+        self.has_views = self._observations.is_stacked
+        self.observations = self._observations.arrays
+        self.last_observations, self.actions = (
+            map_tree(operator.itemgetter(0), it.arrays) for it in (self._last, self._actions)
+        )
         self.rewards: NDArray[np.float64] = allocate((n_envs,), np.dtype(np.float64))
         self.seeds: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
         self.terminated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.truncated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
         self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
-        # What is written is held to the spaces as what samplers record is: the same code does it.
-        observations, last_observations, actions = self.observations, self.last_observations, self.actions
-        self._observations = _columns(observation_space, n_envs, "observation", ObservationError, observations)
         # Of what can be copied as it is, where there is one leaf.
-        only = observations if isinstance(observations, np.ndarray) else None
-        self._dtype = None if only is None else only.dtype
+        only = self.observations if isinstance(self.observations, np.ndarray) else None
+        self._dtype = None if only is None or only.dtype.hasobject else only.dtype
         self._shape = () if only is None else only.shape[2:]
-        self._last = _columns(observation_space, n_envs, "observation", ObservationError, last_observations, True)
-        self._actions = _columns(action_space, n_envs, "action", ActionError, actions, True)
 
     def put_observation(self, slot: int, env_id: int, value: Any) -> None:
         """Write an observation of an environment to a slot.
@@ -82,15 +79,42 @@ class Rows:
         """Write the last observation of an episode; see `put_observation`."""
         self._last.put(0, env_id, value)
 
-    def put_actions(self, env_ids: list[int], actions: Any) -> Tree:
-        """Write the actions of K environments.
+    def observation(self, env_id: int) -> Any:
+        """Return a copy of the last observation of an environment."""
+        return self._observations.read(self.slots[env_id], env_id)
 
-        Args:
-            env_ids: The environments.
-            actions: One stacked value, leaves of (K, ...); or a sequence of K actions.
+    def taken_observations(self, slots: Any, ids: Any) -> Any:
+        """Return copies of observations of environments; see `EnvValues.taken`."""
+        return self._observations.taken(slots, ids)
 
-        Returns:
-            The actions that were written: leaves of (K, ...), of the dtypes of the space.
+    def taken_last_observations(self, ids: Any) -> Any:
+        """Return copies of the last observations of environments."""
+        return self._last.taken(0, ids)
+
+    def taken_actions(self, ids: Any) -> Any:
+        """Return copies of the actions of environments."""
+        return self._actions.taken(0, ids)
+
+    def view(self, slot: int, env_id: int) -> Any:
+        """Return an observation of an environment, not to be kept."""
+        return self._observations.view(slot, env_id)
+
+    def new_value(self, env_id: int) -> EnvValues:
+        """Return what takes an observation of one environment, in slot 0, as environment 0."""
+        return EnvValues([self._spaces.observation[env_id]], 1, "observation", ObservationError, np.zeros)
+
+    def kept_action(self, env_id: int, kept: Any, index: int) -> Any:
+        """Return a copy of one of the actions of an environment that were kept, as `action` does."""
+        if self._actions.is_stacked:
+            return row_at(self._spaces.action[env_id], kept, index)
+        return copy.deepcopy(kept[index])
+
+    def action(self, env_id: int) -> Any:
+        """Return a copy of the action of an environment, of the type that its space's own samples have."""
+        return self._actions.read(0, env_id)
+
+    def put_actions(self, env_ids: list[int], actions: Any) -> Any:
+        """Write the actions of K environments; see `EnvValues.put_some`.
 
         Raises:
             ActionError: They are of another structure, shape or kind than the space, or of another number, or would
@@ -98,38 +122,21 @@ class Rows:
         """
         return self._actions.put_some(0, env_ids, actions)
 
-
-def _columns(
-    space: AnySpace, n_envs: int, path: str, error: type[DataError], arrays: Any, is_one_step: bool = False
-) -> Columns:
-    buffers = [leaf[np.newaxis] if is_one_step else leaf for _, leaf in leaves(arrays)]
-    return Columns(space, n_envs, path, error, buffers)
+    def stacked_actions(self, env_ids: list[int], actions: list[Any]) -> Any:
+        """Return actions as `put_actions` does, and write nothing."""
+        return self._actions.stacked(env_ids, actions)
 
 
-def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
-    if isinstance(space, gym_spaces.Dict):
-        return {key: _arrays(child, shape, allocate) for key, child in space.spaces.items()}
-    if isinstance(space, gym_spaces.Tuple):
-        return tuple(_arrays(child, shape, allocate) for child in space.spaces)
-    row_shape, dtype = row_spec(space)
-    if dtype.hasobject:
-        raise UsageError(
-            f"environments that are stepped from the parent have spaces of arrays, nested or not; "
-            f"{space} is none: flatten it, or use a sampler"
-        )
-    return allocate((*shape, *row_shape), dtype)
-
-
-def bytes_needed(observation_space: AnySpace, action_space: AnySpace, n_envs: int) -> int:
+def bytes_needed(spaces: EnvSpaces) -> int:
     """Return how many bytes `buffer_rows` needs for rows."""
     total = 0
 
     def count(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         nonlocal total
         total += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return np.empty(0, dtype)
+        return np.broadcast_to(np.empty((), dtype), shape)  # of one number in memory
 
-    Rows(observation_space, action_space, n_envs, count)
+    Rows(spaces, count)
     return total
 
 
@@ -144,13 +151,3 @@ def buffer_rows(buffer: Any) -> Allocate:
         return array
 
     return allocate
-
-
-def row_at(space: AnySpace, arrays: Any, env_id: int) -> Any:
-    """Return a copy of one row of actions, of the type that the space's own samples have."""
-    if isinstance(space, gym_spaces.Dict):
-        return {key: row_at(child, arrays[key], env_id) for key, child in space.spaces.items()}
-    if isinstance(space, gym_spaces.Tuple):
-        return tuple(row_at(child, arrays[i], env_id) for i, child in enumerate(space.spaces))
-    is_scalar = arrays.ndim == 1 and not isinstance(space, gym_spaces.Box)  # a sample of a Box is always an array
-    return arrays[env_id] if is_scalar else np.array(arrays[env_id])

@@ -79,8 +79,7 @@ class _InThisProcess(Transport):
 
     def start(self) -> None:
         self.spaces = EnvSpaces(self._stepper.make())
-        first = self.spaces.observation[0], self.spaces.action[0]
-        self.rows = self._stepper.rows = Rows(*first, self._n_envs, np.zeros)
+        self.rows = self._stepper.rows = Rows(self.spaces, np.zeros)
 
     def step(self, env_ids: Sequence[int]) -> None:
         with self._working(env_ids):
@@ -183,8 +182,8 @@ class SerialEnvManager(BaseEnvManager):
 
     Args:
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec` or an
-            `EnvUpdate`; or a list with one for each environment. Their spaces have one shape and dtype, and may differ
-            in their bounds.
+            `EnvUpdate`; or a list with one for each environment. Where their spaces differ in more than their bounds,
+            values are not stacked.
         n_envs: How many environments there are.
         seed: A non-negative integer from which the seeds of episodes are derived: episode k of environment e has that
             of index e + k * n_envs. None draws one, which is in `seed`.

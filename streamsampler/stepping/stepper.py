@@ -26,7 +26,7 @@ from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.past_requests import BEFORE, PastRequest, digest_of_result
 from streamsampler.stepping.restores import replay
-from streamsampler.stepping.rows import Rows, row_at
+from streamsampler.stepping.rows import Rows
 from streamsampler.workers.board import WorkerRow, phase_number
 from streamsampler.workers.distinct_envs import refuse_copies_of
 from streamsampler.workers.explain import begin_of, name_of_env, step_error, summary_of
@@ -259,7 +259,7 @@ class Stepper:
         self.show(env_id, STEPPING)
         self.times.phase[0] = IN_STEP
         self.times.timesteps += 1
-        action = row_at(rows.action_space, rows.actions, env_id)
+        action = rows.action(env_id)
         try:
             if self.generators.is_idle:  # a block that does nothing would take a twentieth of what a step takes here
                 observation, reward, terminated, truncated, info = self.envs[env_id].step(action)

@@ -53,6 +53,9 @@ def row_of(tree: Any, row: int) -> Any:
 class Steps:
     """The results of K environments, each of the last request to it: a step, or a reset.
 
+    Observations are leaves of (K, ...), and so are actions. Where environments have spaces of other shapes, dtypes or
+    structures, they are not stacked: (K,) objects, each of its environment's space.
+
     In a row that is the result of a reset, `timesteps` is 0, no reward was got, and `actions` and
     `previous_observations` mean nothing.
 

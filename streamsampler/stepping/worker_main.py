@@ -13,6 +13,7 @@ from typing import Any
 
 from streamsampler.engines.processes.worker_main import Begun, begin
 from streamsampler.serialization import Payload, dumps, loads
+from streamsampler.stepping.env_spaces import EnvSpaces
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.rows import Rows, buffer_rows
@@ -138,19 +139,19 @@ class EnvWorker:
             self._stepper.take(what, *arguments)
         return True
 
-    def _open_rows(self, n_envs: int, payload: Payload) -> None:
+    def _open_rows(self, payload: Payload) -> None:
         options: dict[int, Any]
         parameters: dict[int, NumberedParameters]
-        observation_space, action_space, options, parameters, levels = loads(payload)
+        spaces, options, parameters, levels = loads(payload)
         self._keeper.set_levels(levels)
-        self._stepper.rows = self._new_rows(observation_space, action_space, n_envs)
+        self._stepper.rows = self._new_rows(spaces)
         for env_id, given in options.items():
             self._stepper.set_options(env_id, given)
         for env_id, of_one in parameters.items():
             self._stepper.set_parameters(env_id, of_one)
 
-    def _new_rows(self, observation_space: Any, action_space: Any, n_envs: int) -> Rows:
-        return Rows(observation_space, action_space, n_envs, buffer_rows(mmap.mmap(self._rows_fd, 0)))
+    def _new_rows(self, spaces: EnvSpaces) -> Rows:
+        return Rows(spaces, buffer_rows(mmap.mmap(self._rows_fd, 0)))
 
     def _set_options(self, options: Payload) -> None:
         for env_id, of_one in loads(options).items():

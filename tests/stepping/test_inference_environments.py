@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from streamsampler.errors import NotReproducibleError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
+from streamsampler.stepping.env_spaces import EnvSpaces
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.episodes import History
 from streamsampler.stepping.rows import Rows
@@ -26,7 +27,7 @@ class Script:
     """Stands for processes: tells in each `collect` what it is told to, and notes what it is asked for."""
 
     def __init__(self) -> None:
-        self.rows = Rows(SPACE, SPACE, 2, np.zeros)
+        self.rows = Rows(EnvSpaces([(SPACE, SPACE)] * 2), np.zeros)
         self.events: deque[list[Event]] = deque()
         self.asked: list[tuple[str, list[int]]] = []
 

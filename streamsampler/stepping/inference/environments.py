@@ -215,8 +215,7 @@ class Environments:
     def observation(self, env_id: int) -> Any:
         """Return a view of an environment's last observation."""
         rows = self.transport.rows
-        slot = int(rows.slots[env_id])
-        return map_tree(lambda leaf: leaf[slot, env_id], rows.observations)
+        return rows.view(int(rows.slots[env_id]), env_id)
 
     def current(self, env_id: int) -> Any:
         """Return a copy of the last observation of an environment, when it is what it was."""
@@ -382,7 +381,7 @@ class Environments:
             self._to_ask[env_id] = None
 
     def _observed(self, env_id: int, slot: int) -> Any:
-        return map_tree(lambda leaf: np.array(leaf[slot, env_id]), self.transport.rows.observations)
+        return map_tree(np.array, self.transport.rows.view(slot, env_id))
 
     def _results(self, env_id: int) -> tuple[float, bool, bool]:
         rows = self.transport.rows

@@ -18,7 +18,6 @@ from streamsampler.errors import UsageError
 from streamsampler.seeding import TrajectorySeeds
 from streamsampler.serialization import Payload, loads
 from streamsampler.stepping.inference.raised import refuse_to_end
-from streamsampler.stepping.rows import row_at
 from streamsampler.stepping.stepper import MAKING, RESETTING, STEPPING, Stepper
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import begin_of, raised_in
@@ -189,7 +188,7 @@ class RolloutStepper(Stepper):
         length = self._lengths[env_id] = self._lengths[env_id] + 1
         action = self._given.pop(env_id, None) if self._given else None
         if action is None:
-            action = row_at(rows.action_space, rows.actions, env_id)
+            action = rows.action(env_id)
         try:
             observation, reward, terminated, truncated, info = self.envs[env_id].step(action)
         except BaseException as error:

@@ -144,16 +144,14 @@ class Columns:
                 leaf.copy(self.n_steps, values)
         self.n_steps += 1
 
-    def put_some(self, step: int, rows: list[int], batch: Any) -> Tree:
-        """Check the values of some rows and write a copy of them to these rows of a step; see `append`.
+    def checked(self, batch: Any, n: int) -> list[Array]:
+        """Check n values, and return each leaf of them, of the dtypes of the space; see `append`."""
+        return list(self._checked(batch, n))
 
-        Returns:
-            What was written: leaves of (k, ...), of the dtypes of the space, for k rows.
-        """
-        checked = list(self._checked(batch, len(rows)))  # before anything is written
+    def put_checked(self, step: int, rows: list[int], checked: list[Array]) -> None:
+        """Write a copy of values that were checked to some rows of a step."""
         for leaf, values in zip(self._leaves, checked, strict=True):
             leaf.at(step)[rows] = values
-        return nested(self._space, iter(checked))
 
     def extend(self, values: Tree, n: int) -> None:
         """Write copies of n values that were checked, leaves of (n, ...), as the next n steps; there is one row."""
@@ -182,6 +180,11 @@ class Columns:
             return
         for leaf, part in zip(self._leaves, values_of(self._space, value, self._path, self._error), strict=True):
             leaf.at(step)[row] = leaf.converted(part)
+
+    def converted(self, value: Any) -> list[Any]:
+        """Check a single value as `put` does, and return each leaf of it as it is stored."""
+        parts = values_of(self._space, value, self._path, self._error)
+        return [leaf.converted(part) for leaf, part in zip(self._leaves, parts, strict=True)]
 
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Tree:
         """Return the values of some numbers, in their order: a tree of (k, ...); see `Column.gather`."""

@@ -326,7 +326,7 @@ class ModelManager(BaseEnvManager):
 
 
 def new_rows(n_envs):
-    return Rows(Counter.observation_space, Counter.action_space, n_envs, np.zeros)
+    return Rows(EnvSpaces([(Counter.observation_space, Counter.action_space)] * n_envs), np.zeros)
 
 
 _ARRAYS = ("observations", "last_observations", "actions", "rewards", "seeds", "terminated", "truncated", "slots",
