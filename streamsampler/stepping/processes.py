@@ -159,6 +159,7 @@ class ProcessTransport(Transport):
         if link.start_at <= time.monotonic():
             self._pool.restart(number)
             self._begin(self._pool[number])
+            self._pool[number].take_over(link)
         elif link.held is None:
             link.held = []
         return self._pool[number]
@@ -174,7 +175,7 @@ class ProcessTransport(Transport):
         """Start the workers that were needed when they could not be started yet."""
         now = time.monotonic()
         for ended in [link for link in self._pool if link.held is not None and link.start_at <= now]:
-            self._link(ended.number).take_over(ended)
+            self._link(ended.number)
 
     # ------------------------------------------------------------------ requests
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from streamsampler.errors import WorkerDiedError, WorkerHungError
 from streamsampler.stepping.accounts import ManagerStats
@@ -45,21 +46,22 @@ class Recovery:
         self._accounts = accounts
         # By environment, and whether its process died: how often its open request has failed.
         self._attempts: dict[tuple[int, bool], int] = {}
-        # What is tried again, when, and of which environments.
-        self._later: list[tuple[float, Sequence[int], Callable[[], None]]] = []
+        self._later: list[tuple[float, _Again]] = []  # and when
 
     # ------------------------------------------------------------------ tries that wait
 
-    def _try_again(self, event: Broken, carry_out: Callable[[], None]) -> None:
+    def _try_again(self, event: Broken, again: _Again) -> None:
         """Let environments that failed do something: now, or when the environment that raised has had time to recover.
 
-        Its request is open, so that its caller sends it nothing meanwhile. A process that is lost is not waited for
-        here: whatever carries the requests starts the next one in time.
+        Only where its request is open, so that its caller sends it nothing meanwhile; what has failed for good is tried
+        again when its caller wants it. A process that is lost is not waited for here: whatever carries the requests
+        starts the next one in time.
         """
-        if event.is_new or not self._options.restart_wait:
-            carry_out()
+        is_open = not self._ledger.waiting.isdisjoint(event.env_ids)
+        if event.is_new or not is_open or not self._options.restart_wait:
+            again.carry_out(self._transport)
         else:
-            self._later.append((time.monotonic() + self._options.restart_wait, event.env_ids, carry_out))
+            self._later.append((time.monotonic() + self._options.restart_wait, again))
 
     def seconds_to_try(self, timeout: float | None) -> float | None:
         """Return for how many seconds to wait at most, if the caller's limit is `timeout`."""
@@ -71,7 +73,7 @@ class Recovery:
     def try_due(self) -> None:
         """Carry out what has waited long enough."""
         while self._later and self._later[0][0] <= time.monotonic():
-            self._later.pop(0)[-1]()
+            self._later.pop(0)[1].carry_out(self._transport)
 
     # ------------------------------------------------------------------ failures
 
@@ -113,7 +115,7 @@ class Recovery:
         """Do with environments that failed what is to be done; return whether the error is to be raised."""
         lost = [env_id for env_id in event.env_ids if env_id in self._ledger.waiting]
         # What waited is brought back by this; carried out as well, it would be done twice.
-        self._later = [it for it in self._later if not set(it[1]).intersection(event.env_ids)]
+        self._later = [it for it in self._later if not set(it[1].env_ids).intersection(event.env_ids)]
         self._episodes.rewind(lost)
         if self._options.on_failure == "raise" or is_final:
             unknown = [env_id for env_id in event.env_ids if env_id not in self._ledger.arrived]
@@ -152,7 +154,7 @@ class Recovery:
         states = self._ledger.states
         again = [env_id for env_id in lost if states[env_id] is EnvState.RESETTING]
         if again:
-            self._try_again(event, lambda: self._transport.reset(again, {}))
+            self._try_again(event, _Again(event.env_ids, resets=again))
         self.end_lost([env_id for env_id in lost if states[env_id] is EnvState.STEPPING])
         self._episodes.lose([env_id for env_id in event.env_ids if env_id not in lost])
 
@@ -184,13 +186,7 @@ class Recovery:
                 ended.append((env_id, why_not))
             elif env_id in lost:
                 (resets if self._is_resetting(env_id) else steps).append(env_id)
-
-        def again() -> None:
-            self._transport.restore(orders)
-            self._transport.reset(resets, {})
-            self._transport.step(steps)
-
-        self._try_again(event, again)
+        self._try_again(event, _Again(event.env_ids, orders, resets, steps))
         for env_id, why_not in ended:
             self._give_up(env_id, why_not)
 
@@ -243,6 +239,27 @@ class Recovery:
         elif not is_open:
             self._episodes.lose([env_id])
         _LOG.warning("environment %d %s. Its episode ends, marked in Steps.failed.", env_id, why)
+
+
+class _Again(NamedTuple):
+    """What environments that failed do again.
+
+    Attributes:
+        env_ids: The environments.
+        orders: How they become what they were.
+        resets: Those of which a reset is requested.
+        steps: Those of which a step is.
+    """
+
+    env_ids: Sequence[int]
+    orders: Sequence[RestoreOrder] = ()
+    resets: Sequence[int] = ()
+    steps: Sequence[int] = ()
+
+    def carry_out(self, transport: Transport) -> None:
+        transport.restore(self.orders)
+        transport.reset(self.resets, {})
+        transport.step(self.steps)
 
 
 def _warn_of_other(env_id: int, why: object) -> None:

@@ -2,7 +2,7 @@
 
 A worker carries out one message at a time, when it is told to. What it writes is there for the manager's next call. An
 environment may raise, or its process may die or hang, in any of its methods; a process may die between any two
-messages as well. Nothing here depends on time.
+messages as well. Time passes only when the world says so, and when the manager waits for it.
 """
 
 import functools
@@ -36,6 +36,16 @@ LENGTH = 2
 HOWS = ("raise", "die", "die after", "hang")
 _HEADER = struct.Struct("<QB")
 _PHASES = tuple(Phase)
+
+
+class Clock:
+    """Stands for the module `time`: shows the time of the world that is at hand."""
+
+    world: Any = None
+
+    @classmethod
+    def monotonic(cls):
+        return cls.world.now
 
 
 class GoneError(BaseException):
@@ -232,6 +242,8 @@ class Link(EnvLink):
     def write(self, data):
         if not self.ended:
             self.process.inbox.append(bytes(data))
+        elif self.held is not None:
+            self.held.append(bytes(data))
 
 
 class Pool:
@@ -258,11 +270,12 @@ class Pool:
             assert able or hanging or timeout is not None, "deadlock"
             for process in able:
                 process.work()
-            if not able and timeout is None:
+            if not able and timeout is not None:
+                self.world.now += timeout
+                timeout = 0
+            elif not able:
                 self.world.time_out(hanging[0])
             happened = self._happened()
-            if timeout is not None:
-                break
         return happened
 
     def _happened(self):
@@ -294,7 +307,16 @@ class Modelled(ProcessTransport):
     """Carries requests to processes that are modelled."""
 
     def __init__(self, world, policy):
-        super().__init__(dict.fromkeys(range(world.n_envs)), len(world.envs_of), None, policy, None, "forkserver", 1)  # type: ignore[arg-type]
+        super().__init__(
+            dict.fromkeys(range(world.n_envs)),  # type: ignore[arg-type]
+            len(world.envs_of),
+            None,  # type: ignore[arg-type]
+            policy,
+            None,
+            "forkserver",
+            1,
+            world.wait,
+        )
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
         self._setbacks._envs_of = world.envs_of
         self._levels = Levels()
@@ -314,7 +336,9 @@ class Modelled(ProcessTransport):
 
 class ModelManager(BaseEnvManager):
     def __init__(self, world, on_failure):
-        options = ManagerOptions(world.n_envs, world.autoreset, None, 1, None, on_failure, is_abnormal)
+        options = ManagerOptions(
+            world.n_envs, world.autoreset, None, 1, None, on_failure, is_abnormal, restart_wait=world.wait
+        )
         self.world = world
         super().__init__({}, options, 0, len(world.envs_of))
 

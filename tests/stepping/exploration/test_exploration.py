@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from streamsampler.stepping import generators, processes, worker_main
+from streamsampler.stepping import generators, processes, recovery, worker_main
+from tests.stepping.exploration.model import Clock
 from tests.stepping.exploration.world import explore
 
 APART, TOGETHER = [[0], [1]], [[0, 1]]
@@ -16,9 +17,11 @@ AT_ONCE = ("raise", "die", "die after")  # a hang is a death that is noticed lat
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """Nothing depends on time: results are sent one by one, and workers are asked for accounts once; and no logs."""
+    """Time is the world's, results are sent one by one, and nothing is logged."""
+    for module in (processes, recovery):
+        monkeypatch.setattr(module, "time", Clock)
     monkeypatch.setattr(worker_main, "_TOGETHER_SECONDS", -1.0)
-    monkeypatch.setattr(processes, "_REPORT_SECONDS", 1e-9)
+    monkeypatch.setattr(processes, "_REPORT_SECONDS", 1)
     monkeypatch.setattr(generators, "generator_states", tuple)  # or other worlds would seem to draw from them
     monkeypatch.setattr(logging.getLogger("streamsampler"), "disabled", True)
 
@@ -40,6 +43,11 @@ def test_one_failure_in_one_step(autoreset, on_failure):
     assert explore(TOGETHER, on_failure, autoreset, steps=1, faults=1, hows=AT_ONCE) > 50
 
 
+@pytest.mark.parametrize("on_failure", ["restore", pytest.param("reset", marks=pytest.mark.slow)])
+def test_one_death_after_which_workers_wait(on_failure):
+    assert explore(APART, on_failure, "next_step", steps=1, faults=1, hows=("die",), wait=1) > 50
+
+
 @pytest.mark.slow
 @every_mode
 @every_policy
@@ -51,6 +59,10 @@ def test_one_failure_in_one_step(autoreset, on_failure):
     (APART, {"steps": 1, "faults": 2}),
     (TOGETHER, {"steps": 1, "faults": 2}),
     ([[0, 1], [2]], {"steps": 1, "faults": 1, "hows": AT_ONCE}),
+    (APART, {"steps": 1, "faults": 1, "wait": 2}),
+    (APART, {"steps": 1, "faults": 1, "calls": 1, "wait": 1, "hows": ("raise", "die")}),
+    (TOGETHER, {"steps": 1, "faults": 1, "calls": 1, "wait": 1, "hows": ("raise", "die")}),
+    (TOGETHER, {"steps": 1, "faults": 2, "wait": 2, "hows": AT_ONCE}),
 )
 def test_every_interleaving_goes_on(envs_of, options, autoreset, on_failure):
     assert explore(envs_of, on_failure, autoreset, **options) > 100

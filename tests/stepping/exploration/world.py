@@ -17,6 +17,7 @@ from streamsampler.stepping.states import EnvState
 from tests.stepping.exploration.model import (
     HOWS,
     Board,
+    Clock,
     Faults,
     ModelManager,
     arrays_of,
@@ -39,15 +40,20 @@ class World:
         faults: How many failures there are.
         calls: How often the caller resets an environment, calls a method, sets an attribute, or asks for accounts.
         hows: How methods fail.
+        wait: How much time passes between two tries.
+
+    Attributes:
+        now: The time.
     """
 
-    def __init__(self, envs_of, on_failure, autoreset, *, steps, faults, calls=0, hows=HOWS):
+    def __init__(self, envs_of, on_failure, autoreset, *, steps, faults, calls=0, hows=HOWS, wait=0):
         self.envs_of, self.on_failure, self.autoreset = envs_of, on_failure, autoreset
         self.n_envs = sum(map(len, envs_of))
         self.board, self.rows = Board(len(envs_of)), new_rows(self.n_envs)
         self.faults = Faults([number for number, envs in enumerate(envs_of) for _ in envs], self.board)
         self.steps, self.n_faults, self.used, self.calls = [steps] * self.n_envs, faults, 0, calls
-        self.hows = hows
+        self.hows, self.wait, self.now = hows, wait, 0
+        Clock.world = self
         self.before: list[Any] = [None] * self.n_envs  # episode and timestep of each environment, and whether it ended
         self.actions = [0] * self.n_envs
         self.may_fail = self.died_idle = False
@@ -64,8 +70,11 @@ class World:
         ledger = self.manager._ledger
         for env_id, state in enumerate(self.manager.states):
             yield from self.moves_of(env_id, state, env_id in ledger.waiting)
-        if ledger.n_open and (ledger.arrived or self.has_news()):
+        due = self.times_to_wait()
+        if ledger.n_open and (ledger.arrived or self.has_news() or 0 in due):
             yield "receive", None
+        if any(due):
+            yield "pass_time", None
         if self.calls:
             yield "stats", None
         for process in self.processes:
@@ -105,6 +114,15 @@ class World:
 
     def has_news(self):
         return any(process.said or self.faults.gone.get(process.number) is False for process in self.processes)
+
+    def times_to_wait(self):
+        """Return the time that is left until each thing that waits."""
+        later = [at for at, _ in self.manager._inbox._recovery._later]
+        starts = [link.start_at for link in self.manager._transport._pool if link.held is not None]
+        return [max(0, at - self.now) for at in (*later, *starts)]
+
+    def pass_time(self, _):
+        self.now += 1
 
     def send(self, env_id):
         self.steps[env_id] -= 1
@@ -254,7 +272,8 @@ class World:
         )  # fmt: skip
         links = [
             (link.ended, sorted(link.waiting), sorted(link.restoring), link.is_making, link.asked, repr(link.held),
-             sorted(link.infos), repr(link.answer), link.error is not None, link.is_told)
+             sorted(link.infos), repr(link.answer), link.error is not None, link.is_told,
+             max(0, link.start_at - self.now) if link.ended else 0)
             for link in transport._pool
         ]  # fmt: skip
         processes = [
@@ -272,6 +291,7 @@ class World:
             repr(episodes._requests._of), inbox._due, inbox._recovery._attempts, repr(transport._pending),
             transport._hangs, links, processes, [array.tolist() for array in arrays_of(self.rows)],
             self.faults.gone, self.steps, self.n_faults, self.used, self.calls, self.before, self.actions,
+            [(at - self.now, repr(again)) for at, again in inbox._recovery._later],
             self.may_fail, self.died_idle, [row.words[1:] for row in self.board.rows],
         ))  # fmt: skip
 
@@ -280,7 +300,7 @@ class NothingFailedError(Exception):
     """The method that was to fail was not called."""
 
 
-GOING_ON = ("send", "receive", "work", "time_out", "reset")
+GOING_ON = ("send", "receive", "work", "time_out", "reset", "pass_time")
 """The moves after which a world is not at its end."""
 
 
@@ -292,6 +312,12 @@ def seeds_for(n_envs):
 SEEDS: list[list[int]] = []
 
 
+def loaded(data):
+    """Return a world, and let its time be the time."""
+    Clock.world = pickle.loads(data)
+    return Clock.world
+
+
 def explore(*args, **options):
     """Take every move in every state; return how many states there are."""
     SEEDS[:] = seeds_for(sum(map(len, args[0])))
@@ -300,11 +326,11 @@ def explore(*args, **options):
     todo: list[tuple[bytes, tuple[Any, ...]]] = [(first.copied(), ())]
     while todo:
         data, path = todo.pop()
-        world = pickle.loads(data)
+        world = loaded(data)
         moves = list(world.moves())
         world.check_refusals()
         for move in moves:
-            following = pickle.loads(data)
+            following = loaded(data)
             try:
                 following.go(*move)
                 key = following.key()
@@ -317,6 +343,7 @@ def explore(*args, **options):
                 seen.add(key)
                 todo.append((following.copied(), (*path, move)))
         if not any(name in GOING_ON for name, _ in moves):
+            Clock.world = world
             try:
                 world.end()
             except BaseException as error:
