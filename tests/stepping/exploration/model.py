@@ -307,16 +307,9 @@ class Modelled(ProcessTransport):
     """Carries requests to processes that are modelled."""
 
     def __init__(self, world, policy):
-        super().__init__(
-            dict.fromkeys(range(world.n_envs)),  # type: ignore[arg-type]
-            len(world.envs_of),
-            None,  # type: ignore[arg-type]
-            policy,
-            None,
-            "forkserver",
-            1,
-            world.wait,
-        )
+        updates: Any = dict.fromkeys(range(world.n_envs))
+        no_stepper: Any = None
+        super().__init__(updates, len(world.envs_of), no_stepper, policy, None, "forkserver", 1, world.wait)
         self._worker_of, self._envs_of = world.faults.worker_of, world.envs_of
         self._setbacks._envs_of = world.envs_of
         self._levels = Levels()
