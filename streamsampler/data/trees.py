@@ -22,6 +22,7 @@ __all__ = [
     "equal",
     "leaves",
     "map_tree",
+    "map_trees",
     "object_array",
     "owned",
     "pad",
@@ -48,6 +49,15 @@ def _map_tree(function: Callable[[Array], Array], tree: Any) -> Tree:
     if isinstance(tree, tuple):
         return tuple(_map_tree(function, child) for child in tree)
     return function(tree)
+
+
+def map_trees(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply a function to the leaves of several trees of one structure; see `map_tree`."""
+    if isinstance(tree, dict):
+        return {key: map_trees(function, child, *(it[key] for it in others)) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_trees(function, child, *(it[i] for it in others)) for i, child in enumerate(tree))
+    return function(tree, *others)
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:

@@ -19,7 +19,7 @@ from streamsampler.protocol.messages import Failure, Phase
 from streamsampler.scheduling.restarts import Incident, Losses
 from streamsampler.scheduling.result import LeftOut
 
-__all__ = ["UPDATE_PHASES", "Setback", "dropped_error", "failure_error", "kernels_error"]
+__all__ = ["UPDATE_PHASES", "Setback", "dropped_error", "failure_error", "kernels_error", "loss_error", "unpickled"]
 
 UPDATE_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.CLOSE}
 """What a worker does while it takes in updates."""
@@ -77,7 +77,7 @@ class Setback:
         history = losses.history()
         if self.failure is not None:
             return failure_error(self.worker, self.failure, self.exception, quota=quota, history=history)
-        return _loss_error(self.incident, quota, history)
+        return loss_error(self.incident, quota, history)
 
 
 def failure_error(
@@ -98,7 +98,7 @@ def failure_error(
     where = "" if failure.trajectory is None else f" in trajectory {failure.trajectory}"
     if failure.ticket is not None:
         where += f" of agent version {failure.ticket.version}"
-    original = exception if isinstance(exception, BaseException) else _unpickled(failure.exception)
+    original = exception if isinstance(exception, BaseException) else unpickled(failure.exception)
     error = RolloutError(
         f"worker {worker} failed while {failure.phase}{where}: {failure.summary}",
         worker_number=worker,
@@ -137,7 +137,8 @@ def kernels_error(worker: int, what: str) -> NotReproducibleError:
     return NotReproducibleError(what, worker_number=worker, phase=Phase.CHECK, trajectory=None)
 
 
-def _unpickled(exception: bytes | None) -> BaseException | None:
+def unpickled(exception: bytes | None) -> BaseException | None:
+    """Return an exception that could be pickled; None where it cannot be unpickled here, or there is none."""
     if exception is None:
         return None
     try:
@@ -147,15 +148,18 @@ def _unpickled(exception: bytes | None) -> BaseException | None:
     return loaded if isinstance(loaded, BaseException) else None
 
 
-def _loss_error(incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...]) -> WorkerError:
+def loss_error(
+    incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...], what: str = ""
+) -> WorkerError:
     """Return the error that ends a call because of a loss.
 
     Args:
         incident: The loss: a death or a hang.
         quota: The quota that is spent; None where a new worker would do the same.
         history: All losses since the last error, this one included.
+        what: What the error says, where that is something else than the incident.
     """
-    what = str(incident) if quota is not None else f"{incident}; a new worker would do the same"
+    what = what or (str(incident) if quota is not None else f"{incident}; a new worker would do the same")
     fields: dict[str, Any] = {
         "worker_number": incident.worker,
         "phase": incident.phase,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.trees import map_tree
+from streamsampler.data.trees import map_tree, map_trees
 from streamsampler.stepping.histories import RestoreOrder
 from streamsampler.stepping.options import ManagerOptions
 from streamsampler.stepping.parameter_sets import ParameterSets
@@ -310,7 +310,7 @@ class Episodes:
             joined[failed] = before[failed]
             return joined
 
-        return _map_trees(join, self._rows.taken_last_observations(ids[ended]), observations, previous)
+        return map_trees(join, self._rows.taken_last_observations(ids[ended]), observations, previous)
 
     def _events(
         self, env_ids: list[int], states: Sequence[EnvState], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_]
@@ -353,11 +353,3 @@ class Episodes:
             return {}
         infos = self._infos
         return {row: infos.pop(env_id) for row, env_id in enumerate(env_ids) if env_id in infos}
-
-
-def _map_trees(function: Any, first: Any, *others: Any) -> Any:
-    if isinstance(first, dict):
-        return {key: _map_trees(function, child, *(other[key] for other in others)) for key, child in first.items()}
-    if isinstance(first, tuple):
-        return tuple(_map_trees(function, child, *(other[i] for other in others)) for i, child in enumerate(first))
-    return function(first, *others)

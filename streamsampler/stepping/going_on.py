@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamsampler.data.trees import map_trees
 from streamsampler.errors import WorkerError
 from streamsampler.stepping.states import EnvState
 from streamsampler.stepping.steps import Steps
@@ -73,12 +74,18 @@ def _begun_again(manager: BaseEnvManager, steps: Steps) -> Steps:
     failed = _failed(manager) if manager.autoreset == "same_step" else []
     if not failed:
         return steps
+
+    def joined(current: Any, begun: Any) -> Any:
+        of_all = current.copy()
+        of_all[failed] = begun
+        return of_all
+
     begun = manager.reset(failed)
     infos = dict(steps.info_by_row)
     for row, env_id in enumerate(failed):
         info = infos.get(env_id, {})
         infos[env_id] = {**begun.info_by_row.get(row, {}), "final_info": info.get("final_info", info)}
-    return replace(steps, observations=_joined(steps.observations, failed, begun.observations), info_by_row=infos)
+    return replace(steps, observations=map_trees(joined, steps.observations, begun.observations), info_by_row=infos)
 
 
 def _failed(manager: BaseEnvManager) -> list[int]:
@@ -96,13 +103,3 @@ def _rows(actions: Any, rows: list[int], n: int) -> Any:
         return tuple(_rows(part, rows, n) for part in actions)
     stacked = np.asarray(actions)
     return stacked[rows] if stacked.shape[:1] == (n,) else stacked
-
-
-def _joined(observations: Any, rows: list[int], others: Any) -> Any:
-    if isinstance(observations, dict):
-        return {key: _joined(part, rows, others[key]) for key, part in observations.items()}
-    if isinstance(observations, tuple):
-        return tuple(_joined(part, rows, others[i]) for i, part in enumerate(observations))
-    joined = observations.copy()
-    joined[rows] = others
-    return joined

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.trees import leaves, map_tree
+from streamsampler.data.trees import leaves, map_tree, map_trees
 from streamsampler.stepping.parameter_sets import NumberedParameters, ParameterSets
 from streamsampler.stepping.past_requests import PastRequest
 from streamsampler.stepping.rows import Rows
-from streamsampler.stepping.steps import row_of
 from streamsampler.workers.restoring import NotRestoredError
+from streamsampler.workers.vec.rows import row_of
 
 __all__ = ["Histories", "RestoreOrder", "digest_of"]
 
@@ -118,8 +118,8 @@ class Histories:
             timesteps: (K,) the timesteps that they are for, from 1.
         """
         if env_ids:
-            places = self._places(timesteps)
-            _put(self._actions, places, env_ids, actions)
+            index = self._places(timesteps), env_ids
+            map_trees(lambda kept, sent: kept.__setitem__(index, sent), self._actions, actions)
 
     def handed_out(
         self,
@@ -182,14 +182,3 @@ class Histories:
         digests = None if self._digests is None else self._digests[:n_digests, env_id].copy()
         parameters = self._parameters.of(self.set_numbers[env_id])
         return RestoreOrder(env_id, remake, self.seeds[env_id], actions, rewards, slot, digests, parameters=parameters)
-
-
-def _put(kept: Any, places: NDArray[np.int64], env_ids: list[int], actions: Any) -> None:
-    if isinstance(kept, dict):
-        for key, child in kept.items():
-            _put(child, places, env_ids, actions[key])
-    elif isinstance(kept, tuple):
-        for child, part in zip(kept, actions, strict=True):
-            _put(child, places, env_ids, part)
-    else:
-        kept[places, env_ids] = actions

@@ -37,6 +37,7 @@ from streamsampler.errors import (
 )
 from streamsampler.protocol.messages import Phase
 from streamsampler.samplers.records import Hang
+from streamsampler.samplers.setbacks import unpickled
 from streamsampler.scheduling.hang_watch import Watch
 from streamsampler.scheduling.restarts import Policy, cause_of_death
 from streamsampler.serialization import dumps, loads
@@ -287,7 +288,7 @@ class ProcessTransport(Transport):
         kind, *about = answer
         tried.update(about[0] if kind == "raised" else dict.fromkeys(env_ids, False))
         if kind == "raised":
-            original = _original_of(about[3])
+            original = unpickled(about[3])
             # What is no `Exception` would end the caller's program.
             raise original if isinstance(original, Exception) else self._raised(number, env_ids[0], name, *about[1:])
         try:
@@ -475,7 +476,7 @@ class ProcessTransport(Transport):
         self, number: int, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None
     ) -> RolloutError:
         cause = RemoteTraceback(text or summary)
-        return self._setbacks.raised(env_id, number, phase, summary, cause, _original_of(pickled))
+        return self._setbacks.raised(env_id, number, phase, summary, cause, unpickled(pickled))
 
     # ------------------------------------------------------------------ the end
 
@@ -505,11 +506,3 @@ def _end(pool: EnvPool, *, read_answers: bool = True) -> None:
 def _warn_of(raised: Mapping[int, str]) -> None:
     for env_id, summary in raised.items():
         warn_of_unclosed(env_id, summary)
-
-
-def _original_of(pickled: bytes | None) -> BaseException | None:
-    """Return an exception that could be pickled; None where it cannot be unpickled here."""
-    try:
-        return None if pickled is None else pickle.loads(pickled)
-    except Exception:  # anything: it is user code
-        return None

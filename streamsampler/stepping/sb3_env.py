@@ -13,7 +13,7 @@ from streamsampler.errors import UsageError
 from streamsampler.extras import missing
 from streamsampler.stepping.going_on import receive_on, send_on
 from streamsampler.stepping.stepper import name_of_class
-from streamsampler.stepping.steps import row_of
+from streamsampler.workers.vec.rows import row_of
 
 try:
     from stable_baselines3.common.vec_env import VecEnv

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from streamsampler.errors import (
     ActionError,
-    RemoteTraceback,
     RolloutError,
     SpentQuota,
-    WorkerDiedError,
     WorkerError,
-    WorkerHungError,
 )
 from streamsampler.protocol.messages import Phase
 from streamsampler.samplers.records import Hang
+from streamsampler.samplers.setbacks import loss_error
 from streamsampler.scheduling.restarts import Incident, Losses, Policy
 
 __all__ = ["Setbacks"]
@@ -65,14 +62,12 @@ class Setbacks:
 
     def died(self, worker: int, exitcode: int | None, what: str, phase: Phase, env_id: int | None) -> WorkerError:
         """Return the error of a worker that died: what happened, and what it was doing with which environment."""
-        return self._lost(WorkerDiedError, worker, what, phase, env_id, exitcode=exitcode)
+        return self._lost(Incident(worker, what, phase, *self._when, exitcode=exitcode), env_id)
 
     def hung(self, worker: int, hang: Hang, phase: Phase, env_id: int | None) -> WorkerError:
         """Return the error of a worker that hung, with its Python stacks."""
         what = f"made no progress for {hang.seconds:.3g} s, and was killed,"
-        error = self._lost(WorkerHungError, worker, what, phase, env_id, stack=hang.stack)
-        error.__cause__ = RemoteTraceback(hang.stack)
-        return error
+        return self._lost(Incident(worker, what, phase, *self._when, stack=hang.stack, hung=True), env_id)
 
     @property
     def _when(self) -> tuple[None, None, float]:
@@ -82,17 +77,10 @@ class Setbacks:
         quota = self._losses.add(incident)
         return quota, self._losses.history() if quota is not None else ()
 
-    def _lost(
-        self, kind: type[WorkerError], worker: int, what: str, phase: Phase, env_id: int | None, **fields: Any
-    ) -> WorkerError:
-        incident = Incident(worker, what, phase, *self._when)
-        quota, incidents = self._count(incident)
+    def _lost(self, incident: Incident, env_id: int | None) -> WorkerError:
         which = "" if env_id is None else f" {env_id}"
-        envs = ", ".join(map(str, self._envs_of[worker]))
-        return kind(
-            f"{incident}{which}; in it are environments {envs}", worker_number=worker, phase=phase, trajectory=None,
-            quota=quota, incidents=incidents, **fields,
-        )  # fmt: skip
+        envs = ", ".join(map(str, self._envs_of[incident.worker]))
+        return loss_error(incident, *self._count(incident), f"{incident}{which}; in it are environments {envs}")
 
 
 def _phase(word: str) -> Phase:

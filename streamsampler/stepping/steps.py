@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from streamsampler.data.info_columns import merge
 from streamsampler.data.infos import InfoRecorder, Infos, infos_of
-from streamsampler.data.trees import map_tree, take
+from streamsampler.data.trees import take
 
-__all__ = ["Steps", "joined_infos", "row_of"]
+__all__ = ["Steps", "joined_infos"]
 
 
 def joined_infos(info_by_row: Mapping[int, dict[str, Any]], n_rows: int) -> Infos:
@@ -38,15 +38,6 @@ def _with_masks(columns: Infos, by_row: Mapping[int, Mapping[str, Any]], n_rows:
         mask = infos[f"_{key}"] = np.zeros(n_rows, np.bool_)
         mask[list(having)] = True
     return infos
-
-
-def row_of(tree: Any, row: int) -> Any:
-    """Return one row of nested arrays."""
-
-    def of_leaf(leaf: Any) -> Any:
-        return leaf[row]
-
-    return map_tree(of_leaf, tree)
 
 
 @dataclass(frozen=True, eq=False)

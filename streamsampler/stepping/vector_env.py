@@ -15,7 +15,8 @@ from streamsampler.data.trees import object_array
 from streamsampler.errors import UsageError, positive
 from streamsampler.stepping.going_on import receive_on, send_on, step_on
 from streamsampler.stepping.states import EnvState
-from streamsampler.stepping.steps import joined_infos, row_of
+from streamsampler.stepping.steps import joined_infos
+from streamsampler.workers.vec.rows import row_of
 
 if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager

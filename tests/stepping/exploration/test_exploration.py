@@ -60,12 +60,18 @@ def test_one_death_after_which_workers_wait(on_failure):
     (TOGETHER, {"steps": 1, "faults": 2}),
     ([[0, 1], [2]], {"steps": 1, "faults": 1, "hows": AT_ONCE}),
     (APART, {"steps": 1, "faults": 1, "wait": 2}),
-    (APART, {"steps": 1, "faults": 1, "calls": 1, "wait": 1, "hows": ("raise", "die")}),
-    (TOGETHER, {"steps": 1, "faults": 1, "calls": 1, "wait": 1, "hows": ("raise", "die")}),
     (TOGETHER, {"steps": 1, "faults": 2, "wait": 2, "hows": AT_ONCE}),
 )
 def test_every_interleaving_goes_on(envs_of, options, autoreset, on_failure):
     assert explore(envs_of, on_failure, autoreset, **options) > 100
+
+
+@pytest.mark.slow
+@every_mode
+@pytest.mark.parametrize("on_failure", ["restore", "reset"])
+@pytest.mark.parametrize("envs_of", [APART, TOGETHER], ids=str)
+def test_calls_while_something_waits(envs_of, autoreset, on_failure):
+    assert explore(envs_of, on_failure, autoreset, steps=1, faults=1, calls=1, wait=1, hows=("raise", "die")) > 1_000
 
 
 @pytest.mark.slow
