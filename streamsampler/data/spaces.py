@@ -28,7 +28,8 @@ _ARRAY_SPACES = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, 
 def row_spec(space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of one stored value of a leaf space."""
     if isinstance(space, _ARRAY_SPACES):
-        return tuple(space.shape or ()), np.dtype(space.dtype)
+        # By its name: one that was unpickled is another object than NumPy's own, which loops may compare with.
+        return tuple(space.shape or ()), np.dtype(np.dtype(space.dtype).str)
     return (), np.dtype(object)
 
 

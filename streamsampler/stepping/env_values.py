@@ -124,6 +124,8 @@ class EnvValues:
     def read(self, slot: int, env_id: int) -> Any:
         """Return a copy of a value of an environment, of the type that its space's own samples have."""
         _, row, space, arrays = self._of[env_id]
+        if arrays.__class__ is np.ndarray and arrays.ndim == 2 and not isinstance(space, gym_spaces.Box):
+            return arrays[slot, row]  # what follows takes ten times as long
         return row_at(space, arrays, (slot, row))
 
     def view(self, slot: int, env_id: int) -> Any:

@@ -9,7 +9,7 @@ import pickle
 import secrets
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from streamsampler.engines.processes.worker_main import Begun, begin
 from streamsampler.serialization import Payload, dumps, loads
@@ -99,11 +99,11 @@ class EnvWorker:
         times = self._stepper.times
         with times.collecting():
             while (messages := self._reader.read()) is not None:
-                self._refuse_copy()
                 began = perf_counter()
-                if not all(self.carry_out(kind, data) for kind, data in messages):
-                    self._close()
-                    return
+                for kind, data in messages:
+                    if not self.carry_out(kind, data):
+                        self._close()
+                        return
                 times.busy_seconds += perf_counter() - began
                 if times.timesteps and times.seconds > _REPORT_SECONDS:
                     self._report()
@@ -233,7 +233,8 @@ class EnvWorker:
         self._write(answer)
 
     def _write(self, data: bytes) -> None:
-        self._refuse_copy()
+        if os.getpid() != self._pid:
+            self._refuse()
         self._send_records()
         self._write_all(data)
 
@@ -241,12 +242,11 @@ class EnvWorker:
         if records := self._keeper.take():
             self._write_all(log_frame(records))
 
-    def _refuse_copy(self) -> None:
-        """End this process if it is a forked copy of the worker: two would read messages and answer them."""
-        if os.getpid() != self._pid:
-            with contextlib.suppress(OSError):
-                self._write_all(COPY_FRAME)
-            os._exit(1)
+    def _refuse(self) -> NoReturn:
+        """End this process, a forked copy of the worker that its environment made: two would read and answer."""
+        with contextlib.suppress(OSError):
+            self._write_all(COPY_FRAME)
+        os._exit(1)
 
     def _write_all(self, data: bytes) -> None:
         view = memoryview(data)

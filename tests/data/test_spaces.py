@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamsampler.data import copying, trees
 from streamsampler.data.copying import empty, make_recorder
-from streamsampler.data.spaces import check_actions, validate
+from streamsampler.data.spaces import check_actions, row_spec, validate
 from streamsampler.errors import ActionError, DataError, ObservationError
 
 IMAGES = S.Box(0, 255, (70, 80), np.uint8)
@@ -374,3 +374,9 @@ def test_padding():
     padded = trees.pad(np.array([1, 2, 3]), np.array([1, 2]), 3, -1)
     assert padded.tolist() == [[1, -1, -1], [2, 3, -1]]
     assert trees.pad(np.zeros((0, 2)), np.zeros(0, np.int64), 3).shape == (0, 3, 2)  # type: ignore[comparison-overlap]
+
+
+def test_dtypes_of_spaces_that_were_unpickled_are_numpys_own():
+    """Loops that copy what has just the dtype of a space compare the objects."""
+    for space in (S.Box(0, 1, (2,)), S.Discrete(3), S.MultiBinary(2)):
+        assert row_spec(pickle.loads(pickle.dumps(space)))[1] is row_spec(space)[1]
