@@ -363,7 +363,9 @@ class Once(Strolling.Agent):
     ids=["trajectories", "fragments"],
 )
 @pytest.mark.slow
-def test_an_environment_that_hangs_holds_up_no_error_of_the_agent_and_no_later_call(call, tmp_path):
+def test_an_environment_that_hangs_holds_up_no_error_of_the_agent_and_no_later_call(call, tmp_path, monkeypatch):
+    for module in ("environments", "transport"):  # it is never done, however long it is waited for
+        monkeypatch.setattr(f"streamsampler.stepping.inference.{module}.STUCK_SECONDS", 1.0)
     os.mkfifo(tmp_path / "pipe")
     args = {"n_envs": 2}
     with in_parent(Once(tmp_path), Stuck, 2, env_kwargs={"folder": tmp_path}, worker_args=args) as sampler:
