@@ -1,16 +1,20 @@
 """Between two tries of what failed, `restart_wait` seconds pass, in which the other environments go on."""
 
 import functools
+import itertools
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 
-from streamsampler.errors import UsageError
+from streamsampler.errors import RolloutError, UsageError
+from streamsampler.stepping import recovery
 from streamsampler.stepping.serial import SerialEnvManager
 from streamsampler.stepping.states import EnvState
 from tests.patience import PATIENCE
 from tests.stepping.conftest import MANAGERS
+from tests.stepping.environments import Counting
 from tests.stepping.test_restores import ACTIONS, Walk, kill, stream_of
 
 FOREVER = 10 * PATIENCE
@@ -94,3 +98,14 @@ def test_an_interrupt_while_a_worker_waits_for_its_start(tmp_path):
         assert manager.recv_from().timesteps.tolist() == [1, 1]
         for timestep in (2, 3):
             assert manager.step(np.array([1, 1])).timesteps.tolist() == [timestep] * 2
+
+
+def test_what_has_failed_for_good_is_made_anew_before_its_reset(monkeypatch):
+    """Its caller may reset it at once: to make it anew after the time that passes between two tries would undo that."""
+    monkeypatch.setattr(recovery, "time", types.SimpleNamespace(monotonic=itertools.count().__next__))
+    with SerialEnvManager(Counting, n_envs=1, seed=0, restart_wait=0.5) as manager:
+        manager.reset()
+        with pytest.raises(RolloutError, match="the gearbox is stuck"):
+            manager.step([9])
+        ((seed, _),) = manager.reset().observations.tolist()
+        assert [manager.step([1]).observations.tolist() for _ in range(2)] == [[[seed, 1]], [[seed, 2]]]
