@@ -102,10 +102,12 @@ def test_an_interrupt_while_a_worker_waits_for_its_start(tmp_path):
 
 def test_what_has_failed_for_good_is_made_anew_before_its_reset(monkeypatch):
     """Its caller may reset it at once: to make it anew after the time that passes between two tries would undo that."""
-    monkeypatch.setattr(recovery, "time", types.SimpleNamespace(monotonic=itertools.count().__next__))
-    with SerialEnvManager(Counting, n_envs=1, seed=0, restart_wait=0.5) as manager:
+    looks = itertools.count(step=1e-4)  # at the clock, of which a step takes one or two
+    monkeypatch.setattr(recovery, "time", types.SimpleNamespace(monotonic=looks.__next__))
+    with SerialEnvManager(functools.partial(Counting, 50), n_envs=1, seed=0, restart_wait=1e-3) as manager:
         manager.reset()
         with pytest.raises(RolloutError, match="the gearbox is stuck"):
             manager.step([9])
         ((seed, _),) = manager.reset().observations.tolist()
-        assert [manager.step([1]).observations.tolist() for _ in range(2)] == [[[seed, 1]], [[seed, 2]]]
+        for timestep in range(1, 20):
+            assert manager.step([1]).observations.tolist() == [[seed, timestep]]
