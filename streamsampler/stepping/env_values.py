@@ -11,7 +11,7 @@ from gymnasium import spaces as gym_spaces
 from streamsampler.data.spaces import AnySpace, row_spec
 from streamsampler.data.trees import Array, leaves, map_tree, object_array
 from streamsampler.errors import DataError, UsageError
-from streamsampler.workers.vec.columns import Columns
+from streamsampler.workers.vec.columns import Columns, sequence_of
 from streamsampler.workers.vec.parts import nested
 
 __all__ = ["Allocate", "EnvValues", "row_at"]
@@ -96,13 +96,9 @@ class EnvValues:
         return object_array(values)
 
     def _checked(self, env_ids: list[int], values: Any) -> list[list[Any]]:
-        if not isinstance(values, list | tuple | np.ndarray) or len(values) != len(env_ids):
-            raise self._error(
-                f"a sequence of {len(env_ids)} values for {self._path} is needed, one for each environment, as their "
-                f"spaces have different layouts; got {values!r}"
-            )
+        path = f"{self._path}s of different spaces"
         each = []
-        for env_id, value in zip(env_ids, values, strict=True):
+        for env_id, value in zip(env_ids, sequence_of(values, len(env_ids), path, self._error), strict=True):
             try:
                 each.append(self._of[env_id][0].converted(value))
             except self._error as error:

@@ -136,6 +136,7 @@ def test_actions_of_nested_spaces(new_manager):
             r"a batch of 2 has the shape \(1, 2\), .* action\['force'\] has the shape",
         ),
         (good["force"], r"action has no parts: it is ndarray"),
+        (np.array(3), "a batch for action should be a sequence of 2 values, and is ndarray"),
         ({0: {"choice": 1, "force": [0, 0]}, 1: {"choice": 1}}, r"action has the keys \['choice'\], and its space has"),
         (
             {0: {"choice": 1, "force": [0, 0]}, 1: {"choice": 1, "power": 1}},

@@ -150,8 +150,8 @@ def test_observations_are_copies_that_stay(new_manager):
 
 
 @pytest.mark.parametrize("wrong", [
-    ([np.array([1, 1])], "a sequence of 2 values for action is needed, one for each environment"),
-    (np.int64(3), "a sequence of 2 values for action is needed"),
+    ([np.array([1, 1])], "a batch for actions of different spaces should be a sequence of 2 values, and is list"),
+    (np.array(3), "a batch for actions of different spaces should be a sequence of 2 values"),
     ([np.array([1, 1]), np.zeros(3)], r"environment 1: action has the shape \(3,\), and its space .*\(2,\)"),
     ([np.array([1, 1]), "left"], "environment 1: action"),
     ([np.array([0.5, 1]), np.zeros(2)], "environment 0: action"),

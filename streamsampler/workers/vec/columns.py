@@ -26,7 +26,7 @@ from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.workers.vec.infos import BatchInfos
 from streamsampler.workers.vec.parts import children_of, leaves_of, nested, values_of
 
-__all__ = ["Column", "Columns", "RowRecorder"]
+__all__ = ["Column", "Columns", "RowRecorder", "sequence_of"]
 
 _FIRST_BYTES = 1 << 16
 _FEWEST_STEPS = 16
@@ -220,7 +220,7 @@ class Columns:
         else:
             mine = list(islice(leaves, sum(1 for _ in leaves_of(space, path))))
             arrays = [leaf.empty(n) for leaf in mine]
-            for row, value in enumerate(_sequence(batch, n, path, self._error)):
+            for row, value in enumerate(sequence_of(batch, n, path, self._error)):
                 with _at_row(row):
                     parts = values_of(space, value, path, self._error)
                     for leaf, array, part in zip(mine, arrays, parts, strict=True):
@@ -251,7 +251,7 @@ class _LeafColumn(Column):
         if batch.__class__ is np.ndarray and batch.dtype is self._copied_dtype and batch.shape == shape:
             return batch
         if dtype.hasobject:
-            return self._each(_sequence(batch, n, self._path, self._error), n)
+            return self._each(sequence_of(batch, n, self._path, self._error), n)
         if batch.__class__ is not np.ndarray:
             batch = self._as_array(batch)
         if batch.shape != shape:
@@ -404,7 +404,13 @@ def _at_row(row: int) -> Iterator[None]:
         raise
 
 
-def _sequence(batch: Any, n_rows: int, path: str, error: type[DataError]) -> list[Any]:
-    if not isinstance(batch, list | tuple | np.ndarray) or len(batch) != n_rows:
+def sequence_of(batch: Any, n_rows: int, path: str, error: type[DataError]) -> list[Any]:
+    """Return the values of a batch that is a sequence of n values.
+
+    Raises:
+        DataError: It is none.
+    """
+    is_sequence = isinstance(batch, list | tuple) or (isinstance(batch, np.ndarray) and batch.ndim > 0)
+    if not is_sequence or len(batch) != n_rows:
         raise error(f"a batch for {path} should be a sequence of {n_rows} values, and is {short(batch)}")
     return list(batch)
