@@ -78,7 +78,12 @@ class EnvValues:
         """
         if self.is_stacked:
             columns, _, space, _ = self._of[0]
-            checked = columns.checked(values, len(env_ids))
+            try:
+                checked = columns.checked(values, len(env_ids))
+            except self._error as error:
+                if error.row is None:
+                    raise
+                raise self._error(f"environment {env_ids[error.row]}: {error}") from error
             columns.put_checked(slot, env_ids, checked)
             return nested(space, iter(checked))
         each = self._checked(env_ids, values)

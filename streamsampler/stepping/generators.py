@@ -67,9 +67,11 @@ class EnvGenerators:
 
     @contextlib.contextmanager
     def _beginning_in_callers(self, env_id: int, seed: int) -> Iterator[None]:
-        with preserved_generators(), _Beginning(self, env_id, seed):
-            yield
-        self._after()
+        try:
+            with preserved_generators(), _Beginning(self, env_id, seed):
+                yield
+        finally:
+            self._after()
 
     def begin(self, seed: int) -> None:
         """Seed the generators for an episode."""
@@ -93,14 +95,16 @@ class EnvGenerators:
             if env_id in self._to_end:
                 self._look(env_id)
             return
-        with self._restored():
-            seed = self._seeds[env_id]
-            set_states(seed, self._states[env_id])
-            try:
-                yield
-            finally:
-                self._keep(env_id, seed)
-        self._after()
+        try:
+            with self._restored():
+                seed = self._seeds[env_id]
+                set_states(seed, self._states[env_id])
+                try:
+                    yield
+                finally:
+                    self._keep(env_id, seed)
+        finally:
+            self._after()
 
     def end(self, env_id: int) -> None:
         """Look at the end of an episode."""

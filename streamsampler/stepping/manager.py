@@ -148,15 +148,10 @@ class BaseEnvManager(ManagerLife):
     def _send(self, actions: Any, env_ids: EnvIds | None) -> list[int]:
         """Do what `send` does, and return the environments in their order."""
         transport = self._launched()
-        if (
-            env_ids is None
-            and isinstance(actions, Mapping)
-            and all(isinstance(key, int | np.integer) for key in actions)
-        ):
+        if env_ids is None and isinstance(actions, Mapping) and _are_by_env(actions, transport.rows.actions):
             if not actions:
                 return []
-            env_ids = list(actions)
-            actions = list(actions.values())
+            env_ids, actions = list(actions), list(actions.values())
         chosen = list(range(self.n_envs)) if env_ids is None else self._chosen(env_ids)
         self._ledger.refuse_busy(chosen)
         written = transport.rows.put_actions(chosen, actions)
@@ -349,3 +344,9 @@ class BaseEnvManager(ManagerLife):
         if busy:
             raise UsageError(f"environment {busy[0]} has no result yet of what it was sent: call recv() first")
         return self._inbox.ask(chosen, kind, name, arguments_for(len(chosen)))
+
+
+def _are_by_env(actions: Mapping[Any, Any], rows: Any) -> bool:
+    """Whether a dict has actions by environment; where the action space has no parts, no keys are the action itself."""
+    is_action = not actions and isinstance(rows, dict) and not rows
+    return not is_action and all(isinstance(key, int | np.integer) for key in actions)

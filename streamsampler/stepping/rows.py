@@ -100,8 +100,9 @@ class Rows:
         return self._observations.view(slot, env_id)
 
     def new_value(self, env_id: int) -> EnvValues:
-        """Return what takes an observation of one environment, in slot 0, as environment 0."""
-        return EnvValues([self._spaces.observation[env_id]], 1, "observation", ObservationError, np.zeros)
+        """Return what takes an observation of one environment, in slot 0, as environment 0; nested as in the rows."""
+        space = self._spaces.observation[0 if self.has_views else env_id]
+        return EnvValues([space], 1, "observation", ObservationError, np.zeros)
 
     def kept_action(self, env_id: int, kept: Any, index: int) -> Any:
         """Return a copy of one of the actions of an environment that were kept, as `action` does."""

@@ -144,3 +144,39 @@ def test_a_caller_that_draws_is_not_taken_for_an_environment(caplog):
 def test_arguments_that_cannot_work(value):
     with pytest.raises(UsageError, match="own_generators must be True or False"):
         SerialEnvManager(Counting, n_envs=1, own_generators=value)
+
+
+class FailsOnce(Drawing):
+    """Raises whenever a method is called for the first time with a seed, or in an episode."""
+
+    def __init__(self, method, draws):
+        super().__init__(in_reset=draws, in_steps=draws)
+        self.method = method
+
+    def reset(self, *, seed=None, options=None):
+        self.failing = seed not in SEEN
+        SEEN.add(seed)
+        if self.failing and self.method == "reset":
+            raise RuntimeError("once")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if self.failing and self.method == "step":
+            raise RuntimeError("once")
+        return super().step(action)
+
+
+SEEN: set[int | None] = set()
+
+
+@pytest.mark.parametrize(("method", "draws"), [("reset", False), ("step", True)])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_another_that_raises_makes_nobody_seem_to_draw(method, draws, autoreset, caplog):
+    SEEN.clear()
+    envs = [lambda: FailsOnce(method, draws), lambda: Drawing(False, False)]
+    with SerialEnvManager(envs, n_envs=2, seed=0, autoreset=autoreset) as manager:
+        manager.reset()
+        for _ in range(12):
+            manager.step(np.zeros(2, np.int64))
+        assert manager.failures > 1
+    assert ["environment 1" in message for message in messages(caplog)] == [False] * draws

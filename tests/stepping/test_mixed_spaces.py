@@ -223,3 +223,49 @@ def test_they_are_restored(autoreset, verify, caplog):
     assert list(rows(manager, (2, 5, 7))) == expected
     assert manager.failures == 3
     assert caplog.records == []
+
+
+class Ordered(Shaped):
+    """Its spaces have the keys in the order that it is given, and its own bounds; raises once."""
+
+    def __init__(self, keys, high, mark):
+        self.observation_space = spaces.Dict([(key, spaces.Box(0, high, (2,))) for key in keys])
+        self.action_space = spaces.Dict([(key, spaces.Discrete(high)) for key in keys])
+        self.length, self.broken_at, self.mark = 6, None, mark
+
+    def step(self, action):
+        if self._t == 2 and self.mark.exists():
+            self.mark.unlink()
+            raise RuntimeError("once")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("verify", ["last", "steps"])
+def test_the_order_of_keys_is_no_difference(verify, tmp_path, caplog):
+    streams = []
+    for fails in (False, True):
+        marks = [tmp_path / "0", tmp_path / "1"]
+        envs = [functools.partial(Ordered, *it) for it in zip(("ab", "ba"), (3, 5), marks, strict=True)]
+        with SerialEnvManager(envs, n_envs=2, seed=0, verify=verify) as manager:
+            manager.reset()
+            if fails:
+                marks[1].touch()
+            streams.append([plain_value(manager.step(manager.random_actions()).observations) for _ in range(9)])
+            assert manager.stats.restored == fails
+    assert streams[0] == streams[1]
+    assert caplog.records == []
+
+
+def test_spaces_without_parts(new_manager):
+    """A dict without parts is the action of each environment, and no dict of actions by environment."""
+    manager = new_manager(Partless, n_envs=2, seed=0)
+    manager.reset()
+    assert len(manager.step(manager.random_actions())) == 2
+    assert len(manager.step([{}, {}])) == 2
+    assert len(manager.step({1: {}})) == 1
+
+
+class Partless(Shaped):
+    def __init__(self):
+        super().__init__("line")
+        self.action_space = spaces.Dict({})

@@ -30,6 +30,7 @@ __all__ = ["Column", "Columns", "RowRecorder", "sequence_of"]
 
 _FIRST_BYTES = 1 << 16
 _FEWEST_STEPS = 16
+_NUMBERS = "biufc"
 _TYPED = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary)
 
 
@@ -253,7 +254,10 @@ class _LeafColumn(Column):
         if dtype.hasobject:
             return self._each(sequence_of(batch, n, self._path, self._error), n)
         if batch.__class__ is not np.ndarray:
-            batch = self._as_array(batch)
+            array = self._as_array(batch)
+            if array.dtype.kind not in _NUMBERS and isinstance(batch, list | tuple) and len(batch) == n:
+                return self._each(batch, n)  # of which one is no number; together they have become something else
+            batch = array
         if batch.shape != shape:
             raise self._error(
                 f"a batch of {n} has the shape {batch.shape}, and should have {shape}: "
