@@ -117,6 +117,7 @@ def test_min_envs_and_recv_timeout_of_the_manager_are_in_effect():
         manager.send(np.array([1, 1, 1]))
         assert sorted(manager.recv(timeout=60).env_ids.tolist()) == [0, 1]
         assert manager.recv().env_ids.tolist() == []
+        kill_all(manager)  # one would be waited for
 
 
 @pytest.mark.slow

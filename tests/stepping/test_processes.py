@@ -23,6 +23,7 @@ from streamsampler.stepping.serial import SerialEnvManager
 from streamsampler.stepping.states import EnvState
 from tests.patience import PATIENCE
 from tests.stepping.environments import Counting, Doomed
+from tests.stepping.test_together import kill_all
 
 
 def data_of(manager, n_steps=60):
@@ -152,6 +153,7 @@ def test_waiting_uses_no_cpu():
         before = time.process_time()
         assert len(manager.recv(timeout=2)) == 0
         assert time.process_time() - before < 0.2
+        kill_all(manager)  # it would be waited for, as long as these tests wait for ends
 
 
 class Sleeping(Counting):
