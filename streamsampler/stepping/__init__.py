@@ -24,6 +24,10 @@ row of `Steps` has the action and the observation that led to it.
 (`self.np_random`) alone: several share a process. A function that makes environments may have the parameters
 `env_number` and `worker_number`, for ports and files of its own; it must make a new environment each time.
 
+*Batches.* `recorder = manager.recorder()` makes batches of whole episodes: `recorder.add(steps, agent_infos)` after
+each `recv` or `step`, then `recorder.take(100)`. They are a sampler's for the same seeds and actions: the episodes with
+the lowest indices, e + k * n_envs, so that short ones and quick environments are no more often in them.
+
 *Values.* What environments return and what they are sent is held to their spaces as in samplers: a number that would
 become another one, a wrong shape, a reward or an end that is none is a `DataError` that says both. An action outside
 its space, at which its environment raises, is an error of the caller, is not tried again, and counts as no failure.

@@ -40,6 +40,7 @@ class Episodes:
         self._seeds = EpisodeSeeds(seed, n_envs)
         self._numbers = np.full(n_envs, -1, np.int64)
         self._timesteps = np.zeros(n_envs, np.int64)
+        self._seeds_now = np.zeros(n_envs, np.int64)
         self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
         self._n_ended = np.zeros(n_envs, np.int64)  # since the caller's last reset
         self._is_over = np.ones(n_envs, np.bool_)  # the next result begins an episode
@@ -65,6 +66,11 @@ class Episodes:
     def goes_on(self, env_id: int) -> bool:
         """Whether an episode has begun and not ended, as far as was handed out."""
         return not self._is_over[env_id]
+
+    @property
+    def first_to_come(self) -> int:
+        """The least number of an episode that has begun in no environment."""
+        return int(self._numbers.max()) + 1
 
     def begin_anew(self, env_ids: list[int], counted: Collection[int]) -> None:
         """Forget what was open of environments that their caller resets: they run `max_episodes` episodes again.
@@ -246,7 +252,7 @@ class Episodes:
         ended = terminated | truncated
         steps = Steps(
             ids, observations, rewards, terminated, truncated, self._taken_infos(env_ids), last, self._numbers[ids],
-            self._timesteps[ids], rows.taken_actions(ids), previous, failed | abnormal,
+            self._timesteps[ids], rows.taken_actions(ids), previous, failed | abnormal, self._seeds_now[ids],
         )  # fmt: skip
         events = self._events(env_ids, states, ended, abnormal)
         self._slots[ids] = slots
@@ -289,6 +295,7 @@ class Episodes:
         if self._histories is not None:
             self._histories.begin(env_id)
         self._numbers[env_id] += 1
+        self._seeds_now[env_id] = self._rows.seeds[env_id]
         self._is_over[env_id] = False
         self._rows.seeds[env_id] = self._seeds.next(env_id)
 

@@ -19,6 +19,7 @@ from streamsampler.stepping.inputs import (
     values_for,
 )
 from streamsampler.stepping.lifecycle import ManagerLife
+from streamsampler.stepping.recorder import StepsRecorder
 from streamsampler.stepping.states import EnvEvent, EnvState
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.vector_env import ManagedVectorEnv
@@ -59,6 +60,30 @@ class BaseEnvManager(ManagerLife):
 
         self._refuse_end()
         return ManagedVecEnv(self)
+
+    def recorder(self, *, max_held: int = 1_000) -> StepsRecorder:
+        """Return what makes batches of steps: `add` each `Steps` that is returned, then `take` whole episodes.
+
+        ```python
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        while len(recorder) < 100:
+            recorder.add(manager.step(policy(manager.observations())))
+        batch = recorder.take(100)
+        ```
+
+        It records the episodes that begin from now on. A batch is that of a sampler with the same seed and actions,
+        for any number of workers, synchronous or not; its agent version is 0.
+
+        Args:
+            max_held: How many episodes an environment may be ahead of another one, whose episode is waited for.
+
+        Raises:
+            UsageError: The environments have different spaces.
+        """
+        transport = self._launched()
+        spaces = transport.spaces.common("observation"), transport.spaces.common("action")
+        return StepsRecorder(self, spaces, self._episodes, max_held)
 
     def _refuse_end(self) -> None:
         if self._options.max_episodes is not None:

@@ -65,6 +65,7 @@ class Steps:
         actions: Leaves of (K, ...): the actions that were sent.
         previous_observations: Leaves of (K, ...): the observations that the actions were chosen for.
         failed: (K,) bool, whether the episode ended because its environment failed; it is truncated as well.
+        seeds: (K,) int64, what the episode was reset with.
     """
 
     env_ids: NDArray[np.int64]
@@ -79,6 +80,7 @@ class Steps:
     actions: Any
     previous_observations: Any
     failed: NDArray[np.bool_]
+    seeds: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.env_ids)

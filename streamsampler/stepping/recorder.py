@@ -1,0 +1,258 @@
+"""Make batches of the steps of a manager: each environment's episodes, in the order of their indices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamsampler.data.assembly import Delivery, assemble
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.spaces import check_actions, short
+from streamsampler.data.trees import take
+from streamsampler.errors import ActionError, DataError, UsageError, positive
+from streamsampler.scheduling.result import Segment
+from streamsampler.stepping.episodes import Episodes
+from streamsampler.stepping.inference.recorder import TimestepRecorder
+from streamsampler.stepping.steps import Steps
+from streamsampler.workers.vec.infos import BatchInfos
+from streamsampler.workers.vec.rows import row_of
+from streamsampler.workers.vec.steps import Trajectory
+
+if TYPE_CHECKING:
+    from streamsampler.stepping.manager import BaseEnvManager
+
+__all__ = ["StepsRecorder"]
+
+
+class StepsRecorder:
+    """Records the steps that a manager returns, and makes batches of whole episodes; see `EnvManager.recorder`.
+
+    Episode k of environment e has the index e + k * n_envs. A batch has the episodes with the lowest indices that were
+    not taken yet, in this order: so that an environment is quick, or that its episodes are short, puts no more of its
+    episodes into a batch. Episodes that failed, or that a reset cut short, are left out.
+
+    Attributes:
+        n_left_out: How many episodes were left out.
+    """
+
+    def __init__(self, manager: BaseEnvManager, spaces: tuple[Any, Any], episodes: Episodes, max_held: int) -> None:
+        self._manager, self._spaces, self._episodes = manager, spaces, episodes
+        self._max_held = positive("max_held", max_held)
+        n_envs, first = manager.n_envs, episodes.first_to_come
+        self._timesteps = TimestepRecorder(*spaces)
+        self._now: dict[int, Trajectory] = {}  # the episodes that go on, by environment
+        self._begun: dict[int, dict[str, Any]] = {}  # the infos of resets in the step that ended the episode before
+        self._next = [first] * n_envs  # the number of each environment's first episode that has not ended
+        self._seeds: dict[int, int] = {}  # of episodes that were not taken, by index
+        self._ended: dict[int, Trajectory | None] = {}  # by index; None for what is left out
+        self._waited_for = first * n_envs  # the least index of an episode that has not ended
+        self._ready: list[int] = []  # those before it that were not taken
+        self.n_left_out = 0
+
+    # ------------------------------------------------------------------ recording
+
+    def add(self, steps: Steps, agent_infos: Mapping[str, Any] | None = None) -> None:
+        """Record steps; add all that the manager returns, once, in its order.
+
+        Args:
+            steps: The results of K environments.
+            agent_infos: What the agent said of the actions that led to them: leaves of (K, ...).
+
+        Raises:
+            UsageError: Steps were left out, or added twice; the environments were launched anew; or an environment is
+                more than `max_held` episodes ahead of another one, whose episode is waited for.
+            ActionError: An action of an episode that has ended is outside its space, though the environment took it:
+                the episode is left out.
+            DataError: `agent_infos` are no dict of K rows, or an info is no dict with strings as keys: nothing is
+                recorded.
+        """
+        if self._manager._episodes is not self._episodes:
+            raise UsageError("the environments were launched anew since this recorder was made: make another one")
+        if agent_infos is not None:
+            _check_infos(agent_infos, len(steps))
+        infos, begins = _infos_of(steps, self._manager.autoreset)
+        rows = self._rows_to_record(steps, infos)
+        failed, ended = steps.failed.tolist(), steps.ended.tolist()
+        self._record(steps, [row for row in rows if not failed[row]], infos, agent_infos)
+        wrong: ActionError | None = None
+        for row in rows:
+            if ended[row]:
+                wrong = self._end(steps, row) or wrong
+                if row in begins:
+                    self._begun[int(steps.env_ids[row])] = begins[row]
+        if wrong is not None:
+            raise wrong
+        self._refuse_too_many()
+
+    def _rows_to_record(self, steps: Steps, infos: Mapping[int, dict[str, Any]]) -> list[int]:
+        """Begin the episodes that begin, and return the rows of timesteps of those that this recorder saw begin.
+
+        Raises:
+            UsageError: One is not the next timestep of its episode.
+        """
+        rows = []
+        where = zip(steps.env_ids.tolist(), steps.episodes.tolist(), steps.timesteps.tolist(), strict=True)
+        for row, (env_id, number, timestep) in enumerate(where):
+            if not timestep:
+                self._begin(env_id, number, infos.get(row, {}))
+                continue
+            if number < self._next[env_id]:
+                continue
+            if timestep == 1 and env_id in self._begun:
+                self._begin(env_id, number, self._begun[env_id])
+            trajectory = self._now.get(env_id)
+            if trajectory is None or number != self._next[env_id] or timestep != trajectory.length + 1:
+                raise UsageError(
+                    f"timestep {timestep} of episode {number} of environment {env_id} is not the next one that this "
+                    "recorder takes: add all Steps that the manager returns since the recorder was made, once, in order"
+                )
+            rows.append(row)
+        return rows
+
+    def _begin(self, env_id: int, number: int, info: dict[str, Any]) -> None:
+        """Begin an episode, unless it is before the first one; one that goes on was cut short."""
+        self._begun.pop(env_id, None)
+        while self._next[env_id] < number:  # a reset discarded what there was of it
+            self._close(env_id, None)
+        if self._next[env_id] == number and env_id not in self._now:
+            index = env_id + number * len(self._next)
+            self._now[env_id] = Trajectory(None, 0, index, env_id, -1, self._timesteps.begin(info))
+
+    def _record(self, steps: Steps, rows: list[int], infos: Mapping[int, dict[str, Any]], agent_infos: Any) -> None:
+        if not rows:
+            return
+        recorder, index = self._timesteps, np.array(rows)
+        ids = steps.env_ids[index]
+        numbers = recorder.record(ids, take(steps.previous_observations, index), take(steps.actions, index))
+        recorder.record_rewards(numbers, steps.rewards[index])
+        if agent_infos is not None:
+            recorder.record_agent_infos(numbers, agent_infos, index, len(steps))
+        for number, row, env_id in zip(numbers.tolist(), rows, ids.tolist(), strict=True):
+            trajectory = self._now[env_id]
+            if not trajectory.length:
+                trajectory.begun = number
+            trajectory.length += 1
+            if row in infos:
+                recorder.record_info(number, infos[row])
+
+    def _end(self, steps: Steps, row: int) -> ActionError | None:
+        """End an episode; return what is wrong with its actions, for which it is left out."""
+        env_id = int(steps.env_ids[row])
+        trajectory = self._now[env_id]
+        if steps.failed[row]:
+            self._close(env_id, None)
+            return None
+        actions, _ = self._timesteps.history_of(env_id, trajectory.begun, trajectory.length)
+        if (outside := check_actions(self._spaces[1], actions)) is not None:
+            self._close(env_id, None)
+            timestep, message = outside
+            return ActionError(
+                f"{message}, at timestep {timestep} of an episode of environment {env_id}: it is left out"
+            )
+        trajectory.last = row_of(steps.last_observations, row)
+        trajectory.terminated, trajectory.truncated = bool(steps.terminated[row]), bool(steps.truncated[row])
+        self._seeds[trajectory.index] = int(steps.seeds[row])
+        self._close(env_id, trajectory)
+        return None
+
+    def _close(self, env_id: int, trajectory: Trajectory | None) -> None:
+        self.n_left_out += trajectory is None
+        self._ended[env_id + self._next[env_id] * len(self._next)] = trajectory
+        self._next[env_id] += 1
+        self._now.pop(env_id, None)
+        while self._waited_for in self._ended:
+            if self._ended[self._waited_for] is None:
+                del self._ended[self._waited_for]
+            else:
+                self._ready.append(self._waited_for)
+            self._waited_for += 1
+
+    def _refuse_too_many(self) -> None:
+        ahead = max(self._next) - min(self._next)
+        if ahead > self._max_held:
+            raise UsageError(
+                f"an environment is {ahead} episodes ahead of environments {self.missing}, whose episodes stand before "
+                "its own in a batch: let these go on (send(actions, env_ids)), or give a larger max_held"
+            )
+
+    # ------------------------------------------------------------------ batches
+
+    @property
+    def missing(self) -> list[int]:
+        """The environments whose episode is waited for: nothing that ended after it can be taken."""
+        least = min(self._next)
+        return [env_id for env_id, number in enumerate(self._next) if number == least]
+
+    def __len__(self) -> int:
+        """Return how many trajectories can be taken."""
+        return len(self._ready)
+
+    def take(self, n_trajectories: int | None = None) -> TrajectoryBatch[Any, Any]:
+        """Return the next trajectories in the order of their indices, and keep those that come after them.
+
+        Args:
+            n_trajectories: How many; None for all that there are.
+
+        Raises:
+            UsageError: So many have not ended; the error names the environments that are waited for.
+        """
+        if n_trajectories is not None:
+            positive("n_trajectories", n_trajectories)
+        taken = self._ready[:n_trajectories]
+        if n_trajectories is not None and len(taken) < n_trajectories:
+            raise UsageError(
+                f"only {len(taken)} of {n_trajectories} trajectories have ended: environments {self.missing} are "
+                "waited for, so step these and add their Steps"
+            )
+        trajectories = [it for index in taken if (it := self._ended[index]) is not None]
+        batch = self._batch_of(trajectories)
+        del self._ready[: len(taken)]
+        for index in taken:
+            del self._ended[index], self._seeds[index]
+        self._timesteps.keep([*self._now.values(), *filter(None, self._ended.values())])
+        return batch
+
+    def _batch_of(self, trajectories: list[Trajectory]) -> TrajectoryBatch[Any, Any]:
+        segments = []
+        if trajectories:
+            delivery = Delivery(0, self._timesteps.gather(trajectories, np.empty), _nothing, spaces=self._spaces)
+            segments = [Segment(delivery, i, i + 1, range(it.index, it.index + 1)) for i, it in enumerate(trajectories)]
+        return assemble(
+            segments, observation_space=self._spaces[0], action_space=self._spaces[1],
+            seeds_of=lambda indices: [self._seeds[index] for index in indices.tolist()], agent_version=0,
+            seed=self._manager.seed,
+        )  # fmt: skip
+
+
+def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
+    """Return the infos of timesteps, or of resets, by row; and of resets in the step that ended an episode.
+
+    Raises:
+        DataError: One is no dict with strings as keys.
+    """
+    infos, begins = dict(steps.info_by_row), {}
+    for row in np.flatnonzero(steps.ended).tolist() if autoreset == "same_step" else ():
+        info = infos.pop(row, {})
+        begins[row] = {key: value for key, value in info.items() if key != "final_info"}
+        infos[row] = info.get("final_info", {})
+    for info in (*infos.values(), *begins.values()):
+        InfoRecorder("infos").record(0, info)
+    return infos, begins
+
+
+def _check_infos(infos: Any, n_rows: int) -> None:
+    """Raise if what an agent said is no dict of so many rows.
+
+    Raises:
+        DataError: It is not.
+    """
+    if not isinstance(infos, Mapping):
+        raise DataError(f"agent_infos must be a dict of arrays with one row for each step, got {short(infos)}")
+    BatchInfos("agent_infos").record(np.arange(n_rows), infos)
+
+
+def _nothing() -> None:
+    """Release no memory: that of an episode is its own."""

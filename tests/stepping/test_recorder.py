@@ -1,0 +1,265 @@
+"""Batches that are made of steps are those of a sampler."""
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamsampler.data.trees import same
+from streamsampler.errors import ActionError, DataError, UsageError
+from streamsampler.samplers.local import LocalSampler
+from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.serial import SerialEnvManager
+from streamsampler.workers.vec.rows import row_of
+from tests.stepping.environments import Counting, Strolling, Varied
+from tests.stepping.test_restores import kill
+
+FIELDS = (
+    "observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths", "env_infos",
+    "agent_infos", "episode_infos", "seeds",
+)  # fmt: skip
+N_ENVS = 7
+
+
+class Agent:
+    def get_action(self, observation):
+        light = int(observation["image"].astype(int).sum())
+        return {"choice": light % 5, "force": np.clip(observation["position"], -1, 1)}, {"light": light}
+
+
+@functools.cache
+def sampled(seeds):
+    with LocalSampler(Agent(), Varied) as sampler:
+        return sampler.obtain_trajectories(seeds=list(seeds))
+
+
+def assert_same(batch):
+    expected = sampled(batch.seeds)
+    for field in FIELDS:
+        assert same(getattr(batch, field), getattr(expected, field)), field
+
+
+def recorded(manager, recorder, n, min_envs=None, before=lambda number: None):
+    """Step a manager until n trajectories can be taken."""
+    agent, lights = Agent(), [0] * manager.n_envs
+    steps, to_send = manager.reset(), list(range(manager.n_envs))
+    recorder.add(steps)
+    for number in itertools.count():
+        before(number)
+        actions = []
+        for env_id in to_send:
+            observation = row_of(steps.observations, steps.env_ids.tolist().index(env_id))
+            action, info = agent.get_action(observation)
+            actions.append(action)
+            lights[env_id] = info["light"]
+        manager.send(actions, to_send)
+        steps = manager.recv(min_envs)
+        recorder.add(steps, {"light": [lights[env_id] for env_id in steps.env_ids.tolist()]})
+        if len(recorder) >= n:
+            return
+        ended = steps.env_ids[steps.ended].tolist() if manager.autoreset == "disabled" else []
+        manager.async_reset(ended)
+        to_send = [env_id for env_id in steps.env_ids.tolist() if env_id not in ended]
+
+
+CASES = [
+    pytest.param(*case, marks=[] if case[1:] in ((0, N_ENVS), (2, 1)) and case[0] != "disabled" else pytest.mark.slow)
+    for case in itertools.product(("next_step", "same_step", "disabled"), (0, 1, 2, 7), (1, N_ENVS))
+]
+
+
+@pytest.mark.parametrize(("autoreset", "n_workers", "min_envs"), CASES)
+def test_batches_are_those_of_a_sampler(autoreset, n_workers, min_envs):
+    options: dict[str, Any] = {"n_envs": N_ENVS, "seed": 3, "autoreset": autoreset}
+    kind: Any = functools.partial(EnvManager, n_workers=n_workers) if n_workers else SerialEnvManager
+    with kind(Varied, **options) as manager:
+        recorder = manager.recorder()
+        recorded(manager, recorder, 24, min_envs)
+        first, rest = recorder.take(17), recorder.take()
+    assert first.indices.tolist() == list(range(17))
+    assert rest.indices.tolist()[:7] == list(range(17, 24))
+    assert len(recorder) == 0
+    for batch in (first, rest):
+        assert_same(batch)
+        assert batch.seed == 3
+
+
+def test_deaths_do_not_show():
+    with EnvManager(Varied, n_envs=N_ENVS, n_workers=2, seed=3) as manager:
+        recorder = manager.recorder()
+        recorded(manager, recorder, 12, None, lambda number: kill(manager, number % 2) if number in (3, 7, 8) else None)
+        batch = recorder.take(12)
+        assert manager.stats.restored
+    assert batch.indices.tolist() == list(range(12))
+    assert_same(batch)
+
+
+def lengths(*each):
+    return [functools.partial(Counting, length) for length in each]
+
+
+def step_all(manager, recorder, n, actions=None):
+    for _ in range(n):
+        recorder.add(manager.step(np.ones(manager.n_envs, np.int64) if actions is None else actions))
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_a_prefix_is_taken_and_what_it_waits_for_is_named(autoreset):
+    with SerialEnvManager(lengths(1, 4), n_envs=2, seed=0, autoreset=autoreset) as manager:
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        assert (len(recorder), recorder.missing) == (0, [0, 1])
+        step_all(manager, recorder, 3)
+        assert (len(recorder), recorder.missing) == (1, [1])
+        with pytest.raises(UsageError, match=r"only 1 of 2 trajectories have ended: environments \[1\] are waited for"):
+            recorder.take(2)
+        assert recorder.take().indices.tolist() == [0]
+        step_all(manager, recorder, 1)
+        batch = recorder.take()
+        assert batch.indices.tolist()[:2] == [1, 2]
+        assert batch.lengths.tolist()[:2] == [4, 1]
+
+
+def test_nothing_is_taken_of_nothing():
+    with SerialEnvManager(Counting, n_envs=1, seed=0) as manager:
+        recorder = manager.recorder()
+        empty = recorder.take()
+        assert (empty.n_trajectories, len(recorder)) == (0, 0)
+        wrong_numbers: list[Any] = [0, -1, 1.5, "2"]
+        for wrong in wrong_numbers:
+            with pytest.raises(UsageError, match="n_trajectories must be"):
+                recorder.take(wrong)
+            with pytest.raises(UsageError, match="max_held must be"):
+                manager.recorder(max_held=wrong)
+
+
+def test_an_environment_may_be_so_far_ahead():
+    with SerialEnvManager(lengths(1, 100), n_envs=2, seed=0, autoreset="same_step") as manager:
+        recorder = manager.recorder(max_held=3)
+        recorder.add(manager.reset())
+        step_all(manager, recorder, 3)
+        with pytest.raises(UsageError, match=r"4 episodes ahead of environments \[1\]"):
+            step_all(manager, recorder, 1)
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_episodes_that_a_reset_cuts_short_are_left_out(autoreset):
+    with SerialEnvManager(lengths(3, 3), n_envs=2, seed=0, autoreset=autoreset) as manager:
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        step_all(manager, recorder, 2)
+        recorder.add(manager.reset([0]))
+        recorder.add(manager.step([1], [1]))
+        manager.send([1], [0])
+        manager.async_reset([0])
+        recorder.add(manager.recv())
+        for _ in range(3):
+            recorder.add(manager.step([1], [0]))
+        assert recorder.missing == [1]
+        if autoreset == "disabled":
+            recorder.add(manager.reset([1]))
+        for _ in range(3 + (autoreset == "next_step")):
+            recorder.add(manager.step([1], [1]))
+        batch = recorder.take()
+        assert batch.indices.tolist() == [1, 3, 4]
+        assert recorder.n_left_out == 2
+        assert batch.lengths.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_episodes_that_failed_are_left_out(autoreset, caplog):
+    with SerialEnvManager(lengths(3, 3), n_envs=2, seed=0, autoreset=autoreset, on_failure="reset") as manager:
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        recorder.add(manager.step([1, 1]))
+        recorder.add(manager.step([9, 1]))
+        recorder.add(manager.step({1: 1}))
+        if autoreset == "disabled":
+            recorder.add(manager.reset([0]))
+        for _ in range(3 + (autoreset == "next_step")):
+            recorder.add(manager.step({0: 1}))
+        assert recorder.n_left_out == 1
+        batch = recorder.take()
+        assert batch.indices.tolist() == [1, 2]
+        assert same(batch.observations[:, 1], np.tile([0.0, 1.0, 2.0], 2))
+
+
+def test_a_recorder_begins_with_the_next_episodes():
+    with SerialEnvManager(lengths(2, 3), n_envs=2, seed=0) as manager:
+        manager.reset()
+        manager.step([1, 1])
+        recorder = manager.recorder()
+        step_all(manager, recorder, 9)
+        batch = recorder.take(2)
+        assert batch.indices.tolist() == [2, 3]
+        assert batch.lengths.tolist() == [2, 3]
+
+
+def test_steps_that_are_missing_or_come_twice_are_errors():
+    with SerialEnvManager(Counting, n_envs=1, seed=0) as manager:
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        first = manager.step([1])
+        second = manager.step([1])
+        with pytest.raises(UsageError, match="timestep 2 of episode 0 of environment 0 is not the next one"):
+            recorder.add(second)
+        recorder.add(first)
+        with pytest.raises(UsageError, match="timestep 1 of episode 0 of environment 0 is not the next one"):
+            recorder.add(first)
+        recorder.add(second)
+        recorder.add(manager.step([1]))
+        assert len(recorder) == 1
+        manager.close()
+        manager.launch()
+        with pytest.raises(UsageError, match="launched anew since this recorder was made"):
+            recorder.add(manager.reset())
+
+
+@pytest.mark.parametrize(
+    ("infos", "match"),
+    [
+        ([{}], "agent_infos must be a dict of arrays with one row for each step, got list"),
+        ({"value": [1.0]}, "should have one row for each of 2"),
+        ({3: [1.0, 2.0]}, "3"),
+    ],
+)
+def test_infos_of_agents_that_cannot_be(infos, match):
+    with SerialEnvManager(Counting, n_envs=2, seed=0) as manager:
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        steps = manager.step([1, 1])
+        with pytest.raises(DataError, match=match):
+            recorder.add(steps, infos)
+        recorder.add(steps, {"value": [1.0, 2.0]})
+
+
+def test_actions_outside_their_space_that_an_environment_took():
+    """A sampler would refuse them, too."""
+    with SerialEnvManager(Strolling, n_envs=2, seed=0, autoreset="same_step") as manager:
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        match = r"action is outside its space: .*, at timestep 0 of an episode of environment 0: it is left out"
+        with pytest.raises(ActionError, match=match):
+            step_all(manager, recorder, 12, [[2, 0], [0, 0]])
+        assert recorder.n_left_out == 1
+        step_all(manager, recorder, 12, [[1, 0], [0, 0]])
+        assert recorder.take(3).indices.tolist() == [1, 2, 3]
+
+
+def test_spaces_that_differ_are_an_error():
+    with (
+        SerialEnvManager(["CartPole-v1", "MountainCar-v0"], n_envs=2) as manager,
+        pytest.raises(UsageError, match="all environments must have the same observation space"),
+    ):
+        manager.recorder()
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_what_rows_say_of_seeds(new_manager, autoreset):
+    manager = new_manager(Counting, n_envs=2, seed=0, autoreset=autoreset)
+    rows = [manager.reset(seed=[7, 8]), *(manager.step(np.ones(2, np.int64)) for _ in range(9))]
+    for steps in rows:
+        seen = steps.last_observations if autoreset == "same_step" else steps.observations
+        assert steps.seeds.tolist() == seen[:, 0].tolist()
