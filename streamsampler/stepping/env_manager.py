@@ -19,6 +19,7 @@ from streamsampler.stepping.options import (
     Verify,
     is_abnormal,
     mode_of,
+    n_envs_of,
     updates_of,
     watch_of,
 )
@@ -79,7 +80,7 @@ class EnvManager(BaseEnvManager):
         self,
         envs: Any,
         *,
-        n_envs: int,
+        n_envs: int | None = None,
         n_workers: int | None = None,
         seed: int | None = None,
         autoreset: Autoreset | AutoresetMode = "next_step",
@@ -108,6 +109,7 @@ class EnvManager(BaseEnvManager):
                 "EnvManager needs Linux or macOS: this system lacks what its worker processes are started and ended "
                 "with. SerialEnvManager has the same calls and returns the same data, from this process alone"
             )
+        n_envs = n_envs_of(envs, n_envs)
         options = ManagerOptions(
             n_envs, mode_of(autoreset), max_episodes, min_envs, recv_timeout, on_failure, abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,

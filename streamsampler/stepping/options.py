@@ -29,6 +29,7 @@ __all__ = [
     "Verify",
     "is_abnormal",
     "mode_of",
+    "n_envs_of",
     "updates_of",
     "watch_of",
 ]
@@ -135,6 +136,20 @@ def watch_of(
     construction = max(LEAST_CONSTRUCTION_SECONDS, longest) if construction_timeout is None else construction_timeout
     limits = {Phase.STEP: step_timeout, Phase.RESET: reset, Phase.ENV_CONSTRUCTION: construction}
     return Watch({phase: math.inf if seconds is None else seconds for phase, seconds in limits.items()})
+
+
+def n_envs_of(envs: Any, n_envs: int | None) -> int:
+    """Return how many environments there are: so many as a list has, where it is not said.
+
+    Raises:
+        UsageError: It is not said, and there is no list.
+    """
+    if n_envs is not None:
+        return n_envs
+    items = items_by_worker(envs)
+    if not items:
+        raise UsageError(f"how many environments? Pass n_envs, or a list with one for each, got {envs!r}")
+    return len(items)
 
 
 def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> Updates:

@@ -28,6 +28,7 @@ from streamsampler.stepping.options import (
     Verify,
     is_abnormal,
     mode_of,
+    n_envs_of,
     updates_of,
 )
 from streamsampler.stepping.rows import Rows
@@ -184,7 +185,7 @@ class SerialEnvManager(BaseEnvManager):
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec` or an
             `EnvUpdate`; or a list with one for each environment. Where their spaces differ in more than their bounds,
             values are not stacked.
-        n_envs: How many environments there are.
+        n_envs: How many environments there are; may be left out where `envs` is a list.
         seed: A non-negative integer from which the seeds of episodes are derived: episode k of environment e has that
             of index e + k * n_envs. None draws one, which is in `seed`.
         autoreset: What becomes of an environment whose episode has ended. "next_step": its next action is ignored, and
@@ -223,7 +224,7 @@ class SerialEnvManager(BaseEnvManager):
         self,
         envs: Any,
         *,
-        n_envs: int,
+        n_envs: int | None = None,
         seed: int | None = None,
         autoreset: Autoreset | AutoresetMode = "next_step",
         max_episodes: int | None = None,
@@ -240,6 +241,7 @@ class SerialEnvManager(BaseEnvManager):
         copy: bool = True,
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        n_envs = n_envs_of(envs, n_envs)
         options = ManagerOptions(
             n_envs, mode_of(autoreset), max_episodes, min_envs, recv_timeout, on_failure, abnormal,
             verify=verify, restore_limit=restore_limit, copy=copy, restart_wait=restart_wait,

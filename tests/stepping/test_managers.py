@@ -260,6 +260,14 @@ def test_arguments_that_cannot_work(new_manager):
         new_manager([Counting], n_envs=2)
 
 
+def test_a_list_says_how_many_environments_there_are(new_manager):
+    manager = new_manager([Counting, functools.partial(Counting, 5)], seed=0)
+    assert (manager.n_envs, len(manager.reset())) == (2, 2)
+    for envs in (Counting, "CartPole-v1", []):
+        with pytest.raises(UsageError, match="how many environments"):
+            new_manager(envs)
+
+
 def test_spaces_may_differ_in_their_bounds(new_manager):
     manager = new_manager([functools.partial(Graded, n) for n in (1, 2, 50)], n_envs=3, seed=0)
     manager.reset()
