@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from streamsampler.data.assembly import Delivery, assemble
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.spaces import check_actions, short
-from streamsampler.data.trees import take
+from streamsampler.data.trees import snapshot, take
 from streamsampler.errors import ActionError, DataError, UsageError, positive
 from streamsampler.scheduling.result import Segment
 from streamsampler.stepping.episodes import Episodes
@@ -152,7 +153,7 @@ class StepsRecorder:
             return ActionError(
                 f"{message}, at timestep {timestep} of an episode of environment {env_id}: it is left out"
             )
-        trajectory.last = row_of(steps.last_observations, row)
+        trajectory.last = snapshot(row_of(steps.last_observations, row))
         trajectory.terminated, trajectory.truncated = bool(steps.terminated[row]), bool(steps.truncated[row])
         self._seeds[trajectory.index] = int(steps.seeds[row])
         self._close(env_id, trajectory)
@@ -219,7 +220,11 @@ class StepsRecorder:
         segments = []
         if trajectories:
             delivery = Delivery(0, self._timesteps.gather(trajectories, np.empty), _nothing, spaces=self._spaces)
-            segments = [Segment(delivery, i, i + 1, range(it.index, it.index + 1)) for i, it in enumerate(trajectories)]
+            indices = np.array([it.index for it in trajectories])
+            bounds = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]  # of those without a gap
+            for first, stop in pairwise(bounds):
+                index = int(indices[first])
+                segments.append(Segment(delivery, first, stop, range(index, index + stop - first)))
         return assemble(
             segments, observation_space=self._spaces[0], action_space=self._spaces[1],
             seeds_of=lambda indices: [self._seeds[index] for index in indices.tolist()], agent_version=0,
@@ -233,7 +238,7 @@ def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], 
     Raises:
         DataError: One is no dict with strings as keys.
     """
-    infos, begins = dict(steps.info_by_row), {}
+    infos, begins = {row: snapshot(info) for row, info in steps.info_by_row.items()}, {}
     for row in np.flatnonzero(steps.ended).tolist() if autoreset == "same_step" else ():
         info = infos.pop(row, {})
         begins[row] = {key: value for key, value in info.items() if key != "final_info"}

@@ -86,6 +86,29 @@ def test_batches_are_those_of_a_sampler(autoreset, n_workers, min_envs):
         assert batch.seed == 3
 
 
+@pytest.mark.parametrize("kind", [SerialEnvManager, functools.partial(EnvManager, n_workers=2)])
+def test_views_are_copied(kind):
+    with kind(Varied, n_envs=N_ENVS, seed=3, copy=False) as manager:
+        recorder = manager.recorder()
+        recorded(manager, recorder, 24)
+        assert_same(recorder.take(24))
+
+
+def test_infos_are_copied():
+    with SerialEnvManager(Varied, n_envs=1, seed=3, autoreset="same_step") as manager:
+        recorder = manager.recorder()
+        agent, steps, light = Agent(), manager.reset(), np.zeros(1, np.int64)
+        recorder.add(steps)
+        while not len(recorder):
+            action, said = agent.get_action(row_of(steps.observations, 0))
+            steps = manager.step([action])
+            light[:] = said["light"]
+            recorder.add(steps, {"light": light})
+            for info in steps.info_by_row.values():
+                info.clear()
+        assert_same(recorder.take(1))
+
+
 def test_deaths_do_not_show():
     with EnvManager(Varied, n_envs=N_ENVS, n_workers=2, seed=3) as manager:
         recorder = manager.recorder()

@@ -103,9 +103,13 @@ class TimestepRecorder(RowRecorder):
 
     def numbers_of(self, row: int, first: int, n: int) -> NDArray[np.int64]:
         """Return the numbers of n timesteps of a row, from the one with the number `first` on."""
-        owners = self._owners.between(first, self.step)
-        found: NDArray[np.int64] = np.flatnonzero(owners == row)[:n] + first
-        return found
+        width = 64 * n  # they lie close to the first one: not all that came after it is looked through
+        while True:
+            stop = min(first + width, self.step)
+            found: NDArray[np.int64] = np.flatnonzero(self._owners.between(first, stop) == row)[:n] + first
+            if len(found) == n or stop == self.step:
+                return found
+            width *= 4
 
     def history_of(self, row: int, first: int, n: int) -> tuple[Tree, Array]:
         """Return the actions and the rewards of n timesteps of a row, from the one with the number `first` on."""
