@@ -70,7 +70,6 @@ PARENT = Capabilities(
     ("stepping.inference.engine", "ParentEngine"),
     lacks={
         "max_worker_memory": "its processes have environments in which trajectories go on from ticket to ticket",
-        "hooks": "they would see no environment, which is in another process",
         "staleness": "the agent chooses actions only while you call the sampler, so no batch is sampled between calls",
     },
 )

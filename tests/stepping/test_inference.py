@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import random
+import re
 import threading
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, NewEnvUpdate, VecWorker
-from streamsampler.errors import NotReproducibleError, RolloutError, SamplerError, UsageError, WorkerDiedError
+from streamsampler.data.trees import same
+from streamsampler.errors import RolloutError, SamplerError, UsageError, WorkerDiedError
 from streamsampler.filters import RunningNorm
 from tests.scripted.agents import Attentive, Balancing, Independent, RememberingAlone, Rowwise, Sampling
 from tests.scripted.envs import GlobalNoise, Nested
@@ -142,13 +144,30 @@ def test_losses_beyond_the_quota_are_one_error_that_lists_them(tmp_path):
         assert sampler.obtain_trajectories(20).n_trajectories == 20
 
 
-def test_an_environment_that_does_something_else_when_restored_is_an_error(tmp_path):
+class StrollingInBlocks(Strolling.Agent):
+    row_independent = False
+
+
+@pytest.mark.parametrize("agent", [Strolling.Agent, StrollingInBlocks])
+def test_trajectories_that_cannot_be_restored_are_run_again_from_their_seeds(tmp_path, caplog, agent):
     kwargs = {"folder": tmp_path, "how": "forget"}
-    with (
-        in_parent(Strolling.Agent(), Perishing, 2, env_kwargs=kwargs, check=None) as sampler,
-        pytest.raises(NotReproducibleError, match="did something else"),
-    ):
-        sampler.obtain_trajectories(20)
+    with in_parent(agent(), Perishing, 2, env_kwargs=kwargs, check=None) as sampler:
+        batch = sampler.obtain_trajectories(20)
+        stats = sampler.stats
+        assert (stats.restarts, len(batch)) == (1, 20)
+        assert sum(stats.worker_timesteps) == stats.kept_timesteps + stats.lost_timesteps + stats.abandoned_timesteps
+        assert stats.lost_timesteps > 0
+    with reference(agent(), Strolling) as sampler:
+        first, other = (sampler.obtain_trajectories(seeds=[seed + k for seed in batch.seeds]) for k in (0, 1))
+    as_first, as_other = (
+        [same(part.observations, whole.observations) for part, whole in zip(batch, wholes, strict=True)]
+        for wholes in (first, other)
+    )
+    assert all(np.logical_or(as_first, as_other)), "each is a whole trajectory of one environment"
+    assert any(as_other), "some ran in what took the environment's place"
+    loss, again = [record.message for record in caplog.records]
+    assert "a new one takes its place" in loss
+    assert re.search("environment . was lost .*did something else.*Trajectories under way are run again", again)
 
 
 # ---------------------------------------------------------------------- what raises
@@ -288,7 +307,6 @@ def test_an_environment_that_draws_from_global_generators_is_an_error():
         ({"agents": [Rowwise(), Rowwise()]}, "one agent"),
         ({"envs": ["CartPole-v1", "CartPole-v1"]}, "one environment"),
         ({"on_failure": "drop"}, "cannot leave out"),
-        ({"hooks": object()}, 'takes no hooks: .*use inference="worker"'),
         ({"staleness": 1}, 'takes no staleness: .*use inference="worker"'),
     ],
 )

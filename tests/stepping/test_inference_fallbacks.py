@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler.errors import NotReproducibleError, WorkerDiedError
+from streamsampler.errors import WorkerDiedError
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.processes import ProcessTransport
 from tests.fragments.agents import Alone, Drawn, Fleeting, Sticky
@@ -260,10 +260,32 @@ def test_a_trajectory_that_was_left_out_is_not_wanted_back():
         assert agent.n_asked >= 40
 
 
+class Licensed(Sticky):
+    """Raises once in its third timestep where it was made anew."""
+
+    def __init__(self, file: Any = None) -> None:
+        self.raises = file is not None and file.exists()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        self.length = 40
+        return result
+
+    def step(self, action: int) -> Any:
+        if self.raises and self.t == 2:
+            self.raises = False
+            raise OSError("no licence is left")
+        return super().step(action)
+
+
 @pytest.mark.slow
-def test_hidden_randomness_in_whole_trajectories_is_still_an_error():
-    agent = Killing()
-    with in_parent(agent, Numbered, worker_args={"n_envs": 2}, check=None) as sampler:
-        agent.kill = lambda: kill(sampler.worker_pids()[:1])
-        with pytest.raises(NotReproducibleError, match="did something else"):
-            sampler.obtain_trajectories(2)
+def test_whole_trajectories_are_run_again_where_an_environment_raises_when_it_is_restored(tmp_path, caplog):
+    options: dict[str, Any] = {"worker_args": {"n_envs": 2}, "check": None}
+    agent, file = Killing(), tmp_path / "made"
+    with in_parent(agent, Licensed, env_kwargs={"file": file}, **options) as sampler:
+        agent.kill = lambda: (file.touch(), kill(sampler.worker_pids()[:1]))
+        found = sampler.obtain_trajectories(2)
+        assert sampler.stats.lost_timesteps >= 20
+    with reference(Killing(), Licensed, **options) as sampler:
+        assert found == sampler.obtain_trajectories(2)
+    assert "raised when its actions were applied again. Trajectories under way are run again" in caplog.text

@@ -38,8 +38,11 @@ they stood before it, and in those that cannot be a new one begins, with a warni
 
 *Losses.* A process that dies, or hangs for longer than `step_timeout`, is started again, and its environments go on
 where they were: they are reset with their seeds, and their actions are applied again. What comes of the last one is
-compared with what it was. The quotas are those of all samplers. An environment that does something else then is a
-`NotReproducibleError`.
+compared with what it was. The quotas are those of all samplers. Where an environment does something else then, a
+warning says so, and the trajectories under way are run again from their seeds.
+
+*Hooks* and `drop_if` are called here, for each row. They have no `context.env` and no `context.reset`: what they need
+to know of an environment it says in its infos.
 
 *Limits.* Environments draw from `self.np_random` alone: what draws from a global generator is an error, because several
 share a process. Spaces are of arrays, nested or not. There are no vector environments, and no agents or environments
@@ -48,7 +51,6 @@ These are refused, and what needs them uses `inference="worker"` (with `worker_c
 
 | refused | because |
 |---|---|
-| `hooks` | they see the environment, which is in another process |
 | `staleness=1` | the agent acts only while you call the sampler, so nothing is sampled between calls |
 | `on_failure="drop"` | as in `VecWorker`, trajectories run side by side, and one alone cannot be left out |
 | `max_worker_memory` | trajectories go on in a process from ticket to ticket |

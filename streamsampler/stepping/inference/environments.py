@@ -48,7 +48,6 @@ class Environments:
         losses: The errors of processes that were lost, and are made again.
         n_repeated: How many timesteps were run again for that, or in vain.
         restoring: Environments that are being restored: their rows are not what they were yet.
-        tells_what_raises: Whether what one raises while it is restored means that it cannot be; else it is raised.
     """
 
     def __init__(self, n_envs: int, launch: Launch, close_timeout: float) -> None:
@@ -56,7 +55,6 @@ class Environments:
         self.losses: list[BaseException] = []
         self.n_repeated = 0
         self.restoring: set[int] = set()
-        self.tells_what_raises = False
         self._processes = EnvProcesses(n_envs, launch, close_timeout, self._note_loss)
         self._episodes = [Episode() for _ in range(n_envs)]
         self.infos: dict[int, dict[str, Any]] = {}
@@ -332,9 +330,9 @@ class Environments:
             raise event.error
         if not event.is_new:
             (env_id,) = event.env_ids
-            episode, is_being_restored = self._episodes[env_id], env_id in self.restoring
-            self.restoring.discard(env_id)
-            if is_being_restored and self.tells_what_raises:
+            episode = self._episodes[env_id]
+            if env_id in self.restoring:
+                self.restoring.discard(env_id)
                 self._not_restored = not_restored(env_id, episode.index, RAISED)
                 episode.order = None
                 return

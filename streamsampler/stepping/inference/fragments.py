@@ -54,7 +54,7 @@ class ParentGroups(RunningGroups):
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         """Run the fragment of a ticket."""
         environments, resets = self._environments, self._worker.resets
-        environments.history_of, environments.tells_what_raises = self._history_of, True
+        environments.history_of = self._history_of
         if order.standings:
             self._standings.put(order.standings)
         try:
@@ -62,8 +62,6 @@ class ParentGroups(RunningGroups):
         except BaseException:
             environments.give_up()
             raise
-        finally:
-            environments.tells_what_raises = False
         assert resets is not None
         assert not isinstance(resets.options, tuple)
         if outcome.rollouts is not None:

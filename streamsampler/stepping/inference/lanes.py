@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamsampler.errors import DataError, WorkerError
+from streamsampler.errors import DataError, UsageError, WorkerError
 from streamsampler.protocol.messages import Phase
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import locate
+from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.vec.hooked import HookedRunner
 from streamsampler.workers.vec.lanes import LaneRunner
+from streamsampler.workers.vec.tickets import RunningTicket
 
-__all__ = ["DroppingRunner", "ParentRunner"]
+__all__ = ["HookedParentRunner", "ParentRunner"]
 
 
 class ParentRunner(LaneRunner):
@@ -71,8 +73,25 @@ class ParentRunner(LaneRunner):
         super()._step_all()
 
 
-class DroppingRunner(ParentRunner, HookedRunner):
-    """Runs the same trajectories, and leaves out those that `drop_if` marks; see `HookedRunner`."""
+class _EnvNotHere:
+    """Stands for `context.env` and `context.reset` in hooks: the environment is in another process."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise UsageError(
+            'hooks have no context.env and no context.reset with inference="parent": the environment is in another '
+            'process. Let it say in its info what the hook needs, or use inference="worker"'
+        )
+
+    __getattr__ = __call__ = _refuse
+
+
+class HookedParentRunner(ParentRunner, HookedRunner):
+    """Runs the same trajectories, calls hooks, and leaves out those that `drop_if` marks; see `HookedRunner`."""
+
+    def _context_of(self, row: int, running: RunningTicket, position: int) -> TrajectoryContext:
+        context = super()._context_of(row, running, position)
+        context.env = context.reset = _EnvNotHere()  # type: ignore[assignment]
+        return context
 
     def _reset(self, row: int, index: int, seed: int) -> Any:
         return self._noted(row, super()._reset(row, index, seed))

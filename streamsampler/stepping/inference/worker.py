@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from streamsampler.environments.updates import EnvUpdate
+from streamsampler.errors import NotReproducibleError
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.serialization import Payload
 from streamsampler.stepping.inference.env_processes import Launch
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.fragments import ParentGroups
-from streamsampler.stepping.inference.lanes import DroppingRunner
+from streamsampler.stepping.inference.lanes import HookedParentRunner
 from streamsampler.stepping.inference.waiting import WaitingRunner
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.hooks import HookCaller
@@ -18,6 +20,8 @@ from streamsampler.workers.vec.fragments import RunningGroups
 from streamsampler.workers.vec.worker import VecWorker
 
 __all__ = ["ParentWorker"]
+
+_LOG = logging.getLogger("streamsampler")
 
 
 class ParentWorker(VecWorker):
@@ -67,7 +71,7 @@ class ParentWorker(VecWorker):
             self._runner = WaitingRunner(self._environments, self, self._n_row_groups)
         else:
             self._callers = self._callers or [HookCaller(self, self.context.hooks) for _ in self._envs]
-            self._runner = DroppingRunner(self._environments, self, self._callers)
+            self._runner = HookedParentRunner(self._environments, self, self._callers)
         if not self._agents.empty:
             self._choose_lanes()
 
@@ -95,6 +99,20 @@ class ParentWorker(VecWorker):
         finally:
             self.ran_timesteps += self._environments.n_repeated - before
             self.running_timesteps += self._environments.n_open_steps
+
+    def _run(self, ticket: Ticket, seeds: list[int], reset_seconds: float, *, alone: bool = False) -> Outcome:
+        """Run the ticket's trajectories; again from their seeds, where an environment cannot be restored."""
+        lost = 0
+        try:
+            while True:
+                try:
+                    return super()._run(ticket, seeds, reset_seconds, alone=alone)
+                except NotReproducibleError as error:
+                    # Each time round a process was lost, of which there is a quota.
+                    lost += self.ran_timesteps
+                    _LOG.warning("%s. Trajectories under way are run again from their seeds", error)
+        finally:
+            self.ran_timesteps += lost
 
     def _make_groups(self, base_version: int) -> RunningGroups:
         assert self._environments is not None
