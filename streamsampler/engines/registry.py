@@ -71,6 +71,7 @@ PARENT = Capabilities(
     lacks={
         "max_worker_memory": "its processes have environments in which trajectories go on from ticket to ticket",
         "staleness": "the agent chooses actions only while you call the sampler, so no batch is sampled between calls",
+        "order": "its one worker returns trajectories in the order of their indices",
     },
 )
 """The engine of `inference="parent"`."""

@@ -118,7 +118,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         self._inference = check_inference(inference)
         self._holds_agent = inference == "parent"
         if inference == "parent":
-            given = {**self._limits, "staleness": staleness or None}
+            given = {**self._limits, "staleness": staleness or None, "order": None if order == "index" else order}
             check_with_agent_here(engine, worker_class, given, has_factory=self._given_factory is not None)
             refuse_items(agents, envs)
             worker_class = VecWorker

@@ -170,6 +170,7 @@ class Maker:
         if engine == "ray":
             return self.adopt(RaySampler(agents, envs, n_workers=n_workers, worker_resources=NO_CPU, **options))
         if engine == PARENT:
+            options.pop("order", None)  # it has one: of indices
             agents = copy.deepcopy(agents)  # the sampler has the very agent, and its updates would reach other samplers
             return self.adopt(MultiprocessingSampler(agents, envs, n_workers=n_workers, inference="parent", **options))
         if engine in QUEUES:
