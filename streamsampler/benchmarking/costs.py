@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
-from time import perf_counter
+from dataclasses import dataclass, replace
+from time import perf_counter, process_time
 from typing import Any
 
 from gymnasium import Space
 
+from streamsampler.benchmarking.cores import Spinning
 from streamsampler.benchmarking.stepped import ready_agent
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, describe
 from streamsampler.errors import SamplerError
@@ -18,6 +19,7 @@ from streamsampler.workers.explain import begin_of, summary_of
 __all__ = ["BenchEnvError", "Costs", "Probed", "agent_seconds", "probe"]
 
 _PROBED_STEPS, _PROBED_SECONDS = 100, 0.2
+_SPUN_SECONDS = 0.02
 _LONGEST = 0.5
 """Seconds of a trajectory in this process, which nothing can interrupt."""
 _FAST_CONSTRUCTION = 0.02
@@ -39,6 +41,7 @@ class Costs:
         step: A step of an environment.
         agent: A call of the agent: for all environments if it is `batched`, otherwise for one.
         batched: Whether the agent chooses actions for several environments at once.
+        cpu_share, free_share: See `cores.processes_for`.
     """
 
     construction: float
@@ -46,6 +49,14 @@ class Costs:
     step: float
     agent: float = 0.0
     batched: bool = True
+    cpu_share: float = 1.0
+    free_share: float = 1.0
+
+    def with_agent(self, seconds: float, *, batched: bool) -> Costs:
+        """Return the same with an agent, which is taken to compute."""
+        computed, all_of_it = min(1.0, self.cpu_share) * self.step + seconds, self.step + seconds
+        share = computed / all_of_it if all_of_it else 1.0
+        return replace(self, agent=seconds, batched=batched, cpu_share=share)
 
     def n_envs(self, most: int, seconds: float) -> int:
         """Return how many environments a process has, so that they are made and stepped within their share of the time.
@@ -99,6 +110,7 @@ class Probed:
         costs: What it takes.
         time_limit: Timesteps after which it truncates trajectories; None if that is unknown.
         length: How many timesteps a trajectory was seen to have at least.
+        n_slots: How many environments it has side by side; None for one that is no vector environment.
     """
 
     spaces: tuple[Space[Any], Space[Any]]
@@ -106,6 +118,7 @@ class Probed:
     costs: Costs
     time_limit: int | None
     length: float
+    n_slots: int | None = None
 
 
 def probe(update: EnvUpdate) -> Probed:
@@ -141,12 +154,15 @@ def _stepped(env: Any, construction: float) -> Probed:
     began = perf_counter()
     observation = begin_of(env.reset(seed=0))[0]
     reset = perf_counter() - began
-    n_steps, n_ended, seconds = 0, 0, 0.0
+    n_steps, n_ended, seconds, cpu = 0, 0, 0.0, 0.0
+    spinning = Spinning()
+    spinning.run(_SPUN_SECONDS)
     while n_steps < _PROBED_STEPS and seconds < _PROBED_SECONDS:
         action = env.action_space.sample()
-        began = perf_counter()
+        began, cpu_began = perf_counter(), process_time()
         _, _, terminated, truncated, _ = env.step(action)
         seconds += perf_counter() - began
+        cpu += process_time() - cpu_began
         n_steps += 1
         if terminated or truncated:
             n_ended += 1
@@ -154,7 +170,9 @@ def _stepped(env: Any, construction: float) -> Probed:
                 break
             begin_of(env.reset())
     limit = None if env.spec is None else env.spec.max_episode_steps
-    costs = Costs(construction, reset, seconds / n_steps)
+    spinning.run(_SPUN_SECONDS)
+    share = cpu / seconds / spinning.share if seconds else 1.0
+    costs = Costs(construction, reset, seconds / n_steps, cpu_share=share, free_share=spinning.share)
     return Probed((env.observation_space, env.action_space), observation, costs, limit, n_steps / max(1, n_ended))
 
 

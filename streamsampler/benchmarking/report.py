@@ -8,6 +8,7 @@ import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from streamsampler.data.words import count
 from streamsampler.version import __version__
@@ -36,15 +37,17 @@ class WayMeasured:
         obstacle: Why it was not; empty where it was.
         uncertain: Whether a round had fewer than ten timesteps of each environment, or there was time for none but the
             first one, in which processes are started.
+        options: The options of the command line for it; empty where there are none.
     """
 
     name: str
     call: str
     in_parent: bool
     n_processes: int
-    rates: tuple[float, ...]
+    rates: tuple[float, ...] = ()
     obstacle: str = ""
     uncertain: bool = False
+    options: str = ""
 
     @property
     def timesteps_per_second(self) -> float:
@@ -61,6 +64,8 @@ class BenchReport:
         agent: What the agent is called.
         ways: How fast each way is.
         n_cores: How many cores there are to use.
+        n_workers: How many processes were used where there are several.
+        why_workers: Why.
         seconds: What all of it took.
         cut_after: Timesteps after which trajectories were cut, in order to measure; None where they need not be.
     """
@@ -69,6 +74,8 @@ class BenchReport:
     agent: str
     ways: tuple[WayMeasured, ...]
     n_cores: int
+    n_workers: int
+    why_workers: str
     seconds: float
     cut_after: int | None
 
@@ -94,41 +101,54 @@ class BenchReport:
         return f"With {rate} it is {_number(times)} times as fast as the next best, {fastest.name}."
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, for_command: bool = False) -> str:
+        """Return this report as lines of text.
+
+        Args:
+            for_command: Whether to recommend options of the command line, where there are any.
+        """
+        first = f"{self.environment} with {self.agent}, {count(self.n_cores, 'core')}, in {self.seconds:.0f} s"
+        return "\n".join([first, "", *self.table(for_command=for_command)])
+
+    def table(self, *, for_command: bool = False) -> list[str]:
+        """Return the ways and the recommendation as lines of text; see `text`."""
         width = max(len(way.name) for way in self.ways)
-        cut = "" if self.cut_after is None else f"; trajectories were cut after {count(self.cut_after, 'timestep')}"
-        lines = [
-            f"{self.environment} with {self.agent}, {count(self.n_cores, 'core')}, in {self.seconds:.0f} s{cut}",
-            "",
-            f"{'timesteps per second':<{width + 2}}  {'processes':>9}  {'median':>11}  {'least to most':>23}",
-        ]
+        lines = [f"{'timesteps per second':<{width + 2}}  {'processes':>9}  {'median':>11}  {'least to most':>23}"]
         lines += [line for way in self.ways for line in _row(way, width)]
+        notes = f"{count(self.n_workers, 'worker')}: {self.why_workers}"
+        if self.cut_after is not None:
+            notes += f"; trajectories were cut after {count(self.cut_after, 'timestep')}"
+        lines += ["", *textwrap.wrap(notes, _WIDTH)]
         if any(way.uncertain for way in self.ways):
             lines += ["", _UNCERTAIN]
         chosen = self.recommendation
         if chosen is not None:
-            lines += ["", *textwrap.wrap(f"recommended: {chosen.name}. {self.why}", _WIDTH), "", f"  {chosen.call}"]
-        return "\n".join(lines)
+            how = [chosen.call]
+            if for_command and chosen.options:
+                how = [f"{chosen.options}, or in Python", chosen.call]
+            lines += ["", *textwrap.wrap(f"recommended: {chosen.name}. {self.why}", _WIDTH), ""]
+            lines += [f"  {line}" for line in how]
+        return lines
 
     def __repr__(self) -> str:
         chosen = self.recommendation
         return f"BenchReport({self.environment}: {chosen.name if chosen else 'nothing measured'})"
 
+    def facts(self) -> dict[str, Any]:
+        """Return all attributes, medians, and the recommendation, as JSON has them."""
+        chosen = self.recommendation
+        said = None if chosen is None else {"name": chosen.name, "call": chosen.call, "options": chosen.options}
+        return {
+            **asdict(self),
+            "ways": [{**asdict(way), "timesteps_per_second": way.timesteps_per_second} for way in self.ways],
+            "recommendation": said and {**said, "why": self.why},
+        }
+
     def to_json(self) -> str:
         """Return this report as JSON: all attributes, medians, and the recommendation."""
-        chosen = self.recommendation
-        ways = [{**asdict(way), "timesteps_per_second": way.timesteps_per_second} for way in self.ways]
-        facts = {
-            "format": "streamsampler bench",
-            "format_version": 1,
-            "package_version": __version__,
-            "environment": self.environment,
-            "agent": self.agent,
-            "n_cores": self.n_cores,
-            "seconds": self.seconds,
-            "cut_after": self.cut_after,
-            "ways": ways,
-            "recommendation": None if chosen is None else {"name": chosen.name, "call": chosen.call, "why": self.why},
-        }
+        facts = {"format": "streamsampler bench", "format_version": 1, "package_version": __version__, **self.facts()}
         return json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import abc
 import contextlib
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
 from streamsampler.benchmarking.tally import Tally
 from streamsampler.benchmarking.way import CLOSE_SECONDS, Problem, Round, TooSlowError, Way
-from streamsampler.checking.speed import native_of
-from streamsampler.environments.updates import EnvUpdate
+from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.errors import SamplerError
 from streamsampler.samplers.local import LocalSampler
 from streamsampler.samplers.processes import MultiprocessingSampler
@@ -85,6 +88,7 @@ class Local(_Sampled):
         super().__init__(problem)
         self.name = "LocalSampler"
         self.call = f"LocalSampler(agent, {problem.env_code})"
+        self.options = "--workers 0"
 
     def _make(self, **options: Any) -> Any:
         return LocalSampler(self.problem.agent, self.problem.env, **options)
@@ -98,6 +102,7 @@ class Workers(_Sampled):
         self.n_processes = problem.n_workers
         self.name = "MultiprocessingSampler"
         self.call = f"MultiprocessingSampler(agent, {problem.env_code}, n_workers={problem.n_workers})"
+        self.options = f"--workers {problem.n_workers}"
 
     def _arguments(self) -> tuple[EnvUpdate, dict[str, Any]]:
         return self.problem.env, {}
@@ -119,6 +124,7 @@ class VecWorkers(Workers):
         self.n_in_turn = problem.n_envs
         self.name = f"MultiprocessingSampler, VecWorker of {problem.n_envs}"
         self.call = self._call(problem.env_code)
+        self.options += f" --vec {problem.n_envs}"
 
     def _call(self, env: str) -> str:
         vec = f'worker_class=VecWorker, worker_args={{"n_envs": {self.problem.n_envs}}}'
@@ -130,15 +136,19 @@ class VecWorkers(Workers):
 
 
 class NativeWorkers(VecWorkers):
-    """A vector environment of the environment's own kind in each worker."""
+    """A vector environment in each worker: the given one, or of the environment's own kind."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.name = f"MultiprocessingSampler, native vectors of {problem.n_envs}"
+        self.options = ""
+        self._native: EnvUpdate | None = problem.env
+        if problem.is_vector:
+            return
         env_id, _, kwargs = problem.env_code.partition(", env_kwargs=")
         options = f'num_envs={problem.n_envs}, vectorization_mode="vector_entry_point"{kwargs and f", **{kwargs}"}'
         self.call = self._call(f"lambda: gymnasium.make_vec({env_id}, {options})")
-        self._native = native_of(problem.env, problem.n_envs)
+        self._native = _native_of(problem.env, problem.n_envs)
         if self._native is None:
             self.lacking = "the environment has no vector environment of its own"
 
@@ -162,6 +172,7 @@ class ParentAgent(VecWorkers):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.name = f'MultiprocessingSampler, inference="parent" of {self.n_envs}'
+        self.options = ""
         self._n_each = 1
 
     def _call(self, env: str) -> str:
@@ -184,3 +195,19 @@ class ParentAgent(VecWorkers):
             self._n_each = max(1, int(self._n_each * measured.seconds / (elapsed - before)))
             measured.watch()
         return tally
+
+
+def _native_of(env: EnvUpdate, n_envs: int) -> EnvUpdate | None:
+    """Return what makes a vector environment of an id that has one of its own; None where it has none."""
+    if not isinstance(env, SpecEnvUpdate) or env.spec.vector_entry_point is None:
+        return None
+    return NewEnvUpdate(_MakesNative(env.spec, n_envs))
+
+
+@dataclass(frozen=True)
+class _MakesNative:
+    spec: EnvSpec
+    n_envs: int
+
+    def __call__(self) -> Any:
+        return gymnasium.make_vec(self.spec, num_envs=self.n_envs, vectorization_mode="vector_entry_point")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from streamsampler.benchmarking.tally import Tally
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.errors import SamplerError
 
-__all__ = ["CLOSE_SECONDS", "Problem", "Round", "TooSlowError", "Way"]
+__all__ = ["CLOSE_SECONDS", "Problem", "Round", "TooSlowError", "Way", "env_code"]
 
 CLOSE_SECONDS = 1.0
 """How long processes may take to close environments: one that hangs must not take the time of the other ways."""
@@ -22,6 +22,11 @@ class TooSlowError(SamplerError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"given up: no timestep within {seconds:.3g} s")
+
+
+def env_code(env: Any, env_kwargs: Mapping[str, Any] | None) -> str:
+    """Return what stands for an environment in a call, as Python code."""
+    return (repr(env) if isinstance(env, str) else "env") + (f", env_kwargs={dict(env_kwargs)!r}" if env_kwargs else "")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Problem:
         reset_seconds: What a reset takes, about.
         step_timeout: Seconds that a timestep or a reset may take in a process.
         construction_timeout: Seconds that making the environments of a process may take.
+        is_vector: Whether the environment is a vector environment, of `n_envs`.
     """
 
     env: EnvUpdate
@@ -54,6 +60,7 @@ class Problem:
     reset_seconds: float
     step_timeout: float
     construction_timeout: float
+    is_vector: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class Way(abc.ABC):
     Attributes:
         name: What it is called.
         call: How to use it, as Python code.
+        options: The options of the command line for it; empty where there are none.
         in_parent: Whether the agent lives in the caller's process.
         n_processes: How many processes it has besides that.
         n_in_turn: How many environments are stepped in each process, one after the other.
@@ -94,6 +102,7 @@ class Way(abc.ABC):
 
     name: str
     call: str
+    options = ""
     in_parent = False
     n_processes = 0
     n_in_turn = 1

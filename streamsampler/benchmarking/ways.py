@@ -8,7 +8,7 @@ from streamsampler.benchmarking.sampled import Local, NativeWorkers, ParentAgent
 from streamsampler.benchmarking.stepped import Asynchronous, Serial, Synchronous
 from streamsampler.benchmarking.way import Problem, Way
 
-__all__ = ["ways_of"]
+__all__ = ["ways_in_workers", "ways_of"]
 
 
 def ways_of(problem: Problem) -> Sequence[Way]:
@@ -17,3 +17,10 @@ def ways_of(problem: Problem) -> Sequence[Way]:
         Local(problem), Workers(problem), VecWorkers(problem), NativeWorkers(problem), ParentAgent(problem),
         Serial(problem), Synchronous(problem), Asynchronous(problem),
     )  # fmt: skip
+
+
+def ways_in_workers(problem: Problem) -> Sequence[Way]:
+    """Return those in which agent and environments run in worker processes, where they may hang, or end them."""
+    if problem.is_vector:
+        return (NativeWorkers(problem),)
+    return Workers(problem), VecWorkers(problem), NativeWorkers(problem)

@@ -39,6 +39,6 @@ are failures. Each finding is a pass, a warning or a failure, with what to do:
 | workers | where no time was left to measure workers |
 
 Everything runs in worker processes with time limits; what there was no time for is "not checked". In the end workers of
-several kinds are measured, one at a time, and the report recommends one, how many of them, and how many environments in
-each. Figures mean little while the machine does other work.
+several kinds are measured, as `streamsampler.benchmarking` does with these and other ways, and the report recommends
+one. Figures mean little while the machine does other work.
 """

@@ -10,7 +10,7 @@ from typing import Any
 from streamsampler.agents.base import Agent, is_row_independent, reset_agent_function
 from streamsampler.checking.findings import Finding
 from streamsampler.checking.values import DrawWatch, dtype_problems
-from streamsampler.checking.worker import TaskWorker, quiet
+from streamsampler.checking.worker import TaskWorker
 from streamsampler.data.copying import make_recorder
 from streamsampler.data.spaces import check_actions
 from streamsampler.data.words import count
@@ -19,6 +19,7 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.workers.explain import begin_of, summary_of
 from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.logs import quiet
 from streamsampler.workers.tracebacks import traceback_of
 from streamsampler.workers.vec.agents import AgentPool
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from streamsampler.benchmarking.way import env_code
 from streamsampler.checking.report import CheckReport
 from streamsampler.checking.running import STAGES, CheckRun, MakeAgent, Settings, Spaces
 from streamsampler.environments.updates import EnvLike, EnvUpdate, as_env_update
@@ -77,22 +78,23 @@ def check(
 
     if agent is None and (deterministic is not None or vec_normalize is not None):
         raise UsageError("deterministic and vec_normalize are for an agent that is given with them")
-    update = as_env_update(env, env_kwargs=env_kwargs)
-    return check_update(update, None if agent is None else make_agent, settings, progress)
+    update, code = as_env_update(env, env_kwargs=env_kwargs), env_code(env, env_kwargs)
+    return check_update(update, code, None if agent is None else make_agent, settings, progress)
 
 
 def check_update(
-    env: EnvUpdate, make_agent: MakeAgent | None, settings: Settings, progress: ProgressArgument = False
+    env: EnvUpdate, code: str, make_agent: MakeAgent | None, settings: Settings, progress: ProgressArgument = False
 ) -> CheckReport:
     """Do what `check` does, with an agent that is made when the environment's spaces are known.
 
     Args:
         env: The environment.
+        code: What stands for it in a call, as Python code.
         make_agent: Makes the agent; None for random actions.
         settings: The other arguments.
         progress: See `check`.
     """
-    run = CheckRun(env, make_agent, settings)
+    run = CheckRun(env, code, make_agent, settings)
     with ExitStack() as stack:
         run.shown = stack.enter_context(
             display(progress, len(STAGES), "checks", note=lambda: run.doing, doing="checking")

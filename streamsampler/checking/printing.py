@@ -6,8 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from streamsampler.checking.findings import Finding
-from streamsampler.checking.recommending import Recommendation
-from streamsampler.checking.speed import Costs, Rate
+from streamsampler.checking.speed import Costs
 from streamsampler.data.words import count
 
 if TYPE_CHECKING:
@@ -34,21 +33,11 @@ def text_of(report: CheckReport, *, for_command: bool = False) -> str:
     speed = report.speed
     if speed is not None and speed.costs is not None:
         lines += ["", *_costs(speed.costs)]
-    if speed is not None and speed.rates:
-        lines += ["", *_rates(speed.rates, speed.cut_after)]
-    if report.recommendation is not None:
-        chosen = report.recommendation
-        lines += ["", *_wrapped("recommended: ", "; ".join([*_how(chosen, for_command=for_command), *chosen.why]))]
+    if report.workers is not None:
+        lines += ["", *report.workers.table(for_command=for_command)]
     failures, warnings = len(report.failures), len(report.warnings)
     lines += ["", f"{count(failures, 'failure')}, {count(warnings, 'warning')}; seed {report.seed}"]
     return "\n".join(lines)
-
-
-def _how(chosen: Recommendation, *, for_command: bool) -> list[str]:
-    if not for_command:
-        return [chosen.arguments]
-    in_python = f"faster in Python, with a vector environment: {chosen.arguments}"
-    return [chosen.options, *([in_python] if chosen.native else [])]
 
 
 def _finding(finding: Finding, width: int) -> list[str]:
@@ -74,13 +63,3 @@ def _costs(costs: Costs) -> list[str]:
     lines = ["milliseconds for each timestep, in one environment"]
     lines += [f"  {name:<10}{value:>10.4g}{share:>7.0%}" for name, value, share in rows]
     return [*lines, f"  {'all':<10}{costs.total:>10.4g}"]
-
-
-def _rates(rates: tuple[Rate, ...], cut_after: int | None) -> list[str]:
-    cut = "" if cut_after is None else f", trajectories cut after {cut_after:,} timesteps"
-    lines = [f"timesteps per second of one worker{cut}"]
-    for rate in rates:
-        kind = "a vector environment" if rate.native else count(rate.n_envs, "environment")
-        lines.append(f"  {f'{rate.worker}, {kind}' + (f' of {rate.n_envs}' if rate.native else ''):<42}"
-                     f"{rate.timesteps_per_second:>12,.0f}")  # fmt: skip
-    return lines

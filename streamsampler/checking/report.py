@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from streamsampler.benchmarking.report import BenchReport, WayMeasured
 from streamsampler.checking.findings import Finding, Verdict, worst
 from streamsampler.checking.printing import text_of
-from streamsampler.checking.recommending import Recommendation
 from streamsampler.checking.speed import Speed
 from streamsampler.version import __version__
 
@@ -26,7 +26,7 @@ class CheckReport:
         agent: What the agent is called.
         findings: What was found, in the order in which it was looked for.
         speed: How fast environment and agent are; None where that was not measured.
-        recommendation: Which workers to use, and how many; None where nothing was measured.
+        workers: How fast workers of several kinds are; None where that was not measured.
         n_cores: How many cores there are to use.
         seed: What all was derived from: `check(…, seed=report.seed)` runs the same trajectories.
         versions: The versions of Python and of libraries, by name.
@@ -36,7 +36,7 @@ class CheckReport:
     agent: str
     findings: tuple[Finding, ...]
     speed: Speed | None
-    recommendation: Recommendation | None
+    workers: BenchReport | None
     n_cores: int
     seed: int
     versions: Mapping[str, str]
@@ -80,6 +80,11 @@ class CheckReport:
         """Whether there is no failure."""
         return not self.failures
 
+    @property
+    def recommendation(self) -> WayMeasured | None:
+        """Which workers to use; None where none was measured."""
+        return None if self.workers is None else self.workers.recommendation
+
     def _of(self, verdict: Verdict) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.verdict == verdict)
 
@@ -91,6 +96,7 @@ class CheckReport:
             "package_version": __version__,
             "ok": self.ok,
             **asdict(self),
+            "workers": None if self.workers is None else self.workers.facts(),
             "versions": dict(self.versions),
         }
         return json.dumps(_finite(facts), indent=1, allow_nan=False, ensure_ascii=False) + "\n"

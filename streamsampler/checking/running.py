@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
+from streamsampler.benchmarking.costs import Costs as BenchCosts
+from streamsampler.benchmarking.costs import Probed
+from streamsampler.benchmarking.measuring import BenchSettings, Measurement, problem_of
+from streamsampler.benchmarking.report import BenchReport
+from streamsampler.benchmarking.ways import ways_in_workers
 from streamsampler.checking.agent import InspectAgent
 from streamsampler.checking.environment import Inspected, InspectEnvironment
 from streamsampler.checking.findings import Finding, finding_of_error, not_checked
 from streamsampler.checking.gymnasium_checker import RunGymnasiumChecker
-from streamsampler.checking.recommending import recommended
 from streamsampler.checking.report import CheckReport
 from streamsampler.checking.seeds import RunTwice, Traces, finding_of_one_process, finding_of_two_processes
-from streamsampler.checking.speed import (
-    Costs,
-    MeasureCosts,
-    Rate,
-    Speed,
-    candidates_of,
-    finding_of_costs,
-    measured_rate,
-)
+from streamsampler.checking.speed import Costs, MeasureCosts, Speed, finding_of_costs
 from streamsampler.checking.worker import Limits, Task, TimeIsUpError, run_task
 from streamsampler.data.words import duration
 from streamsampler.engines.launch.start_methods import StartMethod
@@ -46,9 +42,9 @@ MakeAgent = Callable[[Spaces], Any]
 """Makes the agent from observation and action space; an environment is made for it in a process of its own before."""
 
 STAGES = "environment", "seeds", "another process", "Gymnasium's checker", "agent", "times", "workers"
-_SIZES = 8, 32
 _TRACED = 0, 1, 2
 _FEWEST_STEPS = 20
+_LEAST = 1e-3  # seconds: an argument that is valid where no time is left
 
 
 @dataclass(frozen=True)
@@ -80,6 +76,7 @@ class CheckRun:
 
     Attributes:
         env: The environment.
+        code: What stands for it in a call, as Python code.
         make_agent: See `check_update`.
         settings: The arguments.
         shown: Where progress is shown.
@@ -88,6 +85,7 @@ class CheckRun:
     """
 
     env: EnvUpdate
+    code: str
     make_agent: MakeAgent | None
     settings: Settings
     shown: Display | None = None
@@ -102,8 +100,7 @@ class CheckRun:
         self._agent_name = "random actions"
         self._inspected: Inspected | None = None
         self._costs: Costs | None = None
-        self._rates: list[Rate] = []
-        self._cut_after: int | None = None
+        self._workers: BenchReport | None = None
         self._timesteps = 0
         self._latest = 0
 
@@ -119,7 +116,7 @@ class CheckRun:
     def _stages(self) -> tuple[Callable[[], None], ...]:
         return (
             self._environment, self._seeds, self._another_process, self._gymnasium, self._agent_alone, self._times,
-            self._workers,
+            self._fastest,
         )  # fmt: skip
 
     def show(self, timesteps: int, *, complete: bool = False) -> None:
@@ -137,17 +134,15 @@ class CheckRun:
     def report(self) -> CheckReport:
         """Return what was found so far."""
         speed = None
-        n_cores = usable_cores()
-        if self._inspected is not None and (self._costs is not None or self._rates):
-            seconds = self._inspected.construction_seconds
-            speed = Speed(seconds, self._costs, tuple(self._rates), self._cut_after)
+        if self._inspected is not None and self._costs is not None:
+            speed = Speed(self._inspected.construction_seconds, self._costs)
         return CheckReport(
             environment=describe(self.env) if self._inspected is None else self._inspected.name,
             agent=self._agent_name,
             findings=tuple(self.findings),
             speed=speed,
-            recommendation=recommended(self._rates, self._costs, n_cores),
-            n_cores=n_cores,
+            workers=self._workers,
+            n_cores=usable_cores(),
             seed=self.settings.seed,
             versions=versions_of(packages_of(self.env)),
         )
@@ -263,18 +258,15 @@ class CheckRun:
 
     # ------------------------------------------------------------------ speed
 
-    def _measuring_limits(self, seconds: float) -> Limits:
+    def _measuring_limits(self, seconds: float, inspected: Inspected) -> Limits:
         """Return limits under which a trajectory takes at most so long."""
-        inspected = self._inspected
-        assert inspected is not None
         affordable = max(_FEWEST_STEPS, int(seconds / max(inspected.step_seconds, 1e-9)))
         given = self.settings.max_episode_length
         longest = max(inspected.lengths, default=None) if inspected.time_limit is None else inspected.time_limit
         known = [length for length in (given, longest) if length is not None]
-        if inspected.n_slots is not None or (known and min(known) <= affordable):
+        if known and min(known) <= affordable:
             return self._limits
-        self._cut_after = min(affordable, *known) if known else affordable
-        return replace(self._limits, max_episode_length=self._cut_after)
+        return replace(self._limits, max_episode_length=min(affordable, *known) if known else affordable)
 
     def _times(self) -> None:
         inspected = self._inspected
@@ -285,8 +277,9 @@ class CheckRun:
             self.findings.append(Finding("speed", "pass", "see below"))
             return
         seconds = self._share(2.0, 0.1)
-        limits, before = self._measuring_limits(seconds / 4), self._limits
-        mean = sum(inspected.lengths) / len(inspected.lengths) if inspected.lengths else float(self._cut_after or 1)
+        limits, before = self._measuring_limits(seconds / 4, inspected), self._limits
+        lengths = inspected.lengths
+        mean = sum(lengths) / len(lengths) if lengths else float(limits.max_episode_length or 1)
         self._limits = limits
         try:
             self._costs = self._run("speed", MeasureCosts(seconds, mean))
@@ -299,23 +292,37 @@ class CheckRun:
     def _asked_together(self) -> bool:
         return callable(getattr(as_agent(self._agent), "get_actions", None))
 
-    def _workers(self) -> None:
-        inspected = self._inspected
-        if inspected is None or self._obstacle("agent", "actions"):
+    def _fastest(self) -> None:
+        """Measure workers of several kinds."""
+        inspected, costs = self._inspected, self._costs
+        if inspected is None or self._obstacle("agent", "actions") or (costs is None and inspected.n_slots is None):
             return
-        if self._costs is None and inspected.n_slots is None:
-            return
-        seconds = self._share(1.0, 0.05)
-        sizes = [size for size in _SIZES if size * inspected.construction_seconds < self._share(6.0, 0.1)]
-        limits = self._measuring_limits(seconds / max(sizes, default=1))
-        for candidate in candidates_of(
-            self.env, inspected.n_slots, self._costs, sizes, asked_together=self._asked_together
-        ):
-            if self._limits.seconds_left < 2 * seconds:
-                self._skip("workers", "no time was left to measure all kinds", "Check with a longer time limit")
-                return
-            rate = measured_rate(candidate, self._agent, limits, seconds, self.show)
-            if rate is not None:
-                self._rates.append(rate)
-        if not self._rates:
+        settings = BenchSettings(
+            self._share(6.0, 0.1) or _LEAST, max_episode_length=self.settings.max_episode_length,
+            step_timeout=self.settings.step_timeout,
+        )  # fmt: skip
+        probed = _probed(inspected, costs, batched=self._asked_together)
+        problem, why = problem_of(self.env, self.code, self._agent, settings, probed, in_workers=True)
+        run = Measurement(
+            problem, ways_in_workers(problem), settings.seconds, perf_counter(), probed.costs, self._agent_name, why,
+        )  # fmt: skip
+        run.watch = lambda: self.show(run.timesteps)
+        try:
+            run.all()
+        finally:
+            self._workers = run.report()
+        if self._workers.recommendation is None:
             self._skip("workers", "none could be measured in the time that there is", "Check with a longer time limit")
+
+
+def _probed(inspected: Inspected, costs: Costs | None, *, batched: bool) -> Probed:
+    """Return what was seen as `benchmarking` has it."""
+    if costs is None:
+        known = BenchCosts(inspected.construction_seconds, 0.0, inspected.step_seconds)
+    else:
+        known = BenchCosts(
+            inspected.construction_seconds, costs.milliseconds_per_reset / 1e3, costs.step / 1e3, costs.agent / 1e3,
+            batched, costs.cpu_share, costs.free_share,
+        )  # fmt: skip
+    length = 1.0 if costs is None else costs.mean_length
+    return Probed(inspected.spaces, None, known, inspected.time_limit, length, inspected.n_slots)

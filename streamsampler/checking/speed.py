@@ -1,30 +1,22 @@
-"""Measure where the time goes, and how fast workers of several kinds are."""
+"""Measure where the time of one environment goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
-import gymnasium
-from gymnasium.envs.registration import EnvSpec
-
 from streamsampler.agents.base import reset_agent_function
+from streamsampler.benchmarking.cores import Spinning
 from streamsampler.checking.findings import Finding
-from streamsampler.checking.worker import Limits, TaskWorker, quiet
+from streamsampler.checking.worker import TaskWorker
 from streamsampler.data.words import count
-from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
-from streamsampler.errors import SamplerError
 from streamsampler.protocol.messages import Phase, Ticket
-from streamsampler.samplers.processes import MultiprocessingSampler
 from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
-from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.generators import seed_generators
-from streamsampler.workers.vec.worker import VecWorker
 
-__all__ = ["Candidate", "Costs", "MeasureCosts", "Rate", "Speed", "candidates_of", "finding_of_costs", "measured_rate"]
+__all__ = ["Costs", "MeasureCosts", "Speed", "finding_of_costs"]
 
 _ROUNDS = 5
 _MUCH = 0.5
@@ -72,37 +64,16 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """How fast one worker of a kind was.
-
-    Attributes:
-        worker: "DefaultWorker" or "VecWorker".
-        n_envs: How many environments it had side by side.
-        native: Whether they were one vector environment.
-        timesteps_per_second: Timesteps for each second, as a sampler delivered them.
-    """
-
-    worker: str
-    n_envs: int
-    native: bool
-    timesteps_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
 class Speed:
     """How fast environment and agent are.
 
     Attributes:
         construction_seconds: What it takes to make the environment.
         costs: Where the time goes; None where that was not measured.
-        rates: How fast workers of several kinds were, one worker each.
-        cut_after: Timesteps after which trajectories were cut, in order to measure; None where they were not.
     """
 
     construction_seconds: float
     costs: Costs | None
-    rates: tuple[Rate, ...]
-    cut_after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +95,7 @@ class MeasureCosts:
         recorded = 0.0
         bare.run(range(1), perf_counter() + self.seconds / _ROUNDS)  # the first timesteps are slower
         bare.forget()
-        spinning = _Spinning()
+        spinning = Spinning()
         while perf_counter() < until or not bare.timesteps:
             spinning.run(self.seconds / (10 * _ROUNDS))
             first = bare.trajectories
@@ -136,26 +107,6 @@ class MeasureCosts:
                 inner.rollout(Ticket(worker.version, indices, len(indices)), seeds)
             recorded += perf_counter() - began
         return bare.costs(recorded, self.mean_length, spinning.share)
-
-
-class _Spinning:
-    """Computes, and nothing else: how much of a core is to be had."""
-
-    def __init__(self) -> None:
-        self._wall = self._cpu = 0.0
-
-    def run(self, seconds: float) -> None:
-        """Compute for so long."""
-        began, cpu = perf_counter(), process_time()
-        while perf_counter() - began < seconds:
-            sum(range(1_000))
-        self._wall += perf_counter() - began
-        self._cpu += process_time() - cpu
-
-    @property
-    def share(self) -> float:
-        """Seconds of processor time for each second."""
-        return max(0.01, min(1.0, self._cpu / self._wall)) if self._wall else 1.0
 
 
 class _BareLoop:
@@ -261,102 +212,3 @@ def finding_of_costs(costs: Costs, *, asked_together: bool) -> Finding:
             "Measure again on an idle machine",
         )  # fmt: skip
     return Finding("speed", "pass", f"{what}; measured in {count(costs.timesteps, 'timestep')}")
-
-
-# ---------------------------------------------------------------------- rates
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A kind of worker to measure.
-
-    Attributes:
-        env: Its environment.
-        n_envs: How many it has side by side.
-        vec: Whether it is a `VecWorker`.
-        native: Whether the environment is a vector environment.
-    """
-
-    env: EnvUpdate
-    n_envs: int = 1
-    vec: bool = False
-    native: bool = False
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of a sampler."""
-        if not self.vec:
-            return {"worker_class": DefaultWorker}
-        return {"worker_class": VecWorker, "worker_args": {"n_envs": self.n_envs, "independent": "fallback"}}
-
-
-def measured_rate(
-    candidate: Candidate, agent: Any, limits: Limits, seconds: float, watch: Callable[[int], Any]
-) -> Rate | None:
-    """Return how fast one worker is; None where it does not work.
-
-    Args:
-        candidate: The kind of worker.
-        agent: The agent.
-        limits: What bounds it.
-        seconds: How long it is measured, about.
-        watch: Called now and then with the timesteps so far.
-    """
-    if candidate.native:
-        limits = replace(limits, max_episode_length=None)
-    rate = 0.0
-    try:
-        options = candidate.options() | limits.sampler_options()
-        with quiet(), MultiprocessingSampler(agent, candidate.env, **options) as sampler:  # fmt: skip
-            guard = limits.guard(watch)
-            n = sampler.obtain_trajectories(candidate.n_envs, progress=guard).n_timesteps  # starts, and imports
-            for _ in range(_ROUNDS):
-                stats = sampler.obtain_samples(n, progress=guard).stats
-                rate = stats.kept_timesteps / stats.seconds
-                if stats.seconds >= seconds / 2 or limits.seconds_left < 2 * seconds:
-                    break
-                n = max(2 * n, min(20 * n, int(rate * seconds)))
-    except SamplerError:
-        if not rate:
-            return None
-    kind = "VecWorker" if candidate.vec else "DefaultWorker"
-    return Rate(kind, candidate.n_envs, candidate.native, rate)
-
-
-def native_of(env: EnvUpdate, n_envs: int) -> EnvUpdate | None:
-    """Return what makes a vector environment of an id that has one of its own; None where it has none."""
-    if not isinstance(env, SpecEnvUpdate) or env.spec.vector_entry_point is None:
-        return None
-    return NewEnvUpdate(_MakesNative(env.spec, n_envs))
-
-
-@dataclass(frozen=True)
-class _MakesNative:
-    spec: EnvSpec
-    n_envs: int
-
-    def __call__(self) -> Any:
-        return gymnasium.make_vec(self.spec, num_envs=self.n_envs, vectorization_mode="vector_entry_point")
-
-
-def candidates_of(
-    env: EnvUpdate, n_slots: int | None, costs: Costs | None, sizes: Sequence[int], *, asked_together: bool
-) -> Iterator[Candidate]:
-    """Yield the kinds of workers that are worth measuring.
-
-    Args:
-        env: The environment.
-        n_slots: How many environments it has side by side; None for one that is no vector environment.
-        costs: Where the time goes.
-        sizes: How many environments a `VecWorker` may have.
-        asked_together: Whether the agent has `get_actions`.
-    """
-    if n_slots is not None:
-        yield Candidate(env, n_slots, vec=True, native=True)
-        return
-    yield Candidate(env)
-    if not asked_together or costs is None or costs.agent + costs.recording < costs.total / 10:
-        return  # side by side only what the agent and the recording cost is saved
-    for n_envs in sizes:
-        yield Candidate(env, n_envs, vec=True)
-    if sizes and (native := native_of(env, sizes[-1])) is not None:
-        yield Candidate(native, sizes[-1], vec=True, native=True)

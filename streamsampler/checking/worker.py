@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
@@ -27,7 +26,7 @@ from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.vec.worker import VecWorker
 
-__all__ = ["Limits", "Task", "TaskWorker", "TimeIsUpError", "quiet", "run_task"]
+__all__ = ["Limits", "Task", "TaskWorker", "TimeIsUpError", "run_task"]
 
 _RESULT = "result"
 _NOTHING = spaces.Discrete(1)
@@ -35,18 +34,6 @@ _GRACE = 10.0
 """Seconds after the deadline at which a task is ended. It looks at its own limit between two timesteps, and ends
 before, unless the machine is busy or its environment takes that long to make."""
 _CONSTRUCTION = 3_600.0  # seconds, more than any time limit: the deadline ends what takes too long to make
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Log no warnings of the library: what a check finds is in its report."""
-    logger = logging.getLogger("streamsampler")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 class TimeIsUpError(SamplerError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
-from streamsampler.benchmarking.bench import BenchInterruptedError, BenchSettings, bench_update
+from streamsampler.benchmarking.bench import BenchInterruptedError, bench_update
+from streamsampler.benchmarking.measuring import BenchSettings
 from streamsampler.benchmarking.report import BenchReport
+from streamsampler.benchmarking.way import env_code
 from streamsampler.cli.environments import env_update_of
 from streamsampler.cli.reports import agent_maker, print_report
 from streamsampler.samplers.progress_output import Output
@@ -28,10 +31,10 @@ def execute(ctx: click.Context, env_id: str, options: dict[str, Any], **printing
     def measure(bar: Output) -> BenchReport:
         env_kwargs = options.pop("env_kwargs")
         env, make_agent = env_update_of(env_id, env_kwargs), agent_maker(options)
-        code = repr(env_id) + (f", env_kwargs={env_kwargs!r}" if env_kwargs else "")
-        return bench_update(env, code, make_agent, BenchSettings(**options), bar)
+        return bench_update(env, env_code(env_id, env_kwargs), make_agent, BenchSettings(**options), bar)
 
     def has_failed(report: BenchReport) -> bool:
         return report.recommendation is None
 
-    print_report(ctx, measure, has_failed, BenchInterruptedError, ("measuring", "measured"), **printing)
+    text = partial(BenchReport.text, for_command=True)
+    print_report(ctx, measure, has_failed, BenchInterruptedError, ("measuring", "measured"), text=text, **printing)

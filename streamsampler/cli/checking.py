@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from streamsampler.benchmarking.way import env_code
 from streamsampler.checking.check import CheckInterruptedError, check_update
 from streamsampler.checking.printing import text_of
 from streamsampler.checking.report import CheckReport
@@ -29,8 +30,9 @@ def execute(ctx: click.Context, env_id: str, options: dict[str, Any], **printing
     """
 
     def examine(bar: Output) -> CheckReport:
-        env, make_agent = env_update_of(env_id, options.pop("env_kwargs")), agent_maker(options)
-        return check_update(env, make_agent, Settings(**options), bar)
+        env_kwargs = options.pop("env_kwargs")
+        env, make_agent = env_update_of(env_id, env_kwargs), agent_maker(options)
+        return check_update(env, env_code(env_id, env_kwargs), make_agent, Settings(**options), bar)
 
     def has_failed(report: CheckReport) -> bool:
         return not report.ok

@@ -19,7 +19,7 @@ kept as long as the worker's process lives. So batches are the same for any numb
 depends on the trajectory in hand alone. Hooks are not called for the trajectories of `check`. With hooks the slower
 loops run that `seams` and `vec.hooked` have. Vector environments take none: they step all their environments in one
 call, so that nothing can be called between the timesteps of one trajectory. With `inference="parent"` hooks run in your
-own process, and have no `context.env`.
+own process, and have no `TrajectoryContext.env`.
 """
 
 from __future__ import annotations

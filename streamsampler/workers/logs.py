@@ -10,17 +10,19 @@ are, and an exception is its traceback as text. So no record can fail to be pick
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import marshal
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Levels", "RecordKeeper", "handle_records", "levels_here"]
+__all__ = ["Levels", "RecordKeeper", "handle_records", "levels_here", "quiet"]
 
 MOST_RECORDS = 1_000
 """How many records travel with one answer; of those that follow, one record says how many they are."""
@@ -222,3 +224,15 @@ def handle_records(worker: int, records: bytes) -> None:
             # A filter or a handler of the user's own: the call goes on, as it does where a handler of logging's fails.
             if logging.raiseExceptions and sys.stderr is not None:
                 traceback.print_exc()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Log no warnings of the library: what is found is in a report."""
+    logger = logging.getLogger("streamsampler")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import streamsampler.benchmarking.bench as bench_module
-from streamsampler.benchmarking import costs
+from streamsampler.benchmarking import costs, measuring
 from streamsampler.benchmarking.bench import BenchEnvError, BenchInterruptedError, bench
 from streamsampler.benchmarking.costs import Costs, probe
 from streamsampler.benchmarking.report import BenchReport, WayMeasured, recommended
@@ -59,7 +60,8 @@ def measured(**medians):
 
 
 def report_of(ways):
-    return BenchReport(environment="E", agent="A", ways=ways, n_cores=2, seconds=1.0, cut_after=None)
+    facts: dict[str, Any] = {"environment": "E", "agent": "A", "n_cores": 2, "n_workers": 2, "seconds": 1.0}
+    return BenchReport(ways=ways, why_workers="", cut_after=None, **facts)
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def unhurried(monkeypatch):
     monkeypatch.setattr(costs, "_FAST_CONSTRUCTION", math.inf)  # none is made twice because the first took long
     monkeypatch.setattr(bench_module, "probe", known)
     monkeypatch.setattr(bench_module, "agent_seconds", lambda *_: (1e-6, False))
-    monkeypatch.setattr(bench_module, "_PATIENCE", 120.0)
+    monkeypatch.setattr(measuring, "_PATIENCE", 120.0)
     return {"step_timeout": 120.0}
 
 

@@ -107,8 +107,8 @@ def test_a_right_environment_with_a_right_agent():
     assert report.ok
     assert {each.name for each in report.warnings} <= {"speed"}
     assert report.agent == "Batched"
-    assert [rate.n_envs for rate in report.speed.rates][:1] == [1]
-    assert report.recommendation.n_workers >= 1
+    assert [way.name for way in report.workers.ways if way.rates][:1] == ["MultiprocessingSampler"]
+    assert report.recommendation.n_processes >= 1
     costs = report.speed.costs
     assert costs.mean_length == 8
     assert 0.99 < sum(costs.shares.values()) < 1.01
@@ -127,8 +127,7 @@ def test_only_the_broken_rule_is_found(breaks):
 def test_what_never_ends_is_measured_all_the_same():
     report = checked("endless", ends_within=300)
     assert "did not end within 300 timesteps" in report["ends"].what
-    assert report.speed.cut_after
-    assert report.speed.rates
+    assert report.recommendation.rates
     assert_only(report, "ends", "failure")
 
 
@@ -137,29 +136,16 @@ def test_a_native_vector_environment():
     report = check(lambda: gymnasium.make_vec("CartPole-v1", num_envs=4), time_limit=600.0, step_timeout=120.0)
     assert report.ok
     assert report["Gymnasium"].verdict == "not checked"
-    assert [(rate.worker, rate.n_envs, rate.native) for rate in report.speed.rates] == [("VecWorker", 4, True)]
-    assert 'worker_args={"n_envs": 4}' in report.recommendation.arguments
+    (way,) = report.workers.ways
+    assert way.rates
+    assert way.call.endswith('worker_class=VecWorker, worker_args={"n_envs": 4})')
 
 
 @pytest.mark.slow
-def test_all_workers_are_measured(monkeypatch):
-    """Where it is worth it, and making an environment does not take too long: both are measured before."""
-    measure = CheckRun._times
-
-    def measure_as_if_it_were_worth_it(run):
-        measure(run)
-        run._costs = replace(run._costs, agent=run._costs.total)
-        run._inspected = replace(run._inspected, construction_seconds=0.01)
-
-    monkeypatch.setattr(CheckRun, "_times", measure_as_if_it_were_worth_it)
+def test_all_workers_are_measured():
     report = check("CartPole-v1", time_limit=600.0, step_timeout=120.0)
-    kinds = [(rate.worker, rate.n_envs, rate.native) for rate in report.speed.rates]
-    assert kinds == [
-        ("DefaultWorker", 1, False),
-        ("VecWorker", 8, False),
-        ("VecWorker", 32, False),
-        ("VecWorker", 32, True),
-    ]
+    assert [way.n_processes for way in report.workers.ways if way.rates] == [report.workers.n_workers] * 3
+    assert "MultiprocessingSampler(agent, 'CartPole-v1', n_workers=" in report.recommendation.call
 
 
 def test_the_time_limit(monkeypatch):

@@ -14,9 +14,8 @@ from streamsampler.checking.environment import InspectEnvironment
 from streamsampler.checking.findings import Finding, worst
 from streamsampler.checking.gymnasium_checker import RunGymnasiumChecker
 from streamsampler.checking.seeds import RunTwice, Traces, finding_of_one_process, finding_of_two_processes
-from streamsampler.checking.speed import Costs, MeasureCosts, candidates_of
+from streamsampler.checking.speed import MeasureCosts
 from streamsampler.checking.worker import TaskWorker
-from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import LENGTH, Agent, Ball, Batched, Nested, Rule
 
 SEED = 3
@@ -234,19 +233,6 @@ def test_costs(breaks):
     assert min(costs.agent, costs.step, costs.reset) > 0
     assert costs.recording >= 0
     assert sum(costs.shares.values()) == pytest.approx(1)
-
-
-def test_workers_that_are_worth_measuring():
-    env = as_env_update("CartPole-v1")
-
-    def kinds(n_slots=None, agent=0.01, asked_together=True):
-        measured = Costs(0.01, agent, 0.02, 0.0, 1.0, 10.0, 1.0, 1.0, 100)
-        found = candidates_of(env, n_slots, measured, (8, 32), asked_together=asked_together)
-        return [(each.vec, each.n_envs, each.native) for each in found]
-
-    assert kinds() == [(False, 1, False), (True, 8, False), (True, 32, False), (True, 32, True)]
-    assert kinds(agent=0.0001) == kinds(asked_together=False) == [(False, 1, False)]
-    assert kinds(n_slots=5) == [(True, 5, True)]
 
 
 def test_the_worst():

@@ -36,7 +36,8 @@ def test_a_table_on_a_terminal(home):
     table = terminal.text.rpartition("7/7 checks")[2]
     assert "Scripted-v0 with Repeating" in table
     assert "  pass  seed " in table
-    assert "recommended: --workers " in table
+    assert "recommended: MultiprocessingSampler" in table
+    assert "--workers " in table
     assert "0 failures" in table
 
 

@@ -74,7 +74,7 @@ class ParentRunner(LaneRunner):
 
 
 class _EnvNotHere:
-    """Stands for `context.env` and `context.reset` in hooks: the environment is in another process."""
+    """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise UsageError(
