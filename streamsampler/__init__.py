@@ -160,7 +160,7 @@ The guides are docstrings: `help()` and `python -m pydoc` print them.
 | step environments yourself | `streamsampler.stepping` |
 | evaluate and compare agents | `streamsampler.evaluation` |
 | check an environment and an agent | `streamsampler.checking` |
-| find the fastest way to run them | `streamsampler.benchmarking` |
+| choose a way to run them, and find the fastest | `streamsampler.benchmarking` |
 | write and read files, and folders for more than fits into memory | `streamsampler.storage` |
 | write Minari, Parquet, pandas or TensorDict | `streamsampler.formats` |
 | sample on several machines | `streamsampler.samplers.ray` |

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import os
+import random
 import signal
 import threading
 from typing import Any
@@ -123,6 +124,26 @@ def test_killed_workers_leave_no_trace(autoreset, killed_before):
     manager = EnvManager(envs, n_workers=2, **options)
     assert stream_of(manager, actions, lambda it, number: number in killed_before and kill(it, number % 2)) == expected
     assert manager.failures == len(killed_before)
+
+
+@pytest.mark.slow
+def test_five_hundred_kills_leave_no_trace():
+    """Before a step, or while environments step; each worker in turn, and now and then both."""
+    draw = random.Random(6)
+    options: dict[str, Any] = {"n_envs": 6, "seed": 4}
+    actions = [draw.randrange(2) for _ in range(450)]
+    plan = [draw.choice([(), (number % 2,), (0, 1), (0, 1)]) for number in range(len(actions))]
+    n_kills = sum(map(len, plan))
+
+    def kill_some(manager, number):
+        for worker in plan[number]:
+            kill(manager, worker)
+
+    expected = stream_of(SerialEnvManager("CartPole-v1", **options), actions)
+    manager = EnvManager("CartPole-v1", n_workers=2, max_restarts=None, **options)
+    assert stream_of(manager, actions, kill_some) == expected
+    assert n_kills >= 500
+    assert manager.stats.restored >= n_kills == manager.failures
 
 
 @pytest.mark.parametrize(

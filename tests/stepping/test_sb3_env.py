@@ -1,5 +1,10 @@
 """Managers as `VecEnv`s of Stable-Baselines3: what its own tests ask of vector environments, and more."""
 
+import contextlib
+import itertools
+import os
+import signal
+import threading
 from typing import Any
 
 import gymnasium
@@ -219,15 +224,43 @@ def test_other_modes_are_refused():
         SerialEnvManager(Counting, n_envs=1, autoreset="same_step", max_episodes=1).sb3_env()
 
 
+@contextlib.contextmanager
+def killed_every_second(manager):
+    """Kill one of the workers in turn each second, whatever it does."""
+    over = threading.Event()
+
+    def kill():
+        for number in itertools.count():
+            if over.wait(1.0):
+                return
+            if (pid := manager.worker_pids()[number % 2]) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killing.join()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_ppo_solves_cartpole():
+@pytest.mark.parametrize("meanwhile", [contextlib.nullcontext, killed_every_second])
+def test_ppo_solves_cartpole(meanwhile):
     from stable_baselines3 import PPO
     from stable_baselines3.common.evaluation import evaluate_policy
 
     from streamsampler.stepping.env_manager import EnvManager
 
-    with EnvManager("CartPole-v1", n_envs=8, n_workers=2, seed=1, autoreset="same_step") as manager:
+    with (
+        EnvManager(
+            "CartPole-v1", n_envs=8, n_workers=2, seed=1, autoreset="same_step", max_restarts=None
+        ) as manager,
+        meanwhile(manager),
+    ):  # fmt: skip
         env = manager.sb3_env()
         schedule = {"learning_rate": lambda left: left * 1e-3, "clip_range": lambda left: left * 0.2}
         model = PPO(
