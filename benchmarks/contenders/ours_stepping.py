@@ -4,6 +4,7 @@ What comes back is kept, and stacked to a batch now and then, as the contenders 
 
 Settings:
     n_envs: Environments (default: one for each process).
+    n_workers: Processes (default: as many as the workload says).
     asynchronous: Whether environments are stepped as soon as `least` of them are ready, and not all together.
     least: For how many the parent waits then (default 1).
 """
@@ -77,7 +78,8 @@ class Collector:
 def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) -> Iterator[Measure]:
     """Start the environments."""
     n_envs = settings.get("n_envs", n_processes)
-    with EnvManager(workload.make_env, n_envs=n_envs, n_workers=n_processes, seed=0, autoreset="same_step") as manager:
+    n_workers = settings.get("n_workers", n_processes)
+    with EnvManager(workload.make_env, n_envs=n_envs, n_workers=n_workers, seed=0, autoreset="same_step") as manager:
         collector = Collector(workload, manager, settings)
         collector.measure({"seconds": 0.3})
         yield collector.measure

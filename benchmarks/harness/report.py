@@ -253,7 +253,7 @@ def main() -> int:
     args = parser.parse_args()
     folder = BENCHMARKS / "results"
     questions = load(folder)
-    texts = {README: summary.section(workloads_of(questions)), RESULTS: section(questions, folder)}
+    texts = {README: summary.section(workloads_of(questions), questions), RESULTS: section(questions, folder)}
     changed = {
         path: new for path, text in texts.items() if (new := replaced(path.read_text(), text)) != path.read_text()
     }

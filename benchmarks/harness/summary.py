@@ -33,40 +33,68 @@ LIBRARIES: dict[str, Sequence[str]] = {
 }
 CHARTED = ("cheap_20", "mlp_cartpole")
 
+STEPPED = {
+    ("stepping", "cheap_500"): "CartPole, 32 environments, to the bare loop",
+    ("stepping", "steps_heavy"): "8 environments whose steps vary much, to stepping them together",
+    ("inference", "inference_mlp"): "CartPole, torch MLP in your process, to `VecWorker`",
+    ("inference", "inference_cnn"): "4x84x84 pixels, CNN in your process, to `VecWorker`",
+}
+"""Questions and workloads in which actions come from the caller's process, and what the speeds are compared with."""
+STEPPERS: dict[str, Sequence[str]] = {
+    "streamsampler": ("ours_synchronous_32", "ours_asynchronous_32", "ours_asynchronous", "ours_parent"),
+    "Gymnasium AsyncVectorEnv": tuple(f"async_vector_env_{n}" for n in (8, 16, 32)),
+    "Stable-Baselines3 SubprocVecEnv": tuple(f"sb3_subproc_{n}" for n in (8, 16, 32)),
+}
 
-def shares(results: dict[str, Any]) -> dict[str, float]:
-    """Return each library's share of the bare loop's speed on a workload, in its best setting.
+
+def shares(results: dict[str, Any], libraries: dict[str, Sequence[str]] | None = None) -> dict[str, float]:
+    """Return each library's speed on a workload, as a share of what it is compared with, in its best setting.
 
     Args:
         results: The measurements on it, by contender. Libraries without one are left out.
+        libraries: The contenders of each library.
     """
     found = {}
-    for library, contenders in LIBRARIES.items():
+    for library, contenders in (libraries or LIBRARIES).items():
         medians = [results[name]["ratio"]["median"] for name in contenders if "ratio" in results.get(name, {})]
         if medians:
             found[library] = max(medians)
     return found
 
 
-def section(workloads: dict[str, dict[str, Any]]) -> str:
+def section(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, Any]] = ()) -> str:
     """Return the README's text, in Markdown: a row for each workload, a column for each library.
 
     Args:
         workloads: The measurements, by workload and contender.
+        questions: All questions, of which those of `STEPPED` have rows of their own.
     """
     by_workload = {title: shares(workloads[name]) for name, title in WORKLOADS.items() if name in workloads}
-    libraries = [library for library in LIBRARIES if any(library in found for found in by_workload.values())]
-    rows = [
-        [title, *(f"{found[library]:.2f}" if library in found else "" for library in libraries)]
-        for title, found in by_workload.items()
-    ]
+    by_name = {question["question"]: question["workloads"] for question in questions}
+    stepped = {
+        title: shares(by_name[question][workload], STEPPERS)
+        for (question, workload), title in STEPPED.items()
+        if workload in by_name.get(question, {})
+    }
     return (
         "Timesteps per second, as a share of a bare loop: one process per core that steps the environment with the "
         "agent and records nothing. Each library with its best setting. Above 1 where actions are computed in batches. "
         "The two by hand return fragments of trajectories in order of arrival, without infos.\n\n"
-        + table(["", *libraries], rows)
+        + _table_of(by_workload)
+        + (f"\n\nThe same where your own process chooses each action:\n\n{_table_of(stepped)}" if stepped else "")
         + "\n\n![Timesteps per second of each library, as a share of the bare loop](benchmarks/results/overview.png)"
     )
+
+
+def _table_of(shares_by_row: dict[str, dict[str, float]]) -> str:
+    """Lay out the shares of each row, without libraries that have none."""
+    found = {library for row in shares_by_row.values() for library in row}
+    libraries = [library for library in LIBRARIES if library in found]
+    rows = [
+        [title, *(f"{row[library]:.2f}" if library in row else "" for library in libraries)]
+        for title, row in shares_by_row.items()
+    ]
+    return table(["", *libraries], rows)
 
 
 def chart(workloads: dict[str, dict[str, Any]], path: Path) -> None:

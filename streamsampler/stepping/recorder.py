@@ -51,6 +51,7 @@ class StepsRecorder:
         self._ended: dict[int, Trajectory | None] = {}  # by index; None for what is left out
         self._waited_for = first * n_envs  # the least index of an episode that has not ended
         self._ready: list[int] = []  # those before it that were not taken
+        self._is_broken_off = False  # whether some columns have timesteps that others lack
         self.n_left_out = 0
 
     # ------------------------------------------------------------------ recording
@@ -63,8 +64,9 @@ class StepsRecorder:
             agent_infos: What the agent said of the actions that led to them: leaves of (K, ...).
 
         Raises:
-            UsageError: Steps were left out, or added twice; the environments were launched anew; or an environment is
-                more than `max_held` episodes ahead of another one, whose episode is waited for.
+            UsageError: Steps were left out, or added twice; the environments were launched anew; an earlier call was
+                broken off; or an environment is more than `max_held` episodes ahead of another one, whose episode is
+                waited for.
             ActionError: An action of an episode that has ended is outside its space, though the environment took it:
                 the episode is left out.
             DataError: `agent_infos` are no dict of K rows, or an info is no dict with strings as keys: nothing is
@@ -72,11 +74,13 @@ class StepsRecorder:
         """
         if self._manager._episodes is not self._episodes:
             raise UsageError("the environments were launched anew since this recorder was made: make another one")
+        self._refuse_broken_off()
         if agent_infos is not None:
             _check_infos(agent_infos, len(steps))
         infos, begins = _infos_of(steps, self._manager.autoreset)
         rows = self._rows_to_record(steps, infos)
         failed, ended = steps.failed.tolist(), steps.ended.tolist()
+        self._is_broken_off = True
         self._record(steps, [row for row in rows if not failed[row]], infos, agent_infos)
         wrong: ActionError | None = None
         for row in rows:
@@ -84,6 +88,7 @@ class StepsRecorder:
                 wrong = self._end(steps, row) or wrong
                 if row in begins:
                     self._begun[int(steps.env_ids[row])] = begins[row]
+        self._is_broken_off = False
         if wrong is not None:
             raise wrong
         self._refuse_too_many()
@@ -171,6 +176,10 @@ class StepsRecorder:
                 self._ready.append(self._waited_for)
             self._waited_for += 1
 
+    def _refuse_broken_off(self) -> None:
+        if self._is_broken_off:
+            raise UsageError("a call of this recorder was broken off, by Ctrl-C or an error: make another one")
+
     def _refuse_too_many(self) -> None:
         ahead = max(self._next) - min(self._next)
         if ahead > self._max_held:
@@ -198,8 +207,10 @@ class StepsRecorder:
             n_trajectories: How many; None for all that there are.
 
         Raises:
-            UsageError: So many have not ended; the error names the environments that are waited for.
+            UsageError: So many have not ended, and the error names the environments that are waited for; or an earlier
+                call was broken off.
         """
+        self._refuse_broken_off()
         if n_trajectories is not None:
             positive("n_trajectories", n_trajectories)
         taken = self._ready[:n_trajectories]
@@ -210,10 +221,12 @@ class StepsRecorder:
             )
         trajectories = [it for index in taken if (it := self._ended[index]) is not None]
         batch = self._batch_of(trajectories)
+        self._is_broken_off = True
         del self._ready[: len(taken)]
         for index in taken:
             del self._ended[index], self._seeds[index]
         self._timesteps.keep([*self._now.values(), *filter(None, self._ended.values())])
+        self._is_broken_off = False
         return batch
 
     def _batch_of(self, trajectories: list[Trajectory]) -> TrajectoryBatch[Any, Any]:

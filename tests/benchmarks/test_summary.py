@@ -27,5 +27,5 @@ def test_a_library_stands_with_its_best_setting_under_its_own_name():
 def test_the_readme_and_the_results_are_what_was_measured():
     report, results = importlib.import_module("benchmarks.harness.report"), ROOT / "benchmarks" / "results"
     questions = report.load(results)
-    assert report.summary.section(report.workloads_of(questions)) in report.README.read_text()
+    assert report.summary.section(report.workloads_of(questions), questions) in report.README.read_text()
     assert report.section(questions, results) in report.RESULTS.read_text()

@@ -11,6 +11,7 @@ from streamsampler.data.trees import same
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.samplers.local import LocalSampler
 from streamsampler.stepping.env_manager import EnvManager
+from streamsampler.stepping.inference.recorder import TimestepRecorder
 from streamsampler.stepping.serial import SerialEnvManager
 from streamsampler.workers.vec.rows import row_of
 from tests.stepping.environments import Counting, Strolling, Varied
@@ -238,6 +239,22 @@ def test_steps_that_are_missing_or_come_twice_are_errors():
         manager.launch()
         with pytest.raises(UsageError, match="launched anew since this recorder was made"):
             recorder.add(manager.reset())
+
+
+def test_a_call_that_is_broken_off_is_not_repeated(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with SerialEnvManager(Counting, n_envs=1, seed=0) as manager:
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        steps = manager.step([1])
+        monkeypatch.setattr(TimestepRecorder, "record_rewards", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            recorder.add(steps)
+        for call in (lambda: recorder.add(steps), recorder.take):
+            with pytest.raises(UsageError, match="broken off, by Ctrl-C or an error: make another one"):
+                call()
 
 
 @pytest.mark.parametrize(
