@@ -70,7 +70,7 @@ def section(workloads: dict[str, dict[str, Any]], questions: Sequence[dict[str, 
         questions: All questions, of which those of `STEPPED` have rows of their own.
     """
     by_workload = {title: shares(workloads[name]) for name, title in WORKLOADS.items() if name in workloads}
-    by_name = {question["question"]: question["workloads"] for question in questions}
+    by_name = {question["question"]: question.get("workloads", {}) for question in questions}
     stepped = {
         title: shares(by_name[question][workload], STEPPERS)
         for (question, workload), title in STEPPED.items()
