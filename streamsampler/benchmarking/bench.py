@@ -61,7 +61,7 @@ def bench(
         agent: Whatever samplers take. None for random actions.
         env_kwargs: Keyword arguments for making the environment.
         seconds: How long all of it takes, about. A way is given up whose first timesteps would come later.
-        n_workers: How many processes; None for the cores there are to use.
+        n_workers: How many processes; None for the cores there are to use, or more where environments wait.
         n_envs: How many environments a process has, where it has several; None for 8, or fewer where making,
             resetting or stepping them takes long.
         max_episode_length: Timesteps after which trajectories are truncated; fewer where they would take long. Native

@@ -53,7 +53,10 @@ class Costs:
     free_share: float = 1.0
 
     def with_agent(self, seconds: float, *, batched: bool) -> Costs:
-        """Return the same with an agent, which is taken to compute."""
+        """Return the same with an agent, which is taken to compute.
+
+        What uses several threads here need not do so in workers, which have one each: it counts as one.
+        """
         computed, all_of_it = min(1.0, self.cpu_share) * self.step + seconds, self.step + seconds
         share = computed / all_of_it if all_of_it else 1.0
         return replace(self, agent=seconds, batched=batched, cpu_share=share)

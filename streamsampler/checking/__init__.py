@@ -36,7 +36,7 @@ are failures. Each finding is a pass, a warning or a failure, with what to do:
 | agent's draws | it draws nothing from global generators |
 | rows | whether the rows of its batches depend on one another, as it says |
 | speed | where the time goes |
-| workers | where no time was left to measure workers |
+| workers | where none could be measured, several at the same time |
 
 Everything runs in worker processes with time limits; what there was no time for is "not checked". In the end workers of
 several kinds are measured, as `streamsampler.benchmarking` does with these and other ways, and the report recommends

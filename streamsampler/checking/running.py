@@ -21,7 +21,7 @@ from streamsampler.checking.findings import Finding, finding_of_error, not_check
 from streamsampler.checking.gymnasium_checker import RunGymnasiumChecker
 from streamsampler.checking.report import CheckReport
 from streamsampler.checking.seeds import RunTwice, Traces, finding_of_one_process, finding_of_two_processes
-from streamsampler.checking.speed import Costs, MeasureCosts, Speed, finding_of_costs
+from streamsampler.checking.speed import Costs, MeasureCosts, Speed, finding_of_costs, finding_of_obstacles
 from streamsampler.checking.worker import Limits, Task, TimeIsUpError, run_task
 from streamsampler.data.words import duration
 from streamsampler.engines.launch.start_methods import StartMethod
@@ -134,7 +134,7 @@ class CheckRun:
     def report(self) -> CheckReport:
         """Return what was found so far."""
         speed = None
-        if self._inspected is not None and self._costs is not None:
+        if self._inspected is not None and (self._costs is not None or self._workers is not None):
             speed = Speed(self._inspected.construction_seconds, self._costs)
         return CheckReport(
             environment=describe(self.env) if self._inspected is None else self._inspected.name,
@@ -312,13 +312,14 @@ class CheckRun:
         finally:
             self._workers = run.report()
         if self._workers.recommendation is None:
-            self._skip("workers", "none could be measured in the time that there is", "Check with a longer time limit")
+            self.findings.append(finding_of_obstacles(self._workers))
 
 
 def _probed(inspected: Inspected, costs: Costs | None, *, batched: bool) -> Probed:
     """Return what was seen as `benchmarking` has it."""
-    if costs is None:
-        known = BenchCosts(inspected.construction_seconds, 0.0, inspected.step_seconds)
+    if costs is None:  # a vector environment, whose seconds are those of all that it has
+        n_slots = inspected.n_slots or 1
+        known = BenchCosts(inspected.construction_seconds / n_slots, 0.0, inspected.step_seconds / n_slots)
     else:
         known = BenchCosts(
             inspected.construction_seconds, costs.milliseconds_per_reset / 1e3, costs.step / 1e3, costs.agent / 1e3,

@@ -8,7 +8,8 @@ from typing import Any
 
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.benchmarking.cores import Spinning
-from streamsampler.checking.findings import Finding
+from streamsampler.benchmarking.report import BenchReport
+from streamsampler.checking.findings import Finding, not_checked
 from streamsampler.checking.worker import TaskWorker
 from streamsampler.data.words import count
 from streamsampler.protocol.messages import Phase, Ticket
@@ -16,7 +17,7 @@ from streamsampler.seeding import Stream, TrajectorySeeds, derived_seed
 from streamsampler.workers.explain import begin_of
 from streamsampler.workers.generators import seed_generators
 
-__all__ = ["Costs", "MeasureCosts", "Speed", "finding_of_costs"]
+__all__ = ["Costs", "MeasureCosts", "Speed", "finding_of_costs", "finding_of_obstacles"]
 
 _ROUNDS = 5
 _MUCH = 0.5
@@ -212,3 +213,14 @@ def finding_of_costs(costs: Costs, *, asked_together: bool) -> Finding:
             "Measure again on an idle machine",
         )  # fmt: skip
     return Finding("speed", "pass", f"{what}; measured in {count(costs.timesteps, 'timestep')}")
+
+
+def finding_of_obstacles(measured: BenchReport) -> Finding:
+    """Return why no workers could be measured."""
+    obstacle = measured.ways[0].obstacle
+    if obstacle.startswith(("given up", "not measured")):
+        return not_checked("workers", f"none could be measured: {obstacle}", "Check with a longer time limit")
+    return Finding(
+        "workers", "warning", f"none could be measured: {obstacle}",
+        "Several run the environment at the same time: let them share no file, port or device",
+    )  # fmt: skip

@@ -29,7 +29,8 @@ _HOW = options_of(
         help="How long all of it takes, about. Longer gives figures that vary less, and time to what is slow.",
     ),
     grouped_option(
-        "How", "--workers", "n_workers", type=POSITIVE, metavar="N", show_default="the cores there are to use",
+        "How", "--workers", "n_workers", type=POSITIVE, metavar="N",
+        show_default="the cores there are to use, or up to 8 where environments wait",
         help="How many processes.",
     ),
     grouped_option(

@@ -41,6 +41,7 @@ class Episodes:
         self._numbers = np.full(n_envs, -1, np.int64)
         self._timesteps = np.zeros(n_envs, np.int64)
         self._seeds_now = np.zeros(n_envs, np.int64)
+        self.n_results = np.zeros(n_envs, np.int64)  # that were handed out
         self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
         self._n_ended = np.zeros(n_envs, np.int64)  # since the caller's last reset
         self._is_over = np.ones(n_envs, np.bool_)  # the next result begins an episode
@@ -253,7 +254,9 @@ class Episodes:
         steps = Steps(
             ids, observations, rewards, terminated, truncated, self._taken_infos(env_ids), last, self._numbers[ids],
             self._timesteps[ids], rows.taken_actions(ids), previous, failed | abnormal, self._seeds_now[ids],
+            self.n_results[ids],
         )  # fmt: skip
+        self.n_results[ids] += 1
         events = self._events(env_ids, states, ended, abnormal)
         self._slots[ids] = slots
         if self._histories is not None:

@@ -44,6 +44,7 @@ class StepsRecorder:
         self._max_held = positive("max_held", max_held)
         n_envs, first = manager.n_envs, episodes.first_to_come
         self._timesteps = TimestepRecorder(*spaces)
+        self._n_results = episodes.n_results.copy()  # of each environment, before the next one that is added
         self._now: dict[int, Trajectory] = {}  # the episodes that go on, by environment
         self._begun: dict[int, dict[str, Any]] = {}  # the infos of resets in the step that ended the episode before
         self._next = [first] * n_envs  # the number of each environment's first episode that has not ended
@@ -57,10 +58,10 @@ class StepsRecorder:
     # ------------------------------------------------------------------ recording
 
     def add(self, steps: Steps, agent_infos: Mapping[str, Any] | None = None) -> None:
-        """Record steps; add all that the manager returns, once, in its order.
+        """Record steps; add all that the manager returns, once, in its order; with `copy=False` before the next `send`.
 
         Args:
-            steps: The results of K environments.
+            steps: The results of K environments, or a selection of them.
             agent_infos: What the agent said of the actions that led to them: leaves of (K, ...).
 
         Raises:
@@ -78,27 +79,42 @@ class StepsRecorder:
         if agent_infos is not None:
             _check_infos(agent_infos, len(steps))
         infos, begins = _infos_of(steps, self._manager.autoreset)
+        self._refuse_others(steps)
+        self._is_broken_off = True
+        self._n_results[steps.env_ids] += 1
         rows = self._rows_to_record(steps, infos)
         failed, ended = steps.failed.tolist(), steps.ended.tolist()
-        self._is_broken_off = True
         self._record(steps, [row for row in rows if not failed[row]], infos, agent_infos)
         wrong: ActionError | None = None
         for row in rows:
             if ended[row]:
                 wrong = self._end(steps, row) or wrong
-                if row in begins:
-                    self._begun[int(steps.env_ids[row])] = begins[row]
+        for row, info in begins.items():
+            env_id = int(steps.env_ids[row])
+            if int(steps.episodes[row]) + 1 == self._next[env_id]:
+                self._begun[env_id] = info
         self._is_broken_off = False
         if wrong is not None:
             raise wrong
         self._refuse_too_many()
 
-    def _rows_to_record(self, steps: Steps, infos: Mapping[int, dict[str, Any]]) -> list[int]:
-        """Begin the episodes that begin, and return the rows of timesteps of those that this recorder saw begin.
+    def _refuse_others(self, steps: Steps) -> None:
+        """Refuse results that are not the next ones of their environments.
 
         Raises:
-            UsageError: One is not the next timestep of its episode.
+            UsageError: There is one.
         """
+        expected = self._n_results[steps.env_ids]
+        if len(wrong := np.flatnonzero(steps.result_numbers != expected)):
+            row = wrong[0]
+            raise UsageError(
+                f"timestep {steps.timesteps[row]} of episode {steps.episodes[row]} of environment {steps.env_ids[row]} "
+                f"is not its next result: it is number {steps.result_numbers[row]}, and number {expected[row]} comes "
+                "next. Add all Steps that the manager returns since the recorder was made, once, in order"
+            )
+
+    def _rows_to_record(self, steps: Steps, infos: Mapping[int, dict[str, Any]]) -> list[int]:
+        """Begin the episodes that begin, and return the rows of timesteps of those that this recorder saw begin."""
         rows = []
         where = zip(steps.env_ids.tolist(), steps.episodes.tolist(), steps.timesteps.tolist(), strict=True)
         for row, (env_id, number, timestep) in enumerate(where):
@@ -109,12 +125,6 @@ class StepsRecorder:
                 continue
             if timestep == 1 and env_id in self._begun:
                 self._begin(env_id, number, self._begun[env_id])
-            trajectory = self._now.get(env_id)
-            if trajectory is None or number != self._next[env_id] or timestep != trajectory.length + 1:
-                raise UsageError(
-                    f"timestep {timestep} of episode {number} of environment {env_id} is not the next one that this "
-                    "recorder takes: add all Steps that the manager returns since the recorder was made, once, in order"
-                )
             rows.append(row)
         return rows
 
@@ -209,6 +219,7 @@ class StepsRecorder:
         Raises:
             UsageError: So many have not ended, and the error names the environments that are waited for; or an earlier
                 call was broken off.
+            DataError: Infos of these trajectories cannot stand side by side.
         """
         self._refuse_broken_off()
         if n_trajectories is not None:

@@ -66,6 +66,7 @@ class Steps:
         previous_observations: Leaves of (K, ...): the observations that the actions were chosen for.
         failed: (K,) bool, whether the episode ended because its environment failed; it is truncated as well.
         seeds: (K,) int64, what the episode was reset with.
+        result_numbers: (K,) int64, how many results of the environment came before, since the launch.
     """
 
     env_ids: NDArray[np.int64]
@@ -81,6 +82,7 @@ class Steps:
     previous_observations: Any
     failed: NDArray[np.bool_]
     seeds: NDArray[np.int64]
+    result_numbers: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.env_ids)

@@ -146,6 +146,31 @@ def test_what_is_not_kept_any_more_is_no_error_before_all_is_taken_in(script, en
     assert script.asked[-1] == ("reset", [1]), "the other one is restored all the same"
 
 
+def test_what_is_not_wanted_any_more_may_raise_when_it_is_restored(script, environments):
+    """As an error would in the middle of that: it must not take the place of what the caller is told."""
+    script.write(0, 5.0, 2.0)
+    script.events.append([Done([0]), LOST])
+    environments.take_arrived(0.0)
+    environments.forget()
+    script.events.append([Broken([0], ValueError("no licence"), 0, is_new=False), Done([1])])
+    environments.settle([0, 1])
+    assert environments.restoring == set()
+    assert environments.n_open_steps == 0
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_what_raises_when_it_is_restored_is_told_of_if_it_is_wanted(script, environments, is_wanted):
+    script.write(0, 5.0, 2.0)
+    script.events.append([Done([0]), LOST])
+    environments.take_arrived(0.0)
+    script.events.append([Broken([0], ValueError("no licence"), 0, is_new=False), Done([1])])
+    if is_wanted:
+        with pytest.raises(NotReproducibleError, match="raised when its actions were applied again"):
+            environments.take_arrived(0.0)
+    else:
+        environments.settle([0, 1])  # without its being forgotten before
+
+
 def test_nobody_waits_for_what_is_not_wanted_any_more(script, environments):
     script.write(0, 5.0, 2.0)
     script.events.append([Done([0]), LOST])

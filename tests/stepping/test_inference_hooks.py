@@ -103,10 +103,34 @@ class Reaching:
         self.use(context)
 
 
+class Keeping:
+    """Keeps what it is shown, and looks at it at the end."""
+
+    def on_trajectory_start(self, context: Any) -> None:
+        self.seen = [context.observation]
+
+    def on_timestep(self, context: Any) -> None:
+        self.seen.append(context.observation)
+
+    def on_trajectory_end(self, context: Any) -> None:
+        context.metrics["sum"] = float(sum(each.sum() for each in self.seen))
+
+
+@pytest.mark.parametrize("agent", [Apart, InBlocks])
+def test_observations_that_hooks_keep_stay_what_they_were(agent):
+    with in_parent(agent(), Env((2, 9)), hooks=Keeping(), drop_if=None) as sampler:
+        found = sampler.obtain_trajectories(9)
+    with LocalSampler(
+        agent(), Env((2, 9)), worker_class=VecWorker, **{**GIVEN, "hooks": Keeping(), "drop_if": None}
+    ) as it:
+        assert found == it.obtain_trajectories(9)
+
+
 USES = {
     "reads": lambda context: context.env.unwrapped,
     "steps": lambda context: context.env.step(0),
     "resets": lambda context: context.reset(seed=3),
+    "sets": lambda context: setattr(context.env, "level", 3),
 }
 
 

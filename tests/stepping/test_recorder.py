@@ -210,8 +210,9 @@ def test_episodes_that_failed_are_left_out(autoreset, caplog):
         assert same(batch.observations[:, 1], np.tile([0.0, 1.0, 2.0], 2))
 
 
-def test_a_recorder_begins_with_the_next_episodes():
-    with SerialEnvManager(lengths(2, 3), n_envs=2, seed=0) as manager:
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_a_recorder_begins_with_the_next_episodes(autoreset):
+    with SerialEnvManager(lengths(2, 3), n_envs=2, seed=0, autoreset=autoreset) as manager:
         manager.reset()
         manager.step([1, 1])
         recorder = manager.recorder()
@@ -219,6 +220,7 @@ def test_a_recorder_begins_with_the_next_episodes():
         batch = recorder.take(2)
         assert batch.indices.tolist() == [2, 3]
         assert batch.lengths.tolist() == [2, 3]
+        assert [part.observations[0, 0] for part in batch] == list(batch.seeds)
 
 
 def test_steps_that_are_missing_or_come_twice_are_errors():
@@ -227,10 +229,10 @@ def test_steps_that_are_missing_or_come_twice_are_errors():
         recorder.add(manager.reset())
         first = manager.step([1])
         second = manager.step([1])
-        with pytest.raises(UsageError, match="timestep 2 of episode 0 of environment 0 is not the next one"):
+        with pytest.raises(UsageError, match="timestep 2 of episode 0 of environment 0 is not its next result"):
             recorder.add(second)
         recorder.add(first)
-        with pytest.raises(UsageError, match="timestep 1 of episode 0 of environment 0 is not the next one"):
+        with pytest.raises(UsageError, match=r"timestep 1 .* it is number 1, and number 2 comes next"):
             recorder.add(first)
         recorder.add(second)
         recorder.add(manager.step([1]))
@@ -255,6 +257,19 @@ def test_a_call_that_is_broken_off_is_not_repeated(monkeypatch):
         for call in (lambda: recorder.add(steps), recorder.take):
             with pytest.raises(UsageError, match="broken off, by Ctrl-C or an error: make another one"):
                 call()
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_no_result_may_be_left_out_not_even_an_episodes_last(autoreset):
+    with SerialEnvManager(lengths(1, 2), n_envs=2, seed=0, autoreset=autoreset) as manager:
+        recorder = manager.recorder()
+        recorder.add(manager.reset())
+        by_env = manager.step([1, 1]).by_env()
+        recorder.add(by_env[1])
+        with pytest.raises(UsageError, match="environment 0 is not its next result: it is number 2, and number 1"):
+            recorder.add(manager.step([1, 1]))
+        recorder.add(by_env[0])
+        assert len(recorder) == 1
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ class Environments:
         losses: The errors of processes that were lost, and are made again.
         n_repeated: How many timesteps were run again for that, or in vain.
         restoring: Environments that are being restored: their rows are not what they were yet.
+        copies: Whether observations of results are copies. Else they are views of rows, which are written again.
     """
 
     def __init__(self, n_envs: int, launch: Launch, close_timeout: float) -> None:
@@ -55,6 +56,7 @@ class Environments:
         self.losses: list[BaseException] = []
         self.n_repeated = 0
         self.restoring: set[int] = set()
+        self.copies = False
         self._processes = EnvProcesses(n_envs, launch, close_timeout, self._note_loss)
         self._episodes = [Episode() for _ in range(n_envs)]
         self.infos: dict[int, dict[str, Any]] = {}
@@ -164,8 +166,8 @@ class Environments:
         """Wait for the result of an environment's open request, and return it.
 
         Returns:
-            The observation, which lies where the next but one is going to be written; the reward, how it ended, and the
-            info.
+            The observation, which lies where the next but one is going to be written unless `copies` says otherwise;
+            the reward, how it ended, and the info.
 
         Raises:
             WorkerError: Too many processes were lost.
@@ -177,7 +179,7 @@ class Environments:
             self.take_in(None)
         self._arrived.discard(env_id)
         self.check(env_id)
-        observation = self.observation(env_id)
+        observation = snapshot(self.observation(env_id)) if self.copies else self.observation(env_id)
         info = self.take_info(env_id)
         reward, terminated, truncated = self._results(env_id)
         episode.reward = reward
@@ -236,6 +238,9 @@ class Environments:
     def settle(self, env_ids: Iterable[int], seconds: float | None = None) -> bool:
         """Wait for the results of open requests, at most so long, and throw them away; return whether all came."""
         until = None if seconds is None else perf_counter() + seconds
+        env_ids = list(env_ids)
+        for env_id in env_ids:
+            self._episodes[env_id].is_wanted = False
         for env_id in env_ids:
             is_under_way, episode = self._is_under_way(env_id), self._episodes[env_id]
             while episode.is_open:
@@ -333,7 +338,8 @@ class Environments:
             episode = self._episodes[env_id]
             if env_id in self.restoring:
                 self.restoring.discard(env_id)
-                self._not_restored = not_restored(env_id, episode.index, RAISED)
+                if episode.is_wanted:
+                    self._not_restored = not_restored(env_id, episode.index, RAISED)
                 episode.order = None
                 return
             self._raised[env_id] = own(event.error)

@@ -45,7 +45,11 @@ class ParentRunner(LaneRunner):
 
     def forget(self) -> tuple[int, int]:
         """Forget all tickets; see `LaneRunner.forget`. Steps under way are waited for, so that they are counted."""
-        self._environments.give_up()
+        try:
+            self._environments.give_up()
+        except BaseException:
+            super().forget()
+            raise
         return super().forget()
 
     def _reset(self, row: int, index: int, seed: int) -> Any:
@@ -82,11 +86,15 @@ class _EnvNotHere:
             'process. Let it say in its info what the hook needs, or use inference="worker"'
         )
 
-    __getattr__ = __call__ = _refuse
+    __getattr__ = __setattr__ = __call__ = _refuse
 
 
 class HookedParentRunner(ParentRunner, HookedRunner):
     """Runs the same trajectories, calls hooks, and leaves out those that `drop_if` marks; see `HookedRunner`."""
+
+    def __init__(self, environments: Environments, worker: Worker, *more: Any) -> None:
+        super().__init__(environments, worker, *more)
+        environments.copies = True  # hooks may keep what they are shown
 
     def _context_of(self, row: int, running: RunningTicket, position: int) -> TrajectoryContext:
         context = super()._context_of(row, running, position)
