@@ -298,7 +298,7 @@ class CheckRun:
         if inspected is None or self._obstacle("agent", "actions") or (costs is None and inspected.n_slots is None):
             return
         settings = BenchSettings(
-            self._share(6.0, 0.1) or _LEAST, max_episode_length=self.settings.max_episode_length,
+            max(_LEAST, self._share(6.0, 0.1)), max_episode_length=self.settings.max_episode_length,
             step_timeout=self.settings.step_timeout,
         )  # fmt: skip
         probed = _probed(inspected, costs, batched=self._asked_together)
