@@ -154,6 +154,7 @@ The guides are docstrings: `help()` and `python -m pydoc` print them.
 | make environments, and change them from call to call | `streamsampler.environments` |
 | use a policy of PyTorch or Stable-Baselines3 | `streamsampler.adapters` |
 | normalise observations and rewards | `streamsampler.filters` |
+| sample several agents in one environment | `streamsampler.several_agents` |
 | run code at each timestep, in the workers | `streamsampler.workers.hooks` |
 | run several environments in each worker | `streamsampler.workers.vec` |
 | keep the agent in your own process, on its GPU | `streamsampler.stepping.inference` |
@@ -198,6 +199,7 @@ if TYPE_CHECKING:
     from streamsampler.agents.random import RandomAgent
     from streamsampler.checking.check import check
     from streamsampler.data.batch import StepType, TrajectoryBatch
+    from streamsampler.data.multi_agent import MultiAgentBatch
     from streamsampler.environments.parameters import SetParameters
     from streamsampler.environments.updates import EnvUpdate, ExistingEnvUpdate, NewEnvUpdate, SetTaskUpdate
     from streamsampler.errors import (
@@ -255,6 +257,7 @@ __all__ = [
     "EnvUpdate",
     "ExistingEnvUpdate",
     "LocalSampler",
+    "MultiAgentBatch",
     "MultiprocessingSampler",
     "NewEnvUpdate",
     "NotReproducibleError",
@@ -326,6 +329,7 @@ _HOMES = {
     "EnvManager": "stepping.env_manager",
     "SerialEnvManager": "stepping.serial",
     "Steps": "stepping.steps",
+    "MultiAgentBatch": "data.multi_agent",
     "StepType": "data.batch",
     "TrajectoryBatch": "data.batch",
     "run_worker": "workers.loop",

@@ -28,6 +28,7 @@ EXTRAS = {
     "minari": Extra("Minari", ("h5py", "minari", "pillow")),
     "pandas": Extra("pandas", ("pandas",)),
     "parquet": Extra("pyarrow", ("pyarrow",)),
+    "pettingzoo": Extra("PettingZoo", ("pettingzoo",)),
     "plot": Extra("matplotlib", ("matplotlib",)),
     "ray": Extra("Ray", ("ray",)),
     "sb3": Extra("Stable-Baselines3", ("stable-baselines3",)),

@@ -26,6 +26,7 @@ __all__ = [
     "derived_seed",
     "derived_seeds",
     "fresh_seed",
+    "seed_of_agent",
 ]
 
 SEED_BITS = 31
@@ -210,6 +211,22 @@ def derived_seed(trajectory_seed: int, stream: Stream) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return (z ^ (z >> 31)) >> (64 - SEED_BITS)
+
+
+_FIRST_AGENT = 16  # streams below it have other uses
+
+
+def seed_of_agent(seed: int, number: int) -> int:
+    """Derive the seed of one of several agents of an environment.
+
+    Args:
+        seed: What one agent alone would be reset with: `derived_seed(trajectory_seed, Stream.AGENT)`.
+        number: The agent's position among all that may take part. The first one gets `seed`.
+
+    Returns:
+        An integer, at least 0 and less than 2**31.
+    """
+    return derived_seed(seed, _FIRST_AGENT + number) if number else seed  # type: ignore[arg-type]
 
 
 def derived_seeds(trajectory_seeds: Sequence[int], stream: Stream) -> list[int]:

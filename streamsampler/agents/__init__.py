@@ -30,6 +30,9 @@ class GaussianAgent:
         self.weights = weights
 ```
 
+`{"archer": agent, "knight": other}` are the policies of several agents in one environment: see
+`streamsampler.several_agents`.
+
 `VecWorker` asks an agent with `get_actions` for the actions of several environments at once. It is fastest with agents
 that say `row_independent = True`: each row of a batch is computed from that row alone. What is random about a row then
 comes from the keyword `draws`, which has a stream of numbers for each row's trajectory:

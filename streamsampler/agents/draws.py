@@ -10,6 +10,7 @@ Statistics, 1958), which takes the same number of words for each pair: nothing i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-__all__ = ["Draws", "Prepared"]
+__all__ = ["Draws", "OfRows", "Prepared"]
 
 Words = NDArray[np.uint64]
 Numbers = NDArray[np.float64]
@@ -29,7 +30,19 @@ _MANY = 2048
 """Of more numbers than this, only those for two calls."""
 
 
-class Draws:
+class OfRows(ABC):
+    """Random numbers for the rows of a batch."""
+
+    @abstractmethod
+    def random(self) -> Numbers:
+        """Draw one number for each row; see `Draws.random`."""
+
+    @abstractmethod
+    def normal(self, k: int) -> Numbers:
+        """Draw k numbers for each row; see `Draws.normal`."""
+
+
+class Draws(OfRows):
     """Draws random numbers for n rows, each from the stream of the trajectory that runs in it.
 
     An agent gets it as the keyword ``draws`` of its `get_actions`. A row's numbers depend on its trajectory's seed, and
@@ -84,6 +97,14 @@ class Draws:
             rows: (n_rows,) which rows draw; None for all of them.
         """
         self._steps = None if rows is None else rows.astype(np.int64)
+
+    def of_rows(self, rows: NDArray[np.int64]) -> RowsOfDraws:
+        """Return draws for some rows alone; the others do not draw meanwhile.
+
+        Args:
+            rows: (n,) which rows.
+        """
+        return RowsOfDraws(self, rows)
 
     def random(self) -> Numbers:
         """Draw one number for each row.
@@ -156,6 +177,35 @@ class Draws:
         wider = _Stream(compute, keys, positions, size)
         self._streams = (*(other for other in self._streams if other is not stream), wider)
         return wider
+
+
+class RowsOfDraws(OfRows):
+    """Draws random numbers for some rows of others; see `Draws.of_rows`.
+
+    Attributes:
+        n_rows: How many rows.
+    """
+
+    def __init__(self, draws: Draws, rows: NDArray[np.int64]) -> None:
+        self.n_rows = len(rows)
+        self._draws, self._rows = draws, rows
+        self._mask = np.zeros(draws.n_rows, dtype=np.bool_)
+        self._mask[rows] = True
+
+    def random(self) -> Numbers:
+        """Draw one number for each row; see `Draws.random`."""
+        return self._drawn(self._draws.random)
+
+    def normal(self, k: int) -> Numbers:
+        """Draw k numbers for each row; see `Draws.normal`."""
+        return self._drawn(lambda: self._draws.normal(k))
+
+    def _drawn(self, draw: Callable[[], Numbers]) -> Numbers:
+        self._draws.only(self._mask)
+        try:
+            return draw()[self._rows]
+        finally:
+            self._draws.only(None)
 
 
 class Prepared:

@@ -1,4 +1,4 @@
-"""The agent that draws its actions, whatever it sees."""
+"""The agent that draws its actions, whatever it sees but a mask of actions."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import copy
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Discrete, Space
 
 from streamsampler.errors import UsageError
 
 __all__ = ["RandomAgent"]
 
+_MASK = "action_mask"
+
 
 class RandomAgent:
     """Draws its actions uniformly from a space.
 
-    A trajectory's actions depend on its seed alone: they are the same with `DefaultWorker` and `VecWorker`.
+    A trajectory's actions depend on its seed alone: they are the same with `DefaultWorker` and `VecWorker`. Where an
+    observation is a dict with an "action_mask", as in PettingZoo's games, actions of a Discrete space are drawn among
+    those that it allows.
 
     Args:
         action_space: The space; None for the environment's.
@@ -63,13 +67,16 @@ class RandomAgent:
         """Go on where another copy of this agent was when `get_state` returned `state`."""
         self.action_space, self._by_row = copy.deepcopy(state)
 
-    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
-        """Draw an action, whatever the observation.
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """Draw an action, of those that the observation's mask allows if it has one.
 
         Raises:
             UsageError: There is no space yet.
         """
-        return self._space().sample(), {}
+        space = self._space()
+        if observation.__class__ is dict and _MASK in observation and isinstance(space, Discrete):
+            return space.sample(mask=np.asarray(observation[_MASK], np.int8)), {}
+        return space.sample(), {}
 
     def get_actions(
         self, observations: Any, *, starts: Any = None, seeds: Any = None
@@ -88,12 +95,14 @@ class RandomAgent:
             UsageError: There is no space yet.
         """
         space = self._space()
+        has_masks = isinstance(observations, dict) and _MASK in observations and isinstance(space, Discrete)
+        masks = np.asarray(observations[_MASK], np.int8) if has_masks else [None] * _n_rows(observations)
         if seeds is None:
-            return [space.sample() for _ in range(_n_rows(observations))], {}
+            return [space.sample(mask=mask) for mask in masks], {}
         self._by_row += [copy.deepcopy(space) for _ in range(len(seeds) - len(self._by_row))]
         for row in np.flatnonzero(starts).tolist():
             self._by_row[row].seed(int(seeds[row]))
-        return [mine.sample() for mine in self._by_row[: len(seeds)]], {}
+        return [mine.sample(mask=mask) for mine, mask in zip(self._by_row[: len(seeds)], masks, strict=True)], {}
 
     def _space(self) -> Space[Any]:
         if self.action_space is None:

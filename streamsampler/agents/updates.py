@@ -6,14 +6,15 @@ Updates are checked in the caller, before they are sent. There the current agent
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Space
 
 from streamsampler.agents.base import Agent, CallableAgent, adapter_line, as_agent, give_spaces, is_agent
+from streamsampler.agents.policies import Policies, PolicyUpdates
 from streamsampler.errors import UsageError
 from streamsampler.serialization import Payload, dumps, loads
 
@@ -42,6 +43,7 @@ class AgentTraits:
         callable_class: Of a plain callable, the full name of its class; else None.
         converter: What its `get_param_converter` gave, pickled; None where it has none.
         takes_spaces: Whether it has `set_spaces`.
+        of_policies: Of several agents by policy name, the traits of each; else None.
     """
 
     name: str
@@ -49,6 +51,13 @@ class AgentTraits:
     callable_class: str | None
     converter: Payload | None
     takes_spaces: bool
+    of_policies: Mapping[str, AgentTraits] | None = None
+
+    def after(self, before: Any) -> AgentTraits:
+        """Return the traits after updates of policies, some of which may be new agents."""
+        if not isinstance(before, PolicyUpdates):
+            return self
+        return replace(self, of_policies={**(self.of_policies or {}), **before.traits})
 
 
 def traits_of(agent: Agent) -> AgentTraits:
@@ -58,6 +67,9 @@ def traits_of(agent: Agent) -> AgentTraits:
         UsageError: Its `get_param_converter` gives no function.
         SerializationError: That function cannot be pickled.
     """
+    if isinstance(agent, Policies):
+        of_policies = {name: traits_of(each) for name, each in agent.agents.items()}
+        return AgentTraits("several policies", True, None, None, takes_spaces=True, of_policies=of_policies)
     converter = _converter_of(agent)
     return AgentTraits(
         name=_name_of(agent),
@@ -82,6 +94,8 @@ def resolved_update(update: Any, traits: AgentTraits) -> tuple[UpdateKind, Any]:
     Raises:
         UsageError: The agent takes no such update.
     """
+    if traits.of_policies is not None and not isinstance(update, Policies):
+        return "parameters", _policy_updates(update, traits.of_policies)
     if traits.converter is not None:
         made = loads(traits.converter)(update)
         if made is not NotImplemented:
@@ -154,6 +168,30 @@ def is_parameters(update: Any) -> bool:
     if isinstance(update, type) or hasattr(update, "get_action") or callable(update):
         return False
     return isinstance(update, tuple | dict | np.ndarray) or hasattr(update, "__array__")
+
+
+def _policy_updates(update: Any, traits: Mapping[str, AgentTraits]) -> PolicyUpdates:
+    """Pickle the updates of policies by name; None changes nothing."""
+    names = ", ".join(map(repr, traits))
+    if not isinstance(update, Mapping):
+        raise UsageError(f"with several policies, agent_update is a dict by policy name ({names}), not {_kind(update)}")
+    if unknown := [name for name in update if name not in traits]:
+        raise UsageError(f"agent_update names the policies {', '.join(map(repr, unknown))}, and there are {names}")
+    updates, new = PolicyUpdates(), {}
+    for name, each in update.items():
+        if each is None:
+            continue
+        try:
+            kind, resolved = resolved_update(each, traits[name])
+        except UsageError as error:
+            raise UsageError(f"{error} (agent_update[{name!r}])") from None
+        if kind == "agent":
+            agent = as_agent(resolved)
+            new[name], resolved = traits_of(agent), agent
+        pickled = dumps(resolved, f"the update of policy {name!r}").owned()
+        updates[name] = (pickled, None) if kind == "agent" else (None, pickled)
+    updates.traits = new
+    return updates
 
 
 def _converter_of(agent: Agent) -> Converter | None:

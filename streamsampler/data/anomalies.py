@@ -6,11 +6,11 @@ anything: that takes some hundredths of a microsecond for each timestep of a sma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,6 +61,26 @@ class AnomalyFinder:
     def __init__(self, space: AnySpace) -> None:
         self.space = space
         self._clean: dict[str, Clean | None] = {}
+        self._of_policies: dict[str, AnomalyFinder] = {}
+
+    def find_in(self, rollouts: Any) -> tuple[Anomaly, ...]:
+        """Return the trajectories of `Rollouts` that may be wrong, in order; see `find`."""
+        if rollouts.policies:
+            return self._find_of_agents(rollouts.policies)
+        return self.find(rollouts.observations, rollouts.last_observations, rollouts.rewards, rollouts.lengths)
+
+    def _find_of_agents(self, policies: Sequence[Any]) -> tuple[Anomaly, ...]:
+        agents, found = list(self.space.spaces), dict[int, Anomaly]()  # type: ignore[attr-defined]
+        for each in policies:
+            if each.policy not in self._of_policies:
+                self._of_policies[each.policy] = AnomalyFinder(self.space[agents[each.agents[0]]])  # type: ignore[index]
+            for one in self._of_policies[each.policy].find_in(each.rollouts):
+                episode, agent = int(each.episodes[one.position]), agents[each.agents[one.position]]
+                mine = Anomaly(episode, one.count, one.timestep, f"agent {agent!r}: {one.what}")
+                first = min(found.get(episode, mine), mine, key=attrgetter("timestep"))
+                count = one.count + (found[episode].count if episode in found else 0)
+                found[episode] = replace(first, count=count)
+        return tuple(found[episode] for episode in sorted(found))
 
     def find(
         self, observations: Tree, last_observations: Tree, rewards: NDArray[np.float64], lengths: NDArray[np.int64]

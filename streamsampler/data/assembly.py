@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data import trees
+from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.copying import Allocate, empty
 from streamsampler.data.growing_rows import GrowingRows, copied, is_large
@@ -105,6 +106,8 @@ def assemble(
     origins: Sequence[Origins] = (),
     keeps_kinds: bool = False,
     fragments: Mapping[str, Array] = MappingProxyType({}),
+    every: Origins | None = None,
+    agents: AgentRows | None = None,
 ) -> TrajectoryBatch[Any, Any]:
     """Make a batch of segments, in their order.
 
@@ -120,6 +123,8 @@ def assemble(
         origins: Those of these trajectories.
         keeps_kinds: See `streamsampler.data.info_columns.merge`.
         fragments: The batch's field, but `cut`; empty for whole trajectories.
+        every: The origins of all trajectories, where segments do not tell; None where they do.
+        agents: The batch's field.
 
     Returns:
         A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
@@ -149,7 +154,7 @@ def assemble(
             columns = merge([(columns, 0, columns.length), *others], name, keeps_kinds=keeps_kinds)
         return trees.owned(cast(Tree, infos_of(columns)))
 
-    every = Origins.join([*origins, Origins.of(segments)])
+    every = every or Origins.join([*origins, Origins.of(segments)])
     terminated, truncated = numbers("terminated", np.bool_), numbers("truncated", np.bool_)
     if fragments:
         fragments = {**fragments, "cut": ~(terminated | truncated)}
@@ -172,6 +177,7 @@ def assemble(
         stats=stats,
         worker_numbers=every.worker_numbers,
         fingerprints=every.fingerprints,
+        agents=agents,
     )
 
 
@@ -277,6 +283,8 @@ def _alike_infos(parts: Sequence[_Part], name: str) -> list[Any] | None:
 
 def _group_bytes(rollouts: Rollouts) -> int | None:
     """How many bytes are copied at once; None if nothing is copied early."""
+    if rollouts.policies:
+        return None
     leaves = [leaf for tree in (rollouts.observations, rollouts.actions) for _, leaf in trees.leaves(tree)]
     if any(is_large(leaf) for _, leaf in trees.leaves(rollouts.observations)):
         return 0

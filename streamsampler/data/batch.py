@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data import batch_fields, trees
+from streamsampler.data.agent_rows import AgentRows, BatchAgents
 from streamsampler.data.batch_episodes import BatchEpisodes, batch_of_episodes
 from streamsampler.data.batch_estimates import BatchEstimates
 from streamsampler.data.batch_fragments import BatchFragments
@@ -51,7 +52,9 @@ class StepType(IntEnum):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Generic[ObservationsT, ActionsT]):
+class TrajectoryBatch(
+    BatchFragments, BatchEstimates, BatchEpisodes, BatchAgents, RawData, Generic[ObservationsT, ActionsT]
+):
     """N whole trajectories, T timesteps in all, one after the other.
 
     A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
@@ -93,6 +96,8 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
             `streamsampler.merge`.
         raw: What the environment said, where observations or rewards were filtered (see `streamsampler.filters`), else
             None; read it as `raw_observations`, `raw_last_observations` and `raw_rewards`.
+        agents: Which of several agents the trajectories are of, in what one policy did (see `MultiAgentBatch`), else
+            None; read it as `agent_ids`, `episode_numbers` and `env_timesteps`.
 
     Raises:
         DataError: Fields that do not fit each other or their spaces; names the field and says both numbers.
@@ -120,6 +125,7 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
     fingerprints: frozenset[str] = field(default=frozenset(), compare=False)
     part: Part | None = field(default=None, compare=False)
     raw: RawRows | None = None
+    agents: AgentRows | None = None
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(brackets)
@@ -164,7 +170,7 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         return f"TrajectoryBatch({', '.join(parts)})"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TrajectoryBatch):
+        if type(other) is not type(self):
             return NotImplemented
         names = [item.name for item in dataclasses.fields(self) if item.compare]
         return all(trees.same(getattr(self, name), getattr(other, name)) for name in names)
@@ -285,7 +291,8 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         """Return a batch for each trajectory; they share memory with this one."""
         batch_fields.check_batch(self)  # once, since infos may have been changed: then all parts are such batches
         bounds = pairwise([0, *np.cumsum(self.lengths).tolist()])
-        return [self._select(slice(i, i + 1), slice(*bound), _unchecked) for i, bound in enumerate(bounds)]
+        make = partial(_unchecked, type(self))
+        return [make(**self._selected(slice(i, i + 1), slice(*bound))) for i, bound in enumerate(bounds)]
 
     def __iter__(self) -> Iterator[TrajectoryBatch[ObservationsT, ActionsT]]:
         return iter(self.split())
@@ -299,35 +306,35 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         stops = starts + self.lengths[selected]
         if isinstance(index, (int, np.integer, slice)) and len(selected) and (np.diff(selected) == 1).all():
             rows = slice(int(selected[0]), int(selected[-1]) + 1)
-            return self._select(rows, slice(int(starts[0]), int(stops[-1])))
+            return type(self)(**self._selected(rows, slice(int(starts[0]), int(stops[-1]))))
         timesteps = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        return self._select(selected, np.concatenate([np.arange(0), *timesteps]))
+        return type(self)(**self._selected(selected, np.concatenate([np.arange(0), *timesteps])))
 
-    def _select(
-        self, rows: slice | Array, timesteps: slice | Array, make: Callable[..., Any] | None = None
-    ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        return (make or TrajectoryBatch)(
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            observations=trees.take(self.observations, timesteps),
-            last_observations=trees.take(self.last_observations, rows),
-            actions=trees.take(self.actions, timesteps),
-            rewards=self.rewards[timesteps],
-            terminated=self.terminated[rows],
-            truncated=self.truncated[rows],
-            env_infos=take_infos(self.env_infos, timesteps),
-            agent_infos=take_infos(self.agent_infos, timesteps),
-            episode_infos=take_infos(self.episode_infos, rows),
-            lengths=self.lengths[rows],
-            indices=self.indices[rows],
-            seeds=self.seeds[rows] if isinstance(rows, slice) else tuple(self.seeds[i] for i in rows.tolist()),
-            agent_versions=self.agent_versions[rows],
-            seed=self.seed,
-            fragments={name: values[rows] for name, values in self.fragments.items()},
-            worker_numbers=self.worker_numbers[rows],
-            fingerprints=self.fingerprints,
-            raw=None if self.raw is None else self.raw.select(timesteps, rows),
-        )
+    def _selected(self, rows: slice | Array, timesteps: slice | Array) -> dict[str, Any]:
+        """Return the fields of some trajectories, and of their timesteps."""
+        return {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "observations": trees.take(self.observations, timesteps),
+            "last_observations": trees.take(self.last_observations, rows),
+            "actions": trees.take(self.actions, timesteps),
+            "rewards": self.rewards[timesteps],
+            "terminated": self.terminated[rows],
+            "truncated": self.truncated[rows],
+            "env_infos": take_infos(self.env_infos, timesteps),
+            "agent_infos": take_infos(self.agent_infos, timesteps),
+            "episode_infos": take_infos(self.episode_infos, rows),
+            "lengths": self.lengths[rows],
+            "indices": self.indices[rows],
+            "seeds": self.seeds[rows] if isinstance(rows, slice) else tuple(self.seeds[i] for i in rows.tolist()),
+            "agent_versions": self.agent_versions[rows],
+            "seed": self.seed,
+            "fragments": {name: values[rows] for name, values in self.fragments.items()},
+            "worker_numbers": self.worker_numbers[rows],
+            "fingerprints": self.fingerprints,
+            "raw": None if self.raw is None else self.raw.select(timesteps, rows),
+            "agents": None if self.agents is None else self.agents.select(timesteps, rows),
+        }
 
     @staticmethod
     def concatenate(
@@ -345,7 +352,14 @@ class TrajectoryBatch(BatchFragments, BatchEstimates, BatchEpisodes, RawData, Ge
         parts = [batch for item in batches for batch in ([item] if isinstance(item, TrajectoryBatch) else item)]
         if not parts:
             raise DataError("there is nothing to concatenate: 0 batches")
-        return dataclasses.replace(parts[0], **batch_fields.joined_fields(parts))
+        joined: TrajectoryBatch[AnyObservationsT, AnyActionsT] = parts[0]._joined(parts)
+        return joined
+
+    def _joined(self, parts: Sequence[Any], *, kept_kinds: bool = False) -> Any:
+        """Return batches, of which this is the first, as one; see `batch_fields.joined_fields`."""
+        if {type(part) for part in parts} != {type(self)}:
+            raise DataError("batches of one agent and of several agents cannot be joined")
+        return dataclasses.replace(self, **batch_fields.joined_fields(parts, kept_kinds=kept_kinds))
 
     # --- Files
 
@@ -394,9 +408,9 @@ def _mean(returns: NDArray[np.float64]) -> str:
     return f"{returns.mean():.4g}{spread}"
 
 
-def _unchecked(**fields: Any) -> TrajectoryBatch[Any, Any]:
+def _unchecked(cls: type[Any], **fields: Any) -> Any:
     """Make a batch of fields that fit each other."""
-    vars(batch := object.__new__(TrajectoryBatch)).update(fields, stats=None, part=None)
+    vars(batch := object.__new__(cls)).update(fields, stats=None, part=None)
     return batch
 
 

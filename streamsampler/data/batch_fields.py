@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsampler.data import trees
+from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.fragments import check_fragments, joined_fragments
 from streamsampler.data.infos import concatenate_infos, is_mask, validate_infos
 from streamsampler.data.raw import RawRows
@@ -47,6 +48,8 @@ def check_batch(batch: Any) -> None:
         raise DataError(f"trajectory {position} of {n_trajectories} is neither terminated nor truncated")
     validate(batch.observation_space, batch.raw_observations, n_timesteps, "observations")
     validate(batch.observation_space, batch.raw_last_observations, n_trajectories, "last_observations")
+    if batch.agents is not None:
+        batch.agents.check(n_trajectories, n_timesteps)
     if batch.raw is not None:
         _check_filtered(batch, n_timesteps, n_trajectories)
     validate(batch.action_space, batch.actions, n_timesteps, "actions")
@@ -89,6 +92,7 @@ def joined_fields(batches: Sequence[Any], *, kept_kinds: bool = False) -> dict[s
         "fingerprints": frozenset().union(*(it.fingerprints for it in batches)),
         "part": None,
         "raw": RawRows.joined(batches),
+        "agents": AgentRows.joined(batches),
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.words import count
 
 __all__ = ["Difference", "first_difference", "shown"]
@@ -79,7 +80,7 @@ def first_difference(
 ) -> Difference | None:
     """Return where a run of a trajectory differs first from what was recorded of it; None where it does not.
 
-    Compared are observations, actions, rewards and ends, bit for bit.
+    Compared are observations, actions, rewards and ends, bit for bit; with several agents, those of each.
 
     Args:
         recorded: A batch of one trajectory.
@@ -87,6 +88,8 @@ def first_difference(
         prefix: Whether what was recorded may have been cut: then the replay may go on after it.
     """
     found = list(_in_timesteps(recorded, replayed))
+    if isinstance(recorded, MultiAgentBatch) and isinstance(replayed, MultiAgentBatch):
+        found += _of_agents(recorded, replayed, prefix=prefix)
     n, n_now = len(recorded.rewards), len(replayed.rewards)
     shorter = min(n, n_now)
     goes_on = prefix and n_now > n
@@ -99,6 +102,32 @@ def first_difference(
         found += _first_in(recorded.last_observations, following, "observation", 1, n)
     # What differs in its kind differs from its first timestep on.
     return min(found, key=lambda it: (it.timestep, _IN_ORDER.index(it.what)), default=None)
+
+
+def _of_agents(recorded: MultiAgentBatch, replayed: MultiAgentBatch, *, prefix: bool) -> Iterator[Difference]:
+    """Yield where each agent's trajectory differs first, in steps of the environment."""
+    now, before = (
+        {str(one.agent_ids[0]): one for each in it.policies.values() for one in each} for it in (replayed, recorded)
+    )
+    all_steps = [step for one in before.values() for step in one.env_timesteps.tolist()]
+    takes_turns = len(set(all_steps)) == len(all_steps)
+    for agent in dict.fromkeys([*before, *now]):
+        one, other = before.get(agent), now.get(agent)
+        if one is None or other is None:
+            first = int((one or other).env_timesteps[0])  # type: ignore[union-attr]
+            if not (prefix and first >= len(recorded.rewards)):
+                said = ["missing" if it is None else "there" for it in (one, other)]
+                yield Difference(first, "observation", f" of agent {agent!r}", *said)
+        elif found := first_difference(one, other, prefix=prefix and bool(one.truncated[0])):
+            steps = max(one.env_timesteps, other.env_timesteps, key=len).tolist()
+            steps.append(len(recorded.rewards) if takes_turns else steps[-1] + 1)
+            yield replace(found, timestep=_when(found, steps), path=f"{found.path} of agent {agent!r}")
+
+
+def _when(found: Difference, steps: list[int]) -> int:
+    """Return in which step of the environment a difference is seen: answers come before the next action."""
+    seen = found.what in ("observation", "action")
+    return steps[found.timestep] if seen else steps[found.timestep + 1] - 1
 
 
 def _in_timesteps(recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch[Any, Any]) -> Iterator[Difference]:

@@ -25,7 +25,7 @@ from streamsampler.data.trees import Tree
 from streamsampler.errors import ActionError, DataError, ObservationError
 from streamsampler.protocol.messages import by_position
 
-__all__ = ["RolloutRecorder", "Rollouts", "packed_floats", "place_of", "refuse_actions_outside"]
+__all__ = ["PolicyRollouts", "RolloutRecorder", "Rollouts", "packed_floats", "place_of", "refuse_actions_outside"]
 
 
 @by_position
@@ -50,6 +50,7 @@ class Rollouts:
         fragments: Of fragments, which trajectories belong to which environment, in the ticket's order; else empty.
         summaries: A summary of each trajectory for the sampler's filters, pickled; empty without filters.
         has_last_values: Whether `episode_infos` have the agent's values of last observations.
+        policies: Of several agents in one environment, the trajectories of each, by policy; else empty.
     """
 
     observations: Tree
@@ -66,16 +67,46 @@ class Rollouts:
     fragments: tuple[EnvFragment, ...] = ()
     summaries: bytes = b""
     has_last_values: bool = False
+    policies: tuple[PolicyRollouts, ...] = ()
 
     @property
     def n_trajectories(self) -> int:
         """The number of trajectories."""
         return len(self.lengths)
 
+    def agent_steps(self) -> tuple[int, ...]:
+        """Return how many timesteps all agents together have in each trajectory."""
+        if not self.policies:
+            return tuple(self.lengths.tolist())
+        counts = np.zeros(self.n_trajectories, np.int64)
+        for each in self.policies:
+            np.add.at(counts, each.episodes, each.rollouts.lengths)
+        return tuple(counts.tolist())
+
     @property
     def n_timesteps(self) -> int:
         """The number of timesteps of all trajectories."""
         return len(self.rewards)
+
+
+@by_position
+@dataclass(slots=True)
+class PolicyRollouts:
+    """The trajectories of the agents that one policy played in a ticket, by episode and then by agent.
+
+    Attributes:
+        policy: The policy's name.
+        rollouts: Their trajectories: n of them, t timesteps in all.
+        agents: (n,) int64: which agent each is of, by its number among those that may take part.
+        episodes: (n,) int64, never falling: the position in the ticket of the trajectory of all agents that it is of.
+        env_timesteps: (t,) int64: in which step of the environment the agent acted.
+    """
+
+    policy: str
+    rollouts: Rollouts
+    agents: NDArray[np.int64]
+    episodes: NDArray[np.int64]
+    env_timesteps: NDArray[np.int64]
 
 
 class RolloutRecorder:
@@ -229,6 +260,14 @@ class RolloutRecorder:
             recorder.truncate(self.n_trajectories)
         del self._rewards[self.n_timesteps :]
         self._begun = False
+
+    def forget_after(self, n_trajectories: int) -> None:
+        """Forget all trajectories after the first so many, and the one in hand."""
+        for values in (self._lengths, self._terminated, self._truncated):
+            del values[n_trajectories:]
+        self._last_values = {row: value for row, value in self._last_values.items() if row < n_trajectories}
+        self.n_trajectories, self.n_timesteps = n_trajectories, sum(self._lengths)
+        self.abandon()
 
     def clear(self) -> None:
         """Forget everything, for the next ticket."""

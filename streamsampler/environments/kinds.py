@@ -10,8 +10,8 @@ from typing import Any
 __all__ = ["foreign_kind", "foreign_kind_in"]
 
 _KINDS = {
-    "pettingzoo": "an environment of PettingZoo, for several agents: one agent is sampled in a gymnasium.Env, so wrap "
-    "it in one in which the other agents act",
+    "pettingzoo": "an environment of PettingZoo, for several agents: pass a callable that makes it, or its module's "
+    "name; or wrap it in a gymnasium.Env in which one agent plays all (streamsampler.several_agents shows how)",
     "gym": "an environment of the old package gym: make it one of Gymnasium's, by shimmy's GymV26CompatibilityV0 for "
     "instance",
     "dm_env": "an environment of dm_env: make it one of Gymnasium's, by shimmy's DmControlCompatibilityV0 for instance",

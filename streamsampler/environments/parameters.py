@@ -12,6 +12,7 @@ import numpy as np
 
 from streamsampler.environments.distributions import Choice, Distribution
 from streamsampler.environments.methods import find_method
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_env_update, describe
 from streamsampler.errors import UsageError
 from streamsampler.seeding import Stream, derived_seed
@@ -115,7 +116,7 @@ class SetParameters(EnvUpdate):
             old_env.set_with(self)
             return old_env
         try:
-            env = apply_env_update(self.source, old_env)
+            env = apply_env_update(self.source, old_env, several=True)
         except UsageError as error:
             if "vector environment" not in str(error):
                 raise
@@ -221,7 +222,9 @@ def parameter_setter(env: AnyEnv, parameters: Parameters) -> Callable[[Parameter
         UsageError: The environment has neither method, and lacks an attribute, or one is a method; names those that
             there are.
     """
-    bare = env.unwrapped
+    bare: Any = env.unwrapped
+    if isinstance(bare, MultiAgentEnv):
+        bare = getattr(bare.env, "unwrapped", bare.env)
     method = getattr(bare, "set_parameters", None)
     if not callable(method):
         method = find_method(env, "set_task")

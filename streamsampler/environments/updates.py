@@ -22,6 +22,8 @@ from gymnasium.vector import VectorEnv
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.kinds import foreign_kind, foreign_kind_in
 from streamsampler.environments.methods import task_setter
+from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
+from streamsampler.environments.pettingzoo_ids import JOINT_VIEW, MakesMultiAgentEnv, is_pettingzoo_id
 from streamsampler.environments.worker_numbers import lacks, with_worker_number
 from streamsampler.errors import SamplerError, UsageError, keywords
 
@@ -86,7 +88,9 @@ class NewEnvUpdate(EnvUpdate):
         env_kwargs: What to call it with.
     """
 
-    def __init__(self, factory: Callable[..., AnyEnv], env_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, factory: Callable[..., AnyEnv | OfSeveralAgents], env_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         if not callable(factory):
             raise TypeError(f"NewEnvUpdate takes a callable that makes an environment, not {_shown(factory)}")
         self.factory = factory
@@ -111,7 +115,9 @@ class ExistingEnvUpdate(EnvUpdate):
         env: The environment.
     """
 
-    def __init__(self, env: AnyEnv | AnyVectorEnv) -> None:
+    def __init__(self, env: AnyKindOfEnv) -> None:
+        if is_multi_agent(env):
+            env = as_multi_agent(env)
         if not isinstance(env, gymnasium.Env | VectorEnv):
             raise TypeError(f"ExistingEnvUpdate takes a gymnasium.Env, not {_shown(env)}")
         self.env = cast("AnyEnv", env)
@@ -269,16 +275,18 @@ class _Origins:
 _origins = _Origins()
 
 
-EnvLike: TypeAlias = str | EnvSpec | AnyEnv | AnyVectorEnv | Callable[..., AnyEnv | AnyVectorEnv] | EnvUpdate
+AnyKindOfEnv: TypeAlias = AnyEnv | AnyVectorEnv | OfSeveralAgents
+EnvLike: TypeAlias = str | EnvSpec | AnyKindOfEnv | Callable[..., AnyKindOfEnv] | EnvUpdate
 """What is taken for an environment; see `as_env_update`."""
 
 
-def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
+def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None, *, several: bool = False) -> AnyEnv:
     """Apply an update, in the worker.
 
     Args:
         update: The update.
         old_env: The worker's environment so far, None if it has none.
+        several: Whether it may be an environment of several agents.
 
     Returns:
         The environment from now on.
@@ -286,7 +294,7 @@ def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
     Raises:
         UsageError: If the update gives no gymnasium.Env.
     """
-    env = apply_any_env_update(update, old_env)
+    env = apply_any_env_update(update, old_env, several=several)
     if not isinstance(env, VectorEnv):  # EnvPool's are both
         return env
     _close(env)
@@ -296,19 +304,35 @@ def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
     )
 
 
-def apply_any_env_update(update: EnvUpdate, old_env: AnyEnv | AnyVectorEnv | None) -> AnyEnv | AnyVectorEnv:
+def apply_any_env_update(
+    update: EnvUpdate, old_env: AnyEnv | AnyVectorEnv | None, *, several: bool = False
+) -> AnyEnv | AnyVectorEnv:
     """Apply an update as `apply_env_update` does, and allow vector environments."""
     if old_env is not None and not isinstance(update, SetTaskUpdate):
         # The update may change the environment and hand it back: it no longer is what its source made.
         _origins.pop(cast("AnyEnv", old_env))
-    return cast("AnyEnv | AnyVectorEnv", _checked(update(cast("AnyEnv | None", old_env)), describe(update)))
+    env: AnyEnv | AnyVectorEnv = _checked(update(cast("AnyEnv | None", _own(old_env, update))), describe(update))
+    if several or not isinstance(env.unwrapped, MultiAgentEnv):
+        return env
+    _close(env)
+    raise UsageError(
+        f"{describe(update)} is an environment of several agents, which samplers run with DefaultWorker, and with "
+        f'neither VecWorker nor inference="parent"; managers of environments do not, either. For those, {JOINT_VIEW}'
+    )
+
+
+def _own(old_env: Any, update: EnvUpdate) -> Any:
+    """Return an old environment as an update of the user's knows it: one of several agents without our face."""
+    is_ours = type(update).__module__.startswith(__package__)
+    return old_env.env if isinstance(old_env, MultiAgentEnv) and not is_ours else old_env
 
 
 def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> EnvUpdate:
     """Return the update for what a user passed as an environment, in the caller's process.
 
     Args:
-        env: An id for `gymnasium.make`, an EnvSpec, an environment, a callable that makes one, or an EnvUpdate.
+        env: An id for `gymnasium.make`, an EnvSpec, an environment, a callable that makes one, or an EnvUpdate. Of
+            several agents, PettingZoo's: an environment, a callable that makes one, or the name of a module.
         env_kwargs: Arguments for making it.
 
     Returns:
@@ -320,12 +344,12 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
         TypeError: If it is none of these.
     """
     env_kwargs = keywords("env_kwargs", env_kwargs)
-    if isinstance(env, EnvUpdate | gymnasium.Env | VectorEnv):
+    if isinstance(env, EnvUpdate | gymnasium.Env | VectorEnv) or is_multi_agent(env):
         if env_kwargs:
             raise UsageError(f"env_kwargs are for making an environment, but {_shown(env)} is there already")
         return env if isinstance(env, EnvUpdate) else ExistingEnvUpdate(env)
     if isinstance(env, str):
-        return SpecEnvUpdate(find_spec(env), env_kwargs)
+        return _of_id(env, env_kwargs)
     if isinstance(env, EnvSpec):
         return SpecEnvUpdate(env, env_kwargs)
     if isinstance(env, type) and issubclass(env, EnvUpdate):
@@ -336,6 +360,12 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
     if isinstance(env, list | tuple):
         hint = "; one for each worker goes into PerWorker([…]), without lists in it: VecWorker makes its own copies"
     raise TypeError(f"an environment is {_WHAT_AN_ENVIRONMENT_IS}; this is {_shown(env)}{hint}")
+
+
+def _of_id(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
+    if is_pettingzoo_id(env_id):
+        return NewEnvUpdate(MakesMultiAgentEnv(env_id), env_kwargs)
+    return SpecEnvUpdate(find_spec(env_id), env_kwargs)
 
 
 def describe(env_update: EnvUpdate) -> str:
@@ -356,13 +386,17 @@ def describe(env_update: EnvUpdate) -> str:
             return str(getattr(factory, "__qualname__", type(factory).__qualname__))
         case ExistingEnvUpdate(env=env):
             bare = env.unwrapped  # a wrapper's spec is a deep copy
-            return str(getattr(bare.spec, "id", type(bare).__qualname__))  # EnvPool's specs have no id
+            return str(
+                getattr(getattr(bare, "spec", None), "id", type(bare).__qualname__)
+            )  # EnvPool's specs have no id
         case SetTaskUpdate():
             return env_update._name
     return str(getattr(env_update, "environment_name", type(env_update).__qualname__))
 
 
 def _checked(env: Any, name: str) -> AnyEnv:
+    if is_multi_agent(env):
+        return as_multi_agent(env)
     if isinstance(env, gymnasium.Env | VectorEnv):
         return cast("AnyEnv", env)  # a vector environment only as far as `apply_any_env_update`
     hint = "" if env is not None else " (is a return missing?)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.raw import RawRows
 from streamsampler.data.recorder import Rollouts
 from streamsampler.errors import DataError, SamplerError, UsageError
@@ -75,22 +76,28 @@ class Filters:
     """The filters of a sampler, with their statistics: `sampler.filters`.
 
     Attributes:
-        observation: Changes observations; None leaves them as they are.
-        reward: Changes rewards; None leaves them as they are.
+        observation: Changes observations; None leaves them as they are. With several policies, one for each that it
+            names.
+        reward: Changes rewards; None leaves them as they are. With several policies, one for each that it names.
 
     Raises:
         UsageError: One of them is no filter.
     """
 
-    observation: Filter | None = None
-    reward: Filter | None = None
+    observation: Any = None
+    reward: Any = None
 
     def __post_init__(self) -> None:
-        check_filter(self.observation, "observation_filter")
-        check_filter(self.reward, "reward_filter")
+        for name, given in (("observation_filter", self.observation), ("reward_filter", self.reward)):
+            for policy, each in given.items() if isinstance(given, Mapping) else [(None, given)]:
+                check_filter(each, name if policy is None else f"{name}[{policy!r}]")
 
     def __bool__(self) -> bool:
         return self.observation is not None or self.reward is not None
+
+    def of(self, policy: str) -> Filters:
+        """Return the filters of one of several policies."""
+        return Filters(*(it.get(policy) if isinstance(it, Mapping) else it for it in (self.observation, self.reward)))
 
     def facts(self) -> dict[str, str]:
         """Return what provenance says of the filters: their `repr`, which tells statistics apart, or their class."""
@@ -103,7 +110,14 @@ class Filters:
         Returns:
             Those of observations and those of rewards, in order; None for each trajectory where there is no filter.
         """
-        found = self._summaries(rollouts.lengths, rollouts.observations, rollouts.rewards)
+        if rollouts.policies:
+            found: Any = self._of_several(
+                rollouts.n_trajectories,
+                [(it.policy, it.rollouts.lengths, it.rollouts.observations, it.rollouts.rewards, it.episodes)
+                 for it in rollouts.policies],
+            )  # fmt: skip
+        else:
+            found = self._summaries(rollouts.lengths, rollouts.observations, rollouts.rewards)
         try:
             return pickle.dumps(found, protocol=5)
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -112,11 +126,27 @@ class Filters:
 
     def summaries_of(self, batches: Iterable[TrajectoryBatch[Any, Any]]) -> list[tuple[Any, Any]]:
         """Return a summary of each trajectory of batches, from their raw data: those that workers returned."""
-        return [
-            summary
-            for batch in batches
-            for summary in zip(*self._summaries(batch.lengths, batch.raw_observations, batch.raw_rewards), strict=True)
-        ]
+        return [summary for batch in batches for summary in zip(*self._summaries_of(batch), strict=True)]
+
+    def _summaries_of(self, batch: TrajectoryBatch[Any, Any]) -> tuple[Collection[Any], Collection[Any]]:
+        if not isinstance(batch, MultiAgentBatch):
+            return self._summaries(batch.lengths, batch.raw_observations, batch.raw_rewards)
+        return self._of_several(
+            len(batch),
+            [(name, it.lengths, it.raw_observations, it.raw_rewards, it.episode_numbers)
+             for name, it in batch.policies.items()],
+        )  # fmt: skip
+
+    def _of_several(self, n_episodes: int, parts: Sequence[tuple[Any, ...]]) -> tuple[Collection[Any], Collection[Any]]:
+        """Return for each episode the summaries of its agents' trajectories, by policy."""
+        found = [_ByPolicy() for _ in range(n_episodes)], [_ByPolicy() for _ in range(n_episodes)]
+        for policy, lengths, observations, rewards, episodes in parts:
+            for of_each, summaries in zip(
+                found, self.of(policy)._summaries(lengths, observations, rewards), strict=True
+            ):
+                for episode, summary in zip(episodes.tolist(), summaries, strict=True):
+                    of_each[episode].setdefault(policy, []).append(summary)
+        return found
 
     def _summaries(self, lengths: Any, observations: Any, rewards: Any) -> tuple[Collection[Any], Collection[Any]]:
         """Return a summary of each trajectory's observations, and one of its rewards; None where there is no filter."""
@@ -147,6 +177,10 @@ class Filters:
         Raises:
             DataError: A filter returns another number of rows.
         """
+        if isinstance(batch, MultiAgentBatch):
+            return replace(batch, policies={name: self.of(name).applied(it) for name, it in batch.policies.items()})
+        if not self:
+            return batch
         raw = RawRows(batch.observations, batch.last_observations, batch.rewards)
         observations, last, rewards = raw
         if self.observation is not None:
@@ -169,7 +203,18 @@ def _of_each(given: Filter | None, data: Any, lengths: NDArray[np.int64]) -> Col
     ]
 
 
-def _merged(name: str, given: Filter, summaries: list[Any]) -> Filter:
+class _ByPolicy(dict[str, list[Any]]):
+    """The summaries of the agents' trajectories in an episode, by policy."""
+
+
+def _merged(name: str, given: Any, summaries: list[Any]) -> Any:
+    if isinstance(given, Mapping):
+        return {
+            policy: _merged(f"{name}[{policy!r}]", each, [s for it in summaries for s in it.get(policy, ())])
+            for policy, each in given.items()
+        }
+    if summaries and isinstance(summaries[0], _ByPolicy):
+        summaries = [s for it in summaries for each in it.values() for s in each]
     try:
         merged = given.merge(summaries)
     except SamplerError:

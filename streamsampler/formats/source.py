@@ -12,6 +12,7 @@ import numpy as np
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
+from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.errors import DataError, UsageError
 from streamsampler.formats.columns import Column, InfoSurvey
 from streamsampler.storage import npz as storage
@@ -40,6 +41,7 @@ class Source:
         observation_space: The environment's.
         action_space: The environment's.
         has_fragments: Whether trajectories may be parts of episodes.
+        of_agents: Whether trajectories are of agents, of which an environment has several.
         facts: See above.
     """
 
@@ -55,7 +57,13 @@ class Source:
         self.n_timesteps = sum(timesteps for _, timesteps in sizes)
         self.facts = facts
         first = shards[0]
+        if isinstance(first, MultiAgentBatch):
+            raise UsageError(
+                "these are episodes of several agents: export what one policy did, batch['name'], with "
+                f"batch = streamsampler.load(…); there are {', '.join(map(repr, first.policies))}"
+            )
         self.observation_space, self.action_space = first.observation_space, first.action_space
+        self.of_agents = first.agents is not None
         self.has_fragments = bool(first.fragments)  # of a batch alone: a folder has whole trajectories
 
     def __len__(self) -> int:

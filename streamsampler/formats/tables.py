@@ -5,6 +5,7 @@
 | `trajectory`, `timestep` | the row of its trajectory in the other table, and its number in it, both from 0 |
 | `observation`, `action`, `reward` | what the action was chosen on, the action, and what it earned |
 | `terminated`, `truncated` | true only in a trajectory's last row |
+| `env_timestep` | only of several agents: in which step of the environment it was |
 | `env_info.KEY`, `agent_info.KEY` | the infos of `env.step` and of the agent; missing where they were not there |
 
 | trajectories | |
@@ -13,6 +14,7 @@
 | `index`, `agent_version`, `seed` | what identifies the trajectory: `env.reset(seed=seed)` starts it |
 | `length`, `return`, `terminated`, `truncated` | timesteps, sum of rewards, and its end |
 | `continued`, `cut`, `env_number`, `earlier_length`, `earlier_return` | only of fragments, see `TrajectoryBatch` |
+| `agent`, `episode` | only of several agents: which agent's it is, and of which episode |
 | `last_observation` | what followed the last action |
 | `reset_info.KEY` | the infos of `env.reset` |
 
@@ -61,12 +63,14 @@ class Tables:
         self._steps = _Names({
             ("trajectory",): _INT, ("timestep",): _INT, **_leaves(observation, "observation"),
             **_leaves(action, "action"), ("reward",): _FLOAT, ("terminated",): _BOOL, ("truncated",): _BOOL,
+            **({("env_timestep",): _INT} if source.of_agents else {}),
             **_under("env_info", infos["env_infos"]), **_under("agent_info", infos["agent_infos"]),
         })  # fmt: skip
         self._wholes = _Names({
             ("trajectory",): _INT, ("index",): _INT, ("agent_version",): _INT, ("seed",): seed, ("length",): _INT,
             ("return",): _FLOAT, ("terminated",): _BOOL, ("truncated",): _BOOL,
             **({(name,): column for name, column in _OF_FRAGMENTS.items()} if source.has_fragments else {}),
+            **({("agent",): Column("text"), ("episode",): _INT} if source.of_agents else {}),
             **_leaves(observation, "last_observation"), **_under("reset_info", infos["episode_infos"]),
         })  # fmt: skip
         self._infos = infos
@@ -90,6 +94,8 @@ class Tables:
             ended = np.zeros(batch.n_timesteps, np.bool_)
             ended[last] = getattr(batch, name)
             yield name, (ended, None)
+        if batch.agents is not None:
+            yield "env_timestep", (batch.env_timesteps, None)
         for name, infos in (("env_info", "env_infos"), ("agent_info", "agent_infos")):
             values = info_values(getattr(batch, infos), batch.n_timesteps, self._infos[infos], infos)
             yield from self._steps.infos(values, name)
@@ -109,6 +115,9 @@ class Tables:
         yield "truncated", (batch.truncated, None)
         for name in _OF_FRAGMENTS if batch.fragments else ():
             yield name, (batch.fragments[name if name in batch.fragments else f"{name}s"], None)
+        if batch.agents is not None:
+            yield "agent", (batch.agent_ids.astype(object), None)
+            yield "episode", (batch.episode_numbers, None)
         yield from self._wholes.leaves(batch.observation_space, batch.last_observations, "last_observation")
         values = info_values(batch.episode_infos, len(batch), self._infos["episode_infos"], "episode_infos")
         yield from self._wholes.infos(values, "reset_info")

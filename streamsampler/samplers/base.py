@@ -10,12 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
+from streamsampler.agents.policies import PolicyOf
 from streamsampler.data.generics import ActionsT, ObservationsT, brackets
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import CheckMode, UsageError, check_mode
 from streamsampler.filters.base import Filter, Filters
 from streamsampler.samplers.fragmenting import FragmentingSampler
 from streamsampler.samplers.lagging import Lag, check_staleness
+from streamsampler.samplers.of_policies import check_policies, policies_of
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
@@ -93,7 +95,7 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
 
     Args:
         agents: An agent (see `Agent`), a plain callable `observation -> action`, "random", or a list or `PerWorker`
-            with one for each worker.
+            with one for each worker. For environments of several agents, a dict of them by policy name.
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec`, an
             `EnvUpdate`, or a list or `PerWorker` with one for each worker. With one for each worker, index i of a batch
             belongs to worker `i % n_workers`, and results depend on the number of workers. A callable, or an id's entry
@@ -146,7 +148,8 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
             runs, or a step of a stream, and puts back what it found. A library that is loaded in the middle of a
             trajectory is held to it from the next ticket on. None leaves all as it is.
         observation_filter: What changes the observations that the agent sees, such as `RunningNorm`, with statistics
-            that are part of the agent version; see `streamsampler.filters`.
+            that are part of the agent version; see `streamsampler.filters`. With several policies, a dict of filters
+            by policy name.
         reward_filter: The same for rewards, such as `RunningReturnNorm`.
         hooks: An object with any of `on_trajectory_start(context)`, `on_timestep(context)`,
             `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, which workers call; see
@@ -159,10 +162,15 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         staleness: 0 samples each batch with the parameters that came with its call. 1 samples it with those of the call
             before, so that workers sample the next batch while you learn from the last one: see "One version behind" in
             `streamsampler.samplers`.
+        policy_of: In environments of several agents, which of the policies of `agents={"name": agent}` plays which: a
+            function `(agent_id, trajectory_index) -> name`, asked once for each agent and trajectory, or a dict by
+            agent id. None for the policy whose name is the agent id, or the agent id up to its last `_`, or the only
+            one. See `streamsampler.several_agents`.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
         n_workers: How many workers there are.
+        policy_names: The names of several policies; none where there is one agent.
         stats: What all calls together did.
 
     Raises:
@@ -199,13 +207,16 @@ class Sampler(FragmentingSampler[ObservationsT, ActionsT], Generic[ObservationsT
         check: CheckMode = "warn",
         fingerprint: CheckMode = "warn",
         worker_threads: int | None = 1,
-        observation_filter: Filter | None = None,
-        reward_filter: Filter | None = None,
+        observation_filter: Filter | Mapping[str, Filter] | None = None,
+        reward_filter: Filter | Mapping[str, Filter] | None = None,
         hooks: Any = None,
         drop_if: Callable[[dict[str, Any]], Any] | None = None,
         staleness: int = 0,
+        policy_of: PolicyOf | None = None,
     ) -> None:
         filters = Filters(observation_filter, reward_filter)
+        agents = policies_of(agents, policy_of)
+        self.policy_names = check_policies(agents, worker_class, staleness, filters)
         policy = self._policy = Policy(
             on_failure=on_failure,
             max_restarts=max_restarts,

@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streamsampler.data.assembly import Delivery, EarlyRows, Origins, assemble
+from streamsampler.data.assembly import Delivery, EarlyRows, Origins
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.multi_agent import assembled
 from streamsampler.data.statistics import EndedEpisodes, Stats
 from streamsampler.data.words import count
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import DataError, UnwritableInfoError
 from streamsampler.samplers.filtering import Summaries, summaries_of
 from streamsampler.samplers.fragments import Episodes
@@ -167,7 +169,7 @@ class BatchMaker:
             DataError: The environments of the trajectories have different spaces.
         """
         observation_space, action_space = self._spaces_of(segments)
-        batch = assemble(
+        batch = assembled(
             segments,
             observation_space=observation_space,
             action_space=action_space,
@@ -193,6 +195,7 @@ class BatchMaker:
                     f"worker {first_worker} has {first[0]} and {first[1]}, worker {worker} has {spaces[0]} and "
                     f"{spaces[1]}"
                 )
+            _check_order(first_worker, first[0], worker, spaces[0])
         # Workers and calls share what the engine hands out; a user may change what is in a batch.
         if self._spaces is None or self._spaces[0] is not first:
             self._spaces = first, copy.deepcopy(first)
@@ -212,6 +215,15 @@ class BatchMaker:
     def forget_all(self) -> None:
         """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""
         self._deliveries.clear()
+
+
+def _check_order(first_worker: int, first: Any, worker: int, other: Any) -> None:
+    """Check that agents, whose order says which is which, have the same in two workers; a Dict has any order."""
+    if isinstance(first, SpacesOfAgents) and [*first.spaces] != [*other.spaces]:
+        raise DataError(
+            f"possible_agents must have the same order everywhere: worker {first_worker} has {[*first.spaces]}, worker "
+            f"{worker} has {[*other.spaces]}. A set of strings has another order in each process: sort it"
+        )
 
 
 def _spaces_by_worker(segments: Sequence[Segment]) -> dict[int, Spaces]:

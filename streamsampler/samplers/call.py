@@ -247,7 +247,7 @@ class Call:
             rollouts, spaces = event.contents
             if spaces is not None:
                 record.spaces = spaces
-            lengths = lengths_of(rollouts)
+            lengths = rollouts.agent_steps() if self.gathering.plan.counts_agents else lengths_of(rollouts)
             n_bytes = bytes_of(rollouts.observations)
             if not rollouts.fragments:  # their lengths are given, and so are their tickets
                 self._session.throughput.add(lengths, report.seconds.rollout, worker, n_bytes)
@@ -277,11 +277,12 @@ class Call:
                 )
             )
             event.release()
-            self.accounts.add_surplus(len(lengths), sum(lengths))
+            self.accounts.add_surplus(len(lengths), report.n_timesteps)
         elif not gathering.add(event.worker, indices, lengths, delivery, now, report.dropped):
             event.release()
-            self.accounts.add_surplus(len(lengths), sum(lengths))
+            self.accounts.add_surplus(len(lengths), report.n_timesteps)
         elif delivery is not None:
+            self.accounts.excess += sum(lengths) - report.n_timesteps
             self.batches.add(delivery)
 
     def _take_in_lanes(self, worker: int, answer: Report | Failure) -> bool:

@@ -40,6 +40,7 @@ class CallAccounts:
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
         self._metrics = MetricsSoFar()  # of what that consumer has seen
         self._is_closed = False
+        self.excess = 0  # by how many timesteps what arrived was counted as more than steps of the environment
         self._begun: float | None = perf_counter()
 
     def stop_clock(self) -> None:
@@ -101,10 +102,14 @@ class CallAccounts:
         gathering = self._gathering
         self.add_dropped(segments, gathering.result.pop_left_out())
         self._count_anomalies(sorted(self._anomalies))
+        kept, excess = gathering.result.n_timesteps, 0
+        if self.excess:
+            env_steps = sum(int(it.delivery.rollouts.lengths[it.start : it.stop].sum()) for it in segments)
+            kept, excess = env_steps, self.excess - (kept - env_steps)
         self.stats.kept_trajectories = gathering.result.n_trajectories
-        self.stats.kept_timesteps = gathering.result.n_timesteps
+        self.stats.kept_timesteps = kept
         n_trajectories, n_timesteps = gathering.result.pending()
-        self.add_surplus(n_trajectories + len(gathering.result.held_failures()), n_timesteps)
+        self.add_surplus(n_trajectories + len(gathering.result.held_failures()), n_timesteps - excess)
 
     def close_unseen(self) -> None:
         """Count what arrived and was never returned as surplus, if the accounts are not closed yet."""
@@ -113,7 +118,7 @@ class CallAccounts:
         self._is_closed = True
         gathering = self._gathering
         arrived = gathering.arrived_trajectories + len(gathering.result.held_failures())
-        self.add_surplus(arrived - self._yielded[0], gathering.arrived_timesteps - self._yielded[1])
+        self.add_surplus(arrived - self._yielded[0], gathering.arrived_timesteps - self.excess - self._yielded[1])
 
     def add_surplus(self, n_trajectories: int, n_timesteps: int) -> None:
         """Count trajectories that the batch does not need."""

@@ -97,6 +97,8 @@ class FragmentingSampler(ObtainingSampler[ObservationsT, ActionsT], Generic[Obse
         limit = positive("restore_limit", restore_limit, least=0)
         self._check_fragments(n_envs, agent_update, env_update)
         side_by_side = self._setup.factory.worker_class.continues_side_by_side
+        if any(traits.of_policies is not None for traits in self._session.updates.about("agent")):
+            raise UsageError("fragments cannot be had of environments of several agents yet: sample whole trajectories")
         plan = Fragments(
             n_timesteps, n_envs, n_workers, self.layout.rows, side_by_side=side_by_side, restore_limit=limit
         )

@@ -260,8 +260,7 @@ class SamplerLife(ABC):
             raise UsageError(f"{worker_class.__name__} takes no {what}")
         session = self._session
         env_update = on_environments(env_update, session)
-        about = session.updates.about("agent")
-        updates = pickled_updates(agent_update, env_update, about, held=self._holds_agent)
+        updates = pickled_updates(agent_update, env_update, session.updates, held=self._holds_agent)
         if makes_environment(env_update):
             self._verdicts.renew()
         return updates

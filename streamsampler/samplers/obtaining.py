@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, get_args, overload
 
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
@@ -33,7 +33,10 @@ from streamsampler.workers.resets import (
     tasks_in_turn,
 )
 
-__all__ = ["ObtainingSampler"]
+__all__ = ["ObtainingSampler", "StepCount"]
+
+StepCount: TypeAlias = Literal["env_steps", "agent_steps"]
+"""What timesteps are, in environments of several agents."""
 
 _TODAYS = {
     "obtain_exact_episodes": "`obtain_exact_trajectories(n_traj_per_worker, agent_update)`",
@@ -93,6 +96,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         *,
         reset_options: Options | None = None,
         tasks: Sequence[Any] | None = None,
+        count: StepCount = "env_steps",
     ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
     @overload
     def obtain_samples(
@@ -105,6 +109,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         *,
         reset_options: Options | None = None,
         tasks: Sequence[Any] | None = None,
+        count: StepCount = "env_steps",
     ) -> TrajectoryBatch[ObservationsT, ActionsT]: ...
     @_with_itr
     def obtain_samples(
@@ -116,6 +121,7 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
         *,
         reset_options: Options | None = None,
         tasks: Sequence[Any] | None = None,
+        count: StepCount = "env_steps",
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
 
@@ -136,6 +142,8 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
             reset_options: A dict that `env.reset(options=…)` gets in each trajectory of this call; None for none.
             tasks: Tasks that take turns: the call's first trajectory has the first one, and after the last one comes
                 the first one again. See `obtain_trajectories` for what they are.
+            count: What `num_samples` counts in environments of several agents: "env_steps" or "agent_steps", those of
+                all agents together.
 
         Raises:
             UsageError: `num_samples` is no positive integer, the agent does not take such an `agent_update`, there
@@ -149,7 +157,9 @@ class ObtainingSampler(ReplayingSampler, Generic[ObservationsT, ActionsT]):
             ConcurrentCallError: Another call is under way.
         """
         refuse_two_numbers("obtain_samples", "num_samples", num_samples, agent_update)
-        plan = AtLeast(positive("num_samples", num_samples))
+        if count not in get_args(StepCount):
+            raise UsageError(f"count must be one of {', '.join(map(repr, get_args(StepCount)))}, not {count!r}")
+        plan = AtLeast(positive("num_samples", num_samples), counts_agents=count == "agent_steps")
         resets = tasks_in_turn(tasks, common_resets(reset_options))
         return self._obtain(plan, agent_update, env_update, progress, resets)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from streamsampler.agents.policies import PolicyOf
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.registry import EngineName
 from streamsampler.errors import CheckMode
@@ -29,11 +30,12 @@ class SamplerOptions(TypedDict, total=False):
     check: CheckMode
     fingerprint: CheckMode
     worker_threads: int | None
-    observation_filter: Filter | None
-    reward_filter: Filter | None
+    observation_filter: Filter | Mapping[str, Filter] | None
+    reward_filter: Filter | Mapping[str, Filter] | None
     hooks: Any
     drop_if: Callable[[dict[str, Any]], Any] | None
     staleness: int
+    policy_of: PolicyOf | None
 
 
 class ProcessSamplerOptions(SamplerOptions, total=False):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from streamsampler.agents.base import as_agent, is_agent
+from streamsampler.agents.policies import PolicyUpdates
 from streamsampler.agents.updates import AgentTraits, UpdateKind, resolved_update, traits_of
 from streamsampler.engines.base import Engine
 from streamsampler.environments.parameters import SetParameters
@@ -56,14 +57,14 @@ def put(updates: Updates[Any], kind: Kind, payloads: Any, publish: Callable[[Pay
 
 
 def pickled_updates(
-    agent_update: Any, env_update: Any, traits: Sequence[AgentTraits], *, held: bool = False
+    agent_update: Any, env_update: Any, in_force: Updates[Any], *, held: bool = False
 ) -> dict[Kind, Any]:
     """Pickle the updates of a call, all of them before any is put in force.
 
     Args:
         agent_update: See `Sampler.obtain_samples`.
         env_update: See `Sampler.obtain_samples`.
-        traits: The traits of the agents in force, by worker.
+        in_force: The updates in force.
         held: Whether a new agent stays in this process, as it is.
 
     Returns:
@@ -76,8 +77,14 @@ def pickled_updates(
         SerializationError: An item cannot be pickled.
     """
     updates: dict[Kind, Any] = {}
+    traits = in_force.about("agent")
     if agent_update is not None:
-        updates |= _agent_updates(agent_update, traits, _HOLDS if held else _PICKLES)
+        before = in_force.about("parameters") if "parameters" in in_force else (None,) * len(traits)
+        if len(set(map(id, traits))) == len(set(map(id, before))) == 1:
+            traits = (traits[0].after(before[0]),) * len(traits)  # one object, by which it is seen that all are alike
+        else:
+            traits = tuple(each.after(earlier) for each, earlier in zip(traits, before, strict=True))
+        updates |= _agent_updates(agent_update, traits, before, _HOLDS if held else _PICKLES)
     if env_update is not None:
         what = "the environment update"
         updates["env"] = pickled_environments(
@@ -87,9 +94,17 @@ def pickled_updates(
 
 
 def _agent_updates(
-    agent_update: Any, traits: Sequence[AgentTraits], pickles: Mapping[UpdateKind, Callable[[Any, str], Payload]]
-) -> dict[Kind, Any]:
-    """Pickle an agent update: a new agent, parameters, or for each worker one of them or neither."""
+    agent_update: Any, traits: Sequence[AgentTraits], before: Sequence[Any],
+    pickles: Mapping[UpdateKind, Callable[[Any, str], Payload]],
+) -> dict[Kind, Any]:  # fmt: skip
+    """Pickle an agent update: a new agent, parameters, or for each worker one of them or neither.
+
+    Args:
+        agent_update: The update.
+        traits: The traits of the agents in force, by worker.
+        before: What the parameters in force are about, by worker.
+        pickles: What pickles each kind.
+    """
     if isinstance(agent_update, list):
         _check_agents(agent_update)
     each = items_by_worker(agent_update)
@@ -97,9 +112,11 @@ def _agent_updates(
         check_length("agent_update", each, len(traits))
     given = [agent_update] * len(traits) if each is None else each
     if each is None and all(one is traits[0] for one in traits):
-        resolved = [resolved_update(agent_update, traits[0])] * len(traits)
+        resolved = [_over(resolved_update(agent_update, traits[0]), before[0])] * len(traits)
     else:
-        resolved = [_resolved(update, traits[worker], worker) for worker, update in enumerate(given)]
+        resolved = [
+            _over(_resolved(update, traits[worker], worker), before[worker]) for worker, update in enumerate(given)
+        ]
     kind, update = resolved[0]
     if each is None and all(other == kind and same is update for other, same in resolved):
         return {kind: pickles[kind](update, "the agent update")}
@@ -112,6 +129,13 @@ def _agent_updates(
                 for worker, item in enumerate(items)
             ]
     return updates
+
+
+def _over(resolved: tuple[UpdateKind, Any], before: Any) -> tuple[UpdateKind, Any]:
+    """Return what an update does; of policies with what was done to the others before, as parameters are complete."""
+    kind, update = resolved
+    merges = isinstance(update, PolicyUpdates) and isinstance(before, PolicyUpdates)
+    return (kind, update.over(before)) if merges else resolved
 
 
 def _resolved(update: Any, traits: AgentTraits, worker: int) -> tuple[UpdateKind, Any]:
@@ -221,5 +245,13 @@ def _held_agent(given: Any, _: str) -> Payload:
     return HeldPayload.of(agent, traits_of(agent))
 
 
-_PICKLES: dict[UpdateKind, Callable[[Any, str], Payload]] = {"agent": _pickled_agent, "parameters": dumps}
-_HOLDS: dict[UpdateKind, Callable[[Any, str], Payload]] = {"agent": _held_agent, "parameters": dumps}
+def _pickled_parameters(given: Any, what: str) -> Payload:
+    payload = dumps(given, what)
+    return replace(payload, about=given) if isinstance(given, PolicyUpdates) else payload
+
+
+_PICKLES: dict[UpdateKind, Callable[[Any, str], Payload]] = {
+    "agent": _pickled_agent,
+    "parameters": _pickled_parameters,
+}
+_HOLDS: dict[UpdateKind, Callable[[Any, str], Payload]] = {**_PICKLES, "agent": _held_agent}

@@ -59,8 +59,8 @@ class PerWorker(Generic[Item]):
         return f"PerWorker({list(self.items)!r})"
 
 
-Agents: TypeAlias = AgentLike | PerWorker[Any] | Sequence[AgentLike]
-"""One agent for all workers, or one for each."""
+Agents: TypeAlias = AgentLike | PerWorker[Any] | Sequence[AgentLike] | Mapping[str, AgentLike]
+"""One agent for all workers, or one for each; or several, by policy name."""
 
 Envs: TypeAlias = EnvLike | PerWorker[Any] | Sequence[EnvLike | None]
 """One environment for all workers, or one for each; in an update, None changes nothing for a worker."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
+from streamsampler.agents.policies import PolicyOf
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
@@ -24,6 +25,7 @@ from streamsampler.samplers.inference import (
     processes_for,
     refuse_items,
 )
+from streamsampler.samplers.of_policies import refuse_policies
 from streamsampler.samplers.options import ProcessSamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs
 from streamsampler.samplers.updates import Kind
@@ -94,11 +96,12 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         check: CheckMode = "warn",
         fingerprint: CheckMode = "warn",
         worker_threads: int | None = 1,
-        observation_filter: Filter | None = None,
-        reward_filter: Filter | None = None,
+        observation_filter: Filter | Mapping[str, Filter] | None = None,
+        reward_filter: Filter | Mapping[str, Filter] | None = None,
         hooks: Any = None,
         drop_if: Callable[[dict[str, Any]], Any] | None = None,
         staleness: int = 0,
+        policy_of: PolicyOf | None = None,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
@@ -121,6 +124,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             given = {**self._limits, "staleness": staleness or None, "order": None if order == "index" else order}
             check_with_agent_here(engine, worker_class, given, has_factory=self._given_factory is not None)
             refuse_items(agents, envs)
+            refuse_policies(agents, policy_of, 'inference="parent"')
             worker_class = VecWorker
             n_workers = processes_for(n_workers, VecWorker.layout(keywords("worker_args", worker_args)).rows)
         super().__init__(
@@ -146,6 +150,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             hooks=hooks,
             drop_if=drop_if,
             staleness=staleness,
+            policy_of=policy_of,
         )
 
     @classmethod

@@ -47,6 +47,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Self, Unpack
 
+from streamsampler.agents.policies import PolicyOf
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
 from streamsampler.errors import CheckMode, UsageError
@@ -115,11 +116,12 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         check: CheckMode = "warn",
         fingerprint: CheckMode = "warn",
         worker_threads: int | None = 1,
-        observation_filter: Filter | None = None,
-        reward_filter: Filter | None = None,
+        observation_filter: Filter | Mapping[str, Filter] | None = None,
+        reward_filter: Filter | Mapping[str, Filter] | None = None,
         hooks: Any = None,
         drop_if: Callable[[dict[str, Any]], Any] | None = None,
         staleness: int = 0,
+        policy_of: PolicyOf | None = None,
         step_timeout: float | None = Policy.step_timeout,
         construction_timeout: float | None = Policy.construction_timeout,
         max_worker_memory: int | None = Policy.max_worker_memory,
@@ -165,6 +167,7 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
             hooks=hooks,
             drop_if=drop_if,
             staleness=staleness,
+            policy_of=policy_of,
         )
 
     @classmethod

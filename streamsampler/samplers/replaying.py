@@ -85,7 +85,7 @@ class ReplayingSampler(SamplerLife):
             is_current = version == session.sampled_version
             if not (is_current or actions) and agent is None:
                 raise UsageError(_other_version(version, session.sampled_version))
-            pickled = pickled_updates(agent, on_environments(env, session), session.sampled.about("agent"))
+            pickled = pickled_updates(agent, on_environments(env, session), session.sampled)
             plan, said = self._said(last) if is_current else (Streamed(), None)
             resets = said if given is None else given
             if last is not None and is_part(last) and not actions:

@@ -9,8 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamsampler.data.assembly import Delivery, assemble
+from streamsampler.agents.base import NAMED_AGENTS
+from streamsampler.agents.policies import Policies
+from streamsampler.data.assembly import Delivery
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.multi_agent import MultiAgentBatch, assembled
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.filming import Film, FilmedEnvUpdate
 from streamsampler.environments.worker_numbers import for_worker
@@ -89,7 +92,7 @@ class Rerun:
 
         It goes on for one timestep more than was recorded, with the last action again, if the environment does.
         """
-        actions = _RecordedActions(singles_of(recorded.action_space, recorded.actions))
+        actions = _recorded_agents(recorded)
         factory, length = self.setup.factory, len(recorded.rewards)
         limit = min(factory.max_episode_length or length + 1, length + 1)
         alone = WorkerFactory(n_workers=1, seed=factory.seed, max_episode_length=limit, worker_class=DefaultWorker)
@@ -190,7 +193,7 @@ class Rerun:
         delivery = Delivery(
             self.worker, copy.deepcopy(outcome.rollouts), _nothing, spaces=worker.spaces, fingerprint=fingerprint().bits
         )
-        return assemble(
+        return assembled(
             [Segment(delivery, position, position + 1, indices[number : number + 1])],
             observation_space=copy.deepcopy(worker.spaces[0]),
             action_space=copy.deepcopy(worker.spaces[1]),
@@ -211,6 +214,16 @@ class Rerun:
 
 def _nothing() -> None:
     """Give no memory back."""
+
+
+def _recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
+    """Return an agent that chooses a trajectory's actions; of several agents, one for each of them."""
+    if not isinstance(recorded, MultiAgentBatch):
+        return _RecordedActions(singles_of(recorded.action_space, recorded.actions))
+    agents = {str(it.agent_ids[0]): _recorded_agents(it) for each in recorded.policies.values() for it in each}
+    rows = next(iter(recorded.policies.values())).agents
+    assert rows is not None
+    return Policies({agent: agents.get(agent, NAMED_AGENTS[0]) for agent in rows.known}, {it: it for it in rows.known})
 
 
 class _RecordedActions:

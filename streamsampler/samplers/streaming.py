@@ -15,6 +15,7 @@ from typing import Any, Self
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import ActionsT, ObservationsT
 from streamsampler.data.info_columns import are_uniform
+from streamsampler.data.multi_agent import segments_of_policies
 from streamsampler.errors import DataError, SamplerError, UsageError
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.filtering import Summaries, summaries_of
@@ -206,9 +207,10 @@ def _each(call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, 
 
 
 def _are_uniform(segments: Sequence[Segment]) -> bool:
-    rollouts = [segment.delivery.rollouts for segment in segments]
     return all(
-        are_uniform(getattr(part, name) for part in rollouts) for name in ("env_infos", "agent_infos", "episode_infos")
+        are_uniform(getattr(segment.delivery.rollouts, name) for segment in part)
+        for part in (segments, *segments_of_policies(segments))
+        for name in ("env_infos", "agent_infos", "episode_infos")
     )
 
 

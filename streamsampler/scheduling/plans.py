@@ -38,6 +38,7 @@ class GatherPlan:
         fixed: Whether no other trajectory may take the place of one that is left out.
         n_of_task: How many consecutive trajectories have one task, if only further ones of that task may take the
             places of those left out (see `make_ups`); None if any may.
+        counts_agents: Whether timesteps are those of each of several agents, and not steps of the environment.
         part: Which part of a larger result this is; None where it is none.
         keeps_kinds: Whether the values of an info that are of several kinds stay as they are: what they become is
             decided over all trajectories, and these are only some of them.
@@ -48,6 +49,7 @@ class GatherPlan:
     timesteps: int | None = None
     fixed: bool = False
     n_of_task: int | None = None
+    counts_agents: bool = False
     part: Part | None = None
     keeps_kinds: bool = False
 
@@ -75,6 +77,7 @@ class AtLeast(GatherPlan):
 
     timesteps: int = field()
     first: int = 0
+    counts_agents: bool = False
 
 
 @dataclass(frozen=True)

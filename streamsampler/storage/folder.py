@@ -12,10 +12,10 @@ import numpy as np
 from streamsampler.data.batch import Index, TrajectoryBatch
 from streamsampler.data.generics import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT, brackets
 from streamsampler.data.words import count
-from streamsampler.errors import DataError
+from streamsampler.errors import DataError, UsageError
 from streamsampler.extras import needed
 from streamsampler.storage import npz as storage
-from streamsampler.storage.manifest import Shard, read_manifest
+from streamsampler.storage.manifest import Shard, read_manifest, shard_name
 from streamsampler.storage.shard_files import ShardFiles
 
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         needed("torch", "torch_dataset", "torch")
         from streamsampler.storage.sequences import SequenceDataset
 
+        if self.shards and "policies" in storage.read(self.path / shard_name(0))[1]:
+            raise UsageError(f"{self.path} has episodes of several agents: load() it, and use what one policy did")
         return SequenceDataset(self, sequence_length, shuffle=shuffle, seed=seed, fields=fields)
 
     def _check_some(self) -> None:

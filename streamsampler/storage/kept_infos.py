@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from streamsampler.data.agent_rows import OF_AGENTS
 from streamsampler.data.assembly import info_pieces
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.info_columns import InfoColumns, name_of
+from streamsampler.data.info_columns import InfoColumns, KeyPath, name_of
 from streamsampler.data.infos import Infos, columns_of, is_mask
+from streamsampler.data.multi_agent import MultiAgentBatch, segments_of_policies
 from streamsampler.data.recorder import Rollouts
 from streamsampler.errors import StorageError, UnwritableInfoError, UsageError
 from streamsampler.scheduling.result import Segment
@@ -85,20 +87,34 @@ class KeptInfos:
         """
         if self.is_all:
             return batch
-        trees: dict[str, Infos] = {name: getattr(batch, name) for name in _INFOS}
-        known = {key for infos in trees.values() for key in infos if not is_mask(key, infos)}
+        several = batch.policies if isinstance(batch, MultiAgentBatch) else {}
+        known = {name for each in (batch, *several.values()) for tree in _INFOS for name in _names(getattr(each, tree))}
         if unknown := self.mentioned - known:
             there = f"those there are: {', '.join(map(repr, sorted(known)))}" if known else "there are none"
             raise UsageError(f"there is no info {' or '.join(map(repr, sorted(unknown)))}; {there}")
-        kept: dict[str, Any] = {name: self._of_infos(infos) for name, infos in trees.items()}
+        kept = self._of_one(batch)
+        if not isinstance(kept, MultiAgentBatch):
+            return kept
+        return dataclasses.replace(kept, policies={name: self._of_one(each) for name, each in several.items()})
+
+    def _of_one(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
+        kept: dict[str, Any] = {name: self._of_infos(getattr(batch, name)) for name in _INFOS}
         return dataclasses.replace(batch, **kept)
 
     def _of_infos(self, infos: Infos) -> Infos:
-        return {key: value for key, value in infos.items() if self.keeps(key[1:] if is_mask(key, infos) else key)}
+        kept = {key: value for key, value in infos.items() if self.keeps(key[1:] if is_mask(key, infos) else key)}
+        if OF_AGENTS in infos:
+            kept[OF_AGENTS] = {agent: self._of_agent(about) for agent, about in infos[OF_AGENTS].items()}
+        return kept
+
+    def _of_agent(self, about: Infos) -> Infos:
+        """Return what is known of an agent in each episode: its return is no info, and always kept."""
+        return {key: self._of_infos(value) if isinstance(value, dict) else value for key, value in about.items()}
 
     def of_columns(self, columns: InfoColumns) -> InfoColumns:
         """Return the columns of the infos that are kept."""
-        return InfoColumns(columns.length, {key: it for key, it in columns.columns.items() if self.keeps(key[0])})
+        kept = {key: it for key, it in columns.columns.items() if (name := _name(key)) is None or self.keeps(name)}
+        return InfoColumns(columns.length, kept)
 
 
 InfosArgument: TypeAlias = bool | Iterable[str] | KeptInfos
@@ -127,11 +143,12 @@ class InfosOfFiles:
         """Take what is not kept out of a worker's rollouts."""
         if self._kept is None or self._kept.is_all:
             return
-        for name in _INFOS:
-            columns: InfoColumns = getattr(rollouts, name)
-            if columns.columns:
-                self._missing.difference_update(key[0] for key in columns.columns)
-                setattr(rollouts, name, self._kept.of_columns(columns))
+        for each in (rollouts, *(it.rollouts for it in rollouts.policies)):
+            for name in _INFOS:
+                columns: InfoColumns = getattr(each, name)
+                if columns.columns:
+                    self._missing.difference_update(filter(None, map(_name, columns.columns)))
+                    setattr(each, name, self._kept.of_columns(columns))
 
     def check(self, segments: Sequence[Segment]) -> None:
         """Check that a file can hold the infos of trajectories.
@@ -140,7 +157,8 @@ class InfosOfFiles:
             UnwritableInfoError: It cannot; names all such infos of these trajectories.
         """
         if self._kept is not None and segments:
-            _check([(name, piece) for name in _INFOS for piece in info_pieces(segments, name)])
+            each = [segments, *segments_of_policies(segments)]
+            _check([(name, piece) for name in _INFOS for part in each for piece in info_pieces(part, name)])
 
 
 def unwritable_infos(batch: TrajectoryBatch[Any, Any]) -> None:
@@ -150,10 +168,25 @@ def unwritable_infos(batch: TrajectoryBatch[Any, Any]) -> None:
         UnwritableInfoError: It cannot; names all such infos.
     """
     pieces = []
-    for name in _INFOS:
-        columns = columns_of(getattr(batch, name), batch.n_timesteps if name != _INFOS[-1] else len(batch), name)
-        pieces.append((name, (columns, 0, columns.length)))
+    for each in (batch, *(batch.policies.values() if isinstance(batch, MultiAgentBatch) else ())):
+        for name in _INFOS:
+            columns = columns_of(getattr(each, name), each.n_timesteps if name != _INFOS[-1] else len(each), name)
+            pieces.append((name, (columns, 0, columns.length)))
     _check(pieces)
+
+
+def _name(path: KeyPath) -> str | None:
+    """Return the name that an info is kept or left out by; None for what is no info, and always kept."""
+    if path[0] != OF_AGENTS:
+        return path[0]
+    return path[3] if len(path) > 3 else None  # of agents, whose, which, and its name
+
+
+def _names(infos: Infos) -> set[str]:
+    names = {key for key in infos if not is_mask(key, infos)} - {OF_AGENTS}
+    for about in infos.get(OF_AGENTS, {}).values():
+        names |= {name for part in about.values() if isinstance(part, dict) for name in _names(part)}
+    return names
 
 
 def _check(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> None:
@@ -161,7 +194,7 @@ def _check(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> None:
     others: dict[str, None] = {}
     for tree, (columns, start, stop) in pieces:
         for path, column in columns.columns.items():
-            name = path[0]
+            name = _name(path) or path[0]
             if name in found or column.values.dtype != object:
                 others[name] = None
                 continue

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.batch_fields import joined_fields
 from streamsampler.data.words import count
 from streamsampler.errors import UsageError
 from streamsampler.scheduling.plans import Target
@@ -79,7 +78,8 @@ def _lacks(batch: TrajectoryBatch[Any, Any], *, dropping: bool) -> str:
 
 
 def _joined(batches: Sequence[TrajectoryBatch[Any, Any]]) -> TrajectoryBatch[Any, Any]:
-    return replace(batches[0], **joined_fields(batches, kept_kinds=True))
+    joined: TrajectoryBatch[Any, Any] = batches[0]._joined(batches, kept_kinds=True)
+    return joined
 
 
 def merge_folders(

@@ -40,6 +40,22 @@ The header is an object with these keys:
   Where observations or rewards were filtered, what the environment said as well, as far as it differs:
   `raw_observations` (T), `raw_last_observations` (N) and `raw_rewards` (T); then those are of the observation space.
 
+Only where several agents took part, `policies`: an object with an object for each policy that played, by its name. The
+trajectories of the file are episodes then, their rewards are those of all agents, summed up, and there are neither
+observations nor actions. Each of these objects has
+
+- `agent_ids`: the names of all agents that may take part.
+- `spaces`: as above.
+- `structure`: an object with a structure for each of `rewards`, `lengths` and so on, as the entries above, for N
+  trajectories of agents, of T timesteps in all; for `observations` and so on, as above; and for `agents`, a `dict` of
+  `numbers` (N: which of the agents each is of), `episodes` (N, never falling: the position of its episode in the file)
+  and `env_timesteps` (T: the step of the environment). The seed of each is its episode's.
+
+A file of what one policy did, alone, has `agent_ids` in the header, and `agents` in `structure`.
+
+In `episode_infos` of episodes, `(agents)` has by agent its `return` in each episode, and the infos of its `reset` and
+`last` step.
+
 A structure is one of:
 
 - `{"array": entry}`: the entry's array. Its first axis is the rows.
@@ -114,8 +130,10 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.generics import AnyActionsT, AnyObservationsT
+from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.raw import RawRows
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
@@ -136,6 +154,7 @@ _VERSION = 1
 _TREES = ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos")
 _ARRAYS = ("rewards", "terminated", "truncated", "lengths", "indices", "agent_versions")
 _FRAGMENTS = "fragments"
+_AGENTS = AgentRows._fields[1:]
 _RAW = RawRows._fields
 _SPACES = ("observation_space", "action_space")
 
@@ -195,7 +214,7 @@ def _entries(batch: TrajectoryBatch[Any, Any], provenance: Mapping[str, Any] | N
     entries: dict[str, Array] = {name: getattr(batch, name) for name in _ARRAYS}
     # Claimed now, so that no column takes the name.
     entries["header"] = np.empty(0, np.uint8)
-    header = {
+    header: dict[str, Any] = {
         "format": _FORMAT,
         "format_version": _VERSION,
         "package_version": __version__,
@@ -206,8 +225,42 @@ def _entries(batch: TrajectoryBatch[Any, Any], provenance: Mapping[str, Any] | N
         "spaces": {name: encode_space(getattr(batch, name), name) for name in _SPACES},
         "structure": {name: _store(getattr(batch, name), name, name, entries) for name in _trees_of(batch)},
     }
+    if batch.agents is not None:  # of what one policy did
+        header["agent_ids"] = list(batch.agents.known)
+        agents = {field: getattr(batch.agents, field) for field in _AGENTS}
+        header["structure"]["agents"] = _store(agents, "agents", "agents", entries)
+    if isinstance(batch, MultiAgentBatch):
+        header["policies"] = {name: _policy(name, each, entries) for name, each in batch.policies.items()}
     entries["header"] = _to_bytes([_dumps(header, "provenance")])
     return entries
+
+
+def _policy(name: str, batch: TrajectoryBatch[Any, Any], entries: dict[str, Array]) -> dict[str, Any]:
+    """Add the arrays of what one policy did to the entries; returns what the header says of it."""
+    rows = batch.agents
+    assert rows is not None
+    trees = {field: getattr(batch, field) for field in (*_ARRAYS, *_trees_of(batch))}
+    trees["agents"] = {field: getattr(rows, field) for field in _AGENTS}
+    path, prefix = f"policies[{name!r}]", f"policies.{name}"
+    return {
+        "agent_ids": list(rows.known),
+        "spaces": {space: encode_space(getattr(batch, space), f"{path}.{space}") for space in _SPACES},
+        "structure": {
+            field: _store(tree, f"{path}.{field}", f"{prefix}.{field}", entries) for field, tree in trees.items()
+        },
+    }
+
+
+def _restored_policy(
+    said: Mapping[str, Any], joint: Mapping[str, Any], entries: dict[str, Array]
+) -> TrajectoryBatch[Any, Any]:
+    structure = said["structure"]
+    fields = {name: _restore(each, entries) for name, each in structure.items() if not name.startswith("raw_")}
+    raw = _raw(fields, structure, entries)
+    rows = AgentRows(tuple(said["agent_ids"]), **fields.pop("agents"))
+    fields |= {name: decode_space(said["spaces"][name]) for name in _SPACES}
+    seeds = tuple(joint["seeds"][episode] for episode in rows.episodes.tolist())
+    return TrajectoryBatch(**fields, seeds=seeds, seed=joint["seed"], raw=raw, agents=rows)
 
 
 def _trees_of(batch: TrajectoryBatch[Any, Any]) -> tuple[str, ...]:
@@ -292,8 +345,14 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any,
         fields |= {name: _restore(header["structure"][name], entries) for name in names}
         fields |= {name: decode_space(header["spaces"][name]) for name in _SPACES}
         fields |= {"seeds": tuple(header["seeds"]), "seed": _seed(header["seed"])}
-        raw = _raw(fields, header["structure"], entries)
-        return TrajectoryBatch(**fields, part=part_of_facts(header.get("part")), raw=raw), header
+        fields |= {"raw": _raw(fields, header["structure"], entries), "part": part_of_facts(header.get("part"))}
+        if "agents" in header["structure"]:
+            agents = _restore(header["structure"]["agents"], entries)
+            fields["agents"] = AgentRows(tuple(header["agent_ids"]), **agents)
+        if "policies" not in header:
+            return TrajectoryBatch(**fields), header
+        policies = {name: _restored_policy(said, fields, entries) for name, said in header["policies"].items()}
+        return MultiAgentBatch(**fields, policies=policies), header
 
 
 def _seed(value: Any) -> int | None:

@@ -22,7 +22,7 @@ unless `runs_lanes` says that trajectories do not influence each other after all
 what was abandoned. Set `phase` and `trajectory` before user code is called, for error messages, and the same on the
 board (`self.row`) for progress bars and `step_timeout`. Let exceptions of user code through.
 
-*Features* that a kind of worker may have are `can_drop`, `can_rehearse` and `can_take_options`.
+*Features* that a kind of worker may have are `can_drop`, `can_rehearse`, `can_play_several` and `can_take_options`.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ class Worker(ABC):
         can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
         can_call_hooks: Whether this kind of worker calls `WorkerContext.hooks`.
         can_rehearse: Whether this kind of worker has `rehearse`.
+        can_play_several: Whether this kind of worker runs environments of several agents.
         can_continue: Whether this kind of worker runs fragments, of which `resets.fragments` says what is to be run.
         continues_side_by_side: Whether a ticket of fragments has one group of environments, as many as `layout` has
             rows; otherwise it has all environments that the worker has.
@@ -168,6 +169,7 @@ class Worker(ABC):
     can_drop = False
     can_call_hooks = False
     can_rehearse = False
+    can_play_several = False
     can_continue = False
     continues_side_by_side = False
     can_take_options = False
@@ -334,8 +336,7 @@ class Worker(ABC):
         space = self.spaces[0]
         if self._finder is None or self._finder.space is not space:
             self._finder = AnomalyFinder(space)
-        parts = rollouts.observations, rollouts.last_observations, rollouts.rewards, rollouts.lengths
-        anomalies = self._finder.find(*parts)
+        anomalies = self._finder.find_in(rollouts)
         if not anomalies:
             return rollouts
         if self.context.check == "error":

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from time import perf_counter
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 
-from streamsampler.agents.base import Agent, reset_agent_function
+from streamsampler.agents.base import Agent, is_agent, reset_agent_function
 from streamsampler.agents.updates import updated_agent
+from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.step_values import FLAGS
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update
 from streamsampler.errors import ActionError
 from streamsampler.protocol.messages import Dropped, Phase, Ticket, Times
@@ -30,6 +34,9 @@ from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.leaving_out import left_out_by
 from streamsampler.workers.rollout_times import shares, timed
 from streamsampler.workers.seams import Observer, SeamLoop, WorkerWithSeams
+from streamsampler.workers.several.loop import ParallelLoop
+from streamsampler.workers.several.players import Players, refuse_for_several
+from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.tasks import reset_function
 
 __all__ = ["DefaultWorker"]
@@ -64,11 +71,12 @@ class DefaultWorker(WorkerWithSeams):
         context: What the worker is made with.
     """
 
-    can_drop = can_call_hooks = can_rehearse = can_continue = can_take_options = True
+    can_drop = can_call_hooks = can_rehearse = can_play_several = can_continue = can_take_options = True
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
-        self._agent: Agent | None = None
+        self._given: Any = None  # the agent that the worker was given
+        self._agent: Agent | None = None  # what the loops ask: of several agents, those who play them
         self._reset_agent: Callable[[int], None] | None = None
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
@@ -79,8 +87,13 @@ class DefaultWorker(WorkerWithSeams):
     def update_agent(self, agent_update: Any) -> None:
         """Replace the agent, or hand it new parameters."""
         self.phase = Phase.AGENT_CONSTRUCTION if self._agent is None else Phase.AGENT_UPDATE
-        self._agent = updated_agent(self._agent, agent_update, None if self._env is None else self.spaces)
-        self._reset_agent = reset_agent_function(self._agent)
+        if isinstance(self._agent, Players) and not is_agent(agent_update):
+            self._agent.update(agent_update)
+            return
+        several = self._env is not None and isinstance(self._env.unwrapped, MultiAgentEnv)
+        spaces = None if self._env is None or several else self.spaces
+        self._given = updated_agent(self._given, agent_update, spaces)
+        self._seat()
 
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environment.
@@ -92,11 +105,38 @@ class DefaultWorker(WorkerWithSeams):
         self.phase = Phase.ENV_CONSTRUCTION
         old, self._env = self._env, None
         try:
-            self._env = apply_env_update(env_update, old)
+            self._env = apply_env_update(env_update, old, several=True)
         except EnvCloseError:
             self.phase = Phase.CLOSE
             raise
-        self._recorder = RolloutRecorder(self._env.observation_space, self._env.action_space, self.context.allocate)
+        self._seat()
+
+    def _seat(self) -> None:
+        """Bring agent and environment together: of several agents, who plays them stands where an agent stands."""
+        if self._env is None:
+            return
+        several, given = self._env.unwrapped, self._given
+        if not isinstance(several, MultiAgentEnv):
+            self._agent, self._reset_agent = given, None if given is None else reset_agent_function(given)
+        elif given is not None:
+            if isinstance(self._agent, Players) and self._agent.given is given:
+                self._agent.move_to(several)
+            else:
+                self._agent = Players(given, several)
+            self._reset_agent = partial(self._begin_players, self._agent)
+        self._recorder = self._new_recorder(self.context.allocate)
+
+    def _begin_players(self, players: Players, seed: int) -> None:
+        assert self.trajectory is not None
+        players.begin(self.trajectory, seed)
+
+    def _new_recorder(self, allocate: Allocate = np.empty) -> RolloutRecorder | None:
+        assert self._env is not None
+        if not isinstance(self._env.unwrapped, MultiAgentEnv):
+            return RolloutRecorder(self._env.observation_space, self._env.action_space, allocate)
+        if not isinstance(self._agent, Players):  # there is no agent yet
+            return None
+        return JointRecorder(self._env.unwrapped, self._agent, allocate)
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -111,7 +151,8 @@ class DefaultWorker(WorkerWithSeams):
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
         """Run a trajectory in a stand-in, and keep nothing of it."""
         env, self._env = self._env, stand_ins[0]
-        recorder = RolloutRecorder(*self.spaces)
+        recorder = self._new_recorder()
+        assert recorder is not None
         recorder.record_agent_info = stand_ins[0].take_agent_info
         try:
             self._roll(version, indices, seeds, recorder, rehearsing=True)
@@ -120,6 +161,8 @@ class DefaultWorker(WorkerWithSeams):
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories."""
+        if self.resets is not None and isinstance(self._agent, Players):
+            refuse_for_several(self.resets)
         if self.resets is not None and (order := self.resets.fragments) is not None:
             self._running = running_envs(self, order, self._running)
             return self._running.run(ticket, self.run_course)
@@ -205,19 +248,26 @@ class DefaultWorker(WorkerWithSeams):
                 self._recorder.clear()
                 todo = [index for index in ticket.indices if index not in left_out]
             else:
-                self._recorder = recorder
+                self._go_on_with(recorder)
                 todo = todo[todo.index(failed) + 1 :]
+
+    def _go_on_with(self, recorder: RolloutRecorder) -> None:
+        """Go on with a recorder, although agent and environment are new."""
+        if isinstance(recorder, JointRecorder) and isinstance(self._recorder, JointRecorder):
+            recorder.go_on_with(self._recorder)
+        self._recorder = recorder
 
     def _roll(
         self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder,
         rehearsing: bool = False,
     ) -> tuple[int, Times]:  # fmt: skip
         """Run trajectories in one of the two loops; see `_run`."""
-        hooks = None if rehearsing else self._hooks
-        if hooks is None and not self.overrides_seams():
-            return self._run(version, indices, seeds, recorder)
-        env = self._env
+        hooks, env = None if rehearsing else self._hooks, self._env
         assert env is not None
+        if hooks is None and not self.overrides_seams():
+            if isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing:
+                return self._run_parallel(version, indices, seeds, recorder)
+            return self._run(version, indices, seeds, recorder)
         loop = SeamLoop(
             self,
             self._agent,
@@ -232,6 +282,21 @@ class DefaultWorker(WorkerWithSeams):
         except BaseException as error:
             self._broken_off = loop.seconds
             self._explain(error, self.phase, loop.action, loop.run_timestep)
+            raise
+        return abandoned_timesteps, loop.seconds
+
+    def _run_parallel(
+        self, version: int, indices: Sequence[int], seeds: list[int], recorder: JointRecorder
+    ) -> tuple[int, Times]:
+        """Run trajectories of several agents; see `_run`."""
+        assert self._env is not None
+        assert self._reset_agent is not None
+        loop = ParallelLoop(self, recorder, reset_function(self._env, self.resets, indices), self._reset_agent)
+        try:
+            abandoned_timesteps = loop.run(version, indices, seeds)
+        except BaseException as error:
+            self.phase, self._broken_off = loop.phase, loop.seconds
+            self._explain(error, loop.phase, loop.actions, loop.timesteps)
             raise
         return abandoned_timesteps, loop.seconds
 

@@ -8,6 +8,7 @@ from typing import Any
 from gymnasium import Space
 
 from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.protocol.messages import Phase
 
@@ -99,6 +100,11 @@ def step_error(error: BaseException, action: Any, space: Space[Any], function: A
         return UsageError("step must return (observation, reward, terminated, truncated, info)")
     if not isinstance(error, Exception):
         return None
+    if isinstance(space, SpacesOfAgents) and isinstance(action, dict):
+        wrong = next((agent for agent, its in action.items() if not space.contains({agent: its})), None)
+        if wrong is None:
+            return None
+        return ActionError(f"the action {action[wrong]!r} of agent {wrong!r} is outside {space.spaces.get(wrong)}")
     try:
         inside = space.contains(action)
     except Exception:

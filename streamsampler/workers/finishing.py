@@ -10,6 +10,7 @@ import numpy as np
 from streamsampler.agents.base import mask_argument, reset_agent_function
 from streamsampler.data.last_values import with_last_values
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import DataError
 from streamsampler.filters.agents import FilteredAgent, FilterParameters
 from streamsampler.filters.base import Filters
@@ -17,7 +18,7 @@ from streamsampler.workers.agent_memory import is_recurrent
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.vec.rows import row_of
 
-__all__ = ["Finishing", "record_last_value", "with_filters"]
+__all__ = ["Finishing", "record_last_value", "value_of", "with_filter", "with_filters"]
 
 VALUE = ("value",)
 
@@ -37,11 +38,16 @@ def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
     Raises:
         UsageError: The filter has statistics of another space.
     """
-    if filters.observation is None:
+    if filters.observation is None or isinstance(space, SpacesOfAgents):  # several agents': by `renew`
         return agent
+    return with_filter(agent, filters.observation, space)
+
+
+def with_filter(agent: Any, given: Any, space: Any) -> Any:
+    """Return an agent that sees observations as a filter changes them: see `with_filters`."""
     if not isinstance(agent, _Filtering):
-        return _Filtering(agent, filters.observation, space)
-    agent.set_param_values(FilterParameters(filters.observation, space))
+        return _Filtering(agent, given, space)
+    agent.set_param_values(FilterParameters(given, space))
     return agent
 
 
@@ -78,8 +84,11 @@ class Finishing:
             kinds: What was updated just now: "env", "filters", "agent".
         """
         given = None if self.filters is None else self.filters.observation
-        if given is not None and "agent" not in kinds and ("env" in kinds or "filters" in kinds):
-            worker.update_agent(FilterParameters(given, worker.spaces[0]))
+        if given is None or not kinds:
+            return
+        space = worker.spaces[0]
+        if isinstance(space, SpacesOfAgents) or ("agent" not in kinds and ("env" in kinds or "filters" in kinds)):
+            worker.update_agent(FilterParameters(given, space))
 
     def finish(self, outcome: Outcome) -> None:
         """Add to rollouts what the sampler's filters need of them, and the values of last observations."""
@@ -96,10 +105,15 @@ def record_last_value(recorder: RolloutRecorder, agent: Any, observation: Any) -
     """Record the agent's value of the last observation of the trajectory in hand, while the agent remembers it."""
     get_value = getattr(agent, "get_value", None)
     if get_value is not None:
-        recorder.record_last_value(_value_of(get_value, observation))
+        recorder.record_last_value(value_of(get_value, observation))
 
 
-def _value_of(get_value: Callable[[Any], Any], observation: Any) -> float:
+def value_of(get_value: Callable[[Any], Any], observation: Any) -> float:
+    """Return what an agent's `get_value` gives an observation.
+
+    Raises:
+        DataError: That is not one number.
+    """
     value = get_value(observation)
     try:
         return float(value)
@@ -125,5 +139,5 @@ def _add_last_values(rollouts: Rollouts, get_value: Callable[[Any], Any]) -> Non
     """
     going_on = np.flatnonzero(~rollouts.terminated).tolist()
     if going_on and not rollouts.has_last_values:
-        values = [_value_of(get_value, row_of(rollouts.last_observations, row)) for row in going_on]
+        values = [value_of(get_value, row_of(rollouts.last_observations, row)) for row in going_on]
         rollouts.episode_infos = with_last_values(rollouts.episode_infos, going_on, values)

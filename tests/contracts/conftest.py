@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, RaySampler, VecWorker
+from streamsampler.data.multi_agent import assembled
 from streamsampler.engines.launch.start_methods import has_processes
 from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.lifecycle import SamplerLife
 from tests.patience import PATIENCE
 from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import Steps
+from tests.scripted.one_of_several import alone, as_one_of_several
 from tests.shared_memory import shared_memory
 
 # Each time, everything is tried in this process and with the default start method, and the core of C1, C3 and C4 with
@@ -48,12 +51,15 @@ VEC = {"vec": "local", "vec forkserver": "forkserver"}
 LANES = {"lanes": "local", "lanes forkserver": "forkserver"}
 # The same with the agent in this process.
 PARENT = "parent"
+# Workers of environments of several agents, of which one takes part.
+SEVERAL = {"one of several": "local", "one of several forkserver": "forkserver"}
+SLOW_SEVERAL = pytest.param("one of several forkserver", marks=pytest.mark.slow)
 SLOW_VEC = [pytest.param(name, marks=pytest.mark.slow) for name in (*VEC, *LANES, PARENT)]
 # What is the same in whatever process it happens: with the others in the slow tier.
 NO_CPU = {"num_cpus": 0}
 LOCAL = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", *VEC))]
 OTHER_STARTS = [FORK, SPAWN, *SLOW_QUEUES[1:]]
-ENGINES = ["local", "forkserver", SLOW_QUEUES[0], SLOW_RAY, *TRANSPORTS, *SLOW_VEC]
+ENGINES = ["local", "forkserver", SLOW_QUEUES[0], SLOW_RAY, *TRANSPORTS, *SLOW_VEC, SLOW_SEVERAL]
 ENGINES += OTHER_STARTS if ALL_BY_ALL else []
 
 
@@ -156,6 +162,11 @@ class Maker:
         return self.engine in VEC or self.engine in LANES or self.engine == PARENT
 
     def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Any:
+        if self.engine in SEVERAL:
+            envs = as_one_of_several(envs, options.pop("env_kwargs", None))
+        return self._made(agents, envs, n_workers, options)
+
+    def _made(self, agents: Any, envs: Any, n_workers: int, options: dict[str, Any]) -> Any:
         if self.engine in VEC:
             options = {**SIDE_BY_SIDE, **options}
         if self.engine == PARENT and any(isinstance(given, list | PerWorker) for given in (agents, envs)):
@@ -163,7 +174,7 @@ class Maker:
         if self.engine in LANES or self.engine == PARENT:
             options = {"worker_class": VecWorker, "worker_args": {"n_envs": max(3, n_workers)}, **options}
             agents = [Independent(agent) for agent in agents] if isinstance(agents, list) else Independent(agents)
-        engine = (VEC | LANES).get(self.engine, self.engine)
+        engine = (VEC | LANES | SEVERAL).get(self.engine, self.engine)
         if engine == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
         options = {"close_timeout": PATIENCE, **options}
@@ -219,16 +230,24 @@ def engine(request: pytest.FixtureRequest) -> str:
 def make_sampler(
     engine: str, patient: None, fork_server: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Maker]:
+    maker = Maker(engine)
     if engine in INLINE_LIMITS:
         monkeypatch.setattr("streamsampler.engines.processes.engine.INLINE_LIMIT", INLINE_LIMITS[engine])
     if engine in QUEUES:
         use_multiprocessing(QUEUES[engine])
     if engine == PARENT:
         use_parent()
+    if engine in SEVERAL:
+        monkeypatch.setattr("streamsampler.samplers.batches.assembled", lambda *a, **k: alone(assembled(*a, **k)))
+        updates_of = SamplerLife._updates_of
+        monkeypatch.setattr(
+            SamplerLife, "_updates_of", lambda self, agent, env, resets: updates_of(
+                self, agent, env if self not in maker.made else as_one_of_several(env), resets
+            )
+        )  # fmt: skip
     if engine == "ray":
         request.getfixturevalue("ray_cluster")
     before = Traces()
-    maker = Maker(engine)
     yield maker
     for sampler in maker.made:
         sampler.close()

@@ -136,6 +136,8 @@ ENGINES_AND_WORKERS = [
     ),
     pytest.param("ray", 3, marks=SLOW_RAY.marks),
     (PARENT, 2),
+    ("one of several", 3),
+    *(pytest.param("one of several forkserver", n_workers, marks=pytest.mark.slow) for n_workers in (1, 2, 7)),
     *(pytest.param(PARENT, n_workers, marks=pytest.mark.slow) for n_workers in (1, 3, 7)),
 ]
 
@@ -163,6 +165,7 @@ LIVES += [
     for engine in engines
 ]
 LIVES += [pytest.param("ray", n_workers, marks=RAY.marks) for n_workers in (2, 5)]
+LIVES += [("one of several", 2), pytest.param("one of several forkserver", 3, marks=pytest.mark.slow)]
 LIVES += [pytest.param(PARENT, n_workers, marks=pytest.mark.slow) for n_workers in (2, 7)]
 
 

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # What docstrings write about as a user's code does, and examples of names in files.
 VARIABLES = {
     *("agent", "batch", "board", "env", "env_infos", "error", "folder", "model", "name", "nn", "np", "observations"),
-    *("record", "row", "sampler", "self", "stats", "ticket", "value", "minigrid"),
+    *("record", "row", "sampler", "self", "stats", "ticket", "value", "minigrid", "pettingzoo"),
     *("dataset", "observation", "env_info", "agent_info", "reset_info", "TensorDict", "VecNormalize"),
 }
 FILE = re.compile(r"\w+\.(py|json|npz|zip|hdf5|parquet)$")

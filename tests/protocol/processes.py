@@ -72,6 +72,7 @@ class ModelWorker(Worker):
             n_trajectories=len(lengths),
             anomalies=(),
             fragments=(),
+            policies={},
             env_infos=NO_INFOS,
             agent_infos=NO_INFOS,
             episode_infos=NO_INFOS,

@@ -26,7 +26,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.columns import Columns
 from streamsampler.workers.vec.rows import row_of
 
-__all__ = ["AgentPool", "BatchedAgent"]
+__all__ = ["AgentPool", "BatchedAgent", "row_keywords"]
 
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.
@@ -111,7 +111,7 @@ class _Together(BatchedAgent):
         self._get_actions = agent.get_actions
         self._reset = reset_agent_function(agent)
         self._n_rows = n_rows
-        self._keywords = _keywords(self._get_actions)
+        self._keywords = row_keywords(self._get_actions)
         self._draw_from(Draws(n_rows))
         self._seeds = [0] * n_rows
         self._starts = np.ones(n_rows, dtype=np.bool_)
@@ -363,7 +363,7 @@ class AgentPool:
 
     def _asked_together(self, agent: Any, n_rows: int) -> BatchedAgent:
         reset = getattr(agent, "reset", None)
-        keywords = _keywords(agent.get_actions)
+        keywords = row_keywords(agent.get_actions)
         if not callable(reset) or "starts" in keywords:
             return _Together(agent, n_rows)
         mask_name = mask_argument(reset)
@@ -379,8 +379,8 @@ class AgentPool:
         return _Together(agent, n_rows)
 
 
-def _keywords(function: Callable[..., Any]) -> set[str]:
-    """Return which of the keywords that a recurrent agent needs a function takes."""
+def row_keywords(function: Callable[..., Any]) -> set[str]:
+    """Return which keywords an agent's `get_actions` takes that are about rows; see `Agent`."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

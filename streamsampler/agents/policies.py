@@ -1,0 +1,133 @@
+"""Several agents by name, and which of them plays which agent of an environment: where that is chosen.
+
+In an environment of several agents, an *agent id* is the environment's name for one of them, and a *policy* is an agent
+that plays some of them, under a name. `Policies.name_for` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from streamsampler.agents.base import Agent, as_agent
+from streamsampler.errors import UsageError
+
+__all__ = ["SHARED", "Policies", "PolicyOf", "PolicyUpdates", "with_policies"]
+
+SHARED = "shared"
+"""The name of the only policy, where samplers are given an agent and no dict."""
+
+PolicyOf: TypeAlias = Callable[[str, int], str] | Mapping[str, str]
+"""A function `(agent_id, trajectory_index) -> policy name`, or a dict by agent id."""
+
+
+class Policies:
+    """Agents by name, and what says which of them plays whom.
+
+    Args:
+        agents: The agents, by policy name.
+        policy_of: What says who plays whom; None for the name that is the agent id, or the agent id up to its last `_`,
+            or the only name that there is.
+
+    Attributes:
+        agents: The agents.
+        policy_of: See `name_for`.
+
+    Raises:
+        UsageError: There is no agent, a name is no string, or `policy_of` is neither a function nor a dict of names.
+    """
+
+    def __init__(self, agents: Mapping[str, Any], policy_of: PolicyOf | None = None) -> None:
+        if not agents or not all(isinstance(name, str) and name for name in agents):
+            raise UsageError(f"agents={{…}} has at least one agent, by names that are strings, and not {list(agents)}")
+        self.agents: dict[str, Agent] = {name: as_agent(agent) for name, agent in agents.items()}
+        self.policy_of = policy_of
+        if isinstance(policy_of, Mapping):
+            for agent_id, name in policy_of.items():
+                self._check(name, agent_id, "policy_of")
+        elif not (policy_of is None or callable(policy_of)):
+            raise UsageError(
+                f"policy_of is a function (agent_id, trajectory_index) -> policy name, or a dict, not {policy_of!r:.60}"
+            )
+
+    def name_for(self, agent_id: str, index: int) -> str:
+        """Return the name of the policy that plays an agent in a trajectory.
+
+        Args:
+            agent_id: The agent of the environment.
+            index: The trajectory index.
+
+        Raises:
+            UsageError: There is no such policy.
+        """
+        chosen, names = self.policy_of, self.agents
+        if chosen is None:
+            beginning = agent_id.rpartition("_")[0]
+            name = next((name for name in (agent_id, beginning) if name in names), None)
+            if name is None and len(names) > 1:
+                raise UsageError(
+                    f"no policy plays agent {agent_id!r}: those that there are have the names {_listed(names)}, of "
+                    f"which none is {agent_id!r}{f' or {beginning!r}' if beginning else ''}. Pass policy_of=, a dict "
+                    "by agent id or a function (agent_id, trajectory_index) -> policy name"
+                )
+            return next(iter(names)) if name is None else name
+        if isinstance(chosen, Mapping):
+            if agent_id not in chosen:
+                raise UsageError(f"policy_of names no policy for agent {agent_id!r}, but for {_listed(chosen)}")
+            return chosen[agent_id]
+        name = chosen(agent_id, index)
+        self._check(name, agent_id, f"policy_of({agent_id!r}, {index})")
+        return name
+
+    def _check(self, name: Any, agent_id: Any, what: str) -> None:
+        if not isinstance(name, str) or name not in self.agents:
+            raise UsageError(
+                f"{what} names the policy {name!r} for agent {agent_id!r}, and there are {_listed(self.agents)}"
+            )
+
+    def get_action(self, observation: Any) -> Any:
+        """Raise: it is an agent only where an environment has several.
+
+        Raises:
+            UsageError: Always.
+        """
+        del observation
+        raise UsageError(
+            "agents={…} is for environments of several agents (PettingZoo's), and this one has one agent: pass one "
+            "agent, or PerWorker([…]) with one for each worker"
+        )
+
+
+class PolicyUpdates(dict[str, tuple[Any, ...]]):
+    """Updates of policies by name, complete: each a pickled new agent, or None, and pickled parameters, or None.
+
+    Attributes:
+        traits: Of policies that are new agents, by name, what decides which updates they take.
+    """
+
+    traits: Mapping[str, Any] = {}
+
+    def over(self, before: PolicyUpdates) -> PolicyUpdates:
+        """Return these updates, and of policies that they do not name those before."""
+        merged = PolicyUpdates(before)
+        for name, (agent, parameters) in self.items():
+            kept = before.get(name, (None, None))[0]
+            merged[name] = (kept, parameters) if agent is None else (agent, parameters)
+        merged.traits = {**before.traits, **self.traits}
+        return merged
+
+
+def with_policies(agents: Any, policy_of: PolicyOf | None) -> Any:
+    """Return what a sampler was given as `agents`, dicts as `Policies`.
+
+    Args:
+        agents: An agent, or a dict of agents by policy name.
+        policy_of: See `Policies`; with it, an agent is the policy "shared".
+    """
+    if isinstance(agents, Mapping):
+        return Policies(agents, policy_of)
+    return agents if policy_of is None else Policies({SHARED: agents}, policy_of)
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, names))

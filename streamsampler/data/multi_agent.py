@@ -1,0 +1,340 @@
+"""A batch of several agents: what each policy did, and the episodes that it did it in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from numpy.typing import NDArray
+
+from streamsampler.data import batch_fields
+from streamsampler.data.agent_rows import OF_AGENTS, AgentRows
+from streamsampler.data.assembly import Delivery, Origins, assemble
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.recorder import PolicyRollouts
+from streamsampler.data.trees import Array
+from streamsampler.data.words import count
+from streamsampler.environments.multi_agent import SpacesOfAgents
+from streamsampler.errors import DataError
+from streamsampler.scheduling.result import Segment
+
+__all__ = ["Episodes", "MultiAgentBatch", "assembled", "segments_of_policies"]
+
+
+_OF_POLICIES = (
+    *("values", "last_values", "advantages", "td_lambda", "vtrace", "minibatches", "padded", "mask"),
+    *("next_observations", "to_torch", "to_list", "time_steps", "as_grid"),
+)
+"""What a batch of several agents has not: it is of what one policy did."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class MultiAgentBatch(TrajectoryBatch[Any, Any]):
+    """E episodes of several agents, sampled in PettingZoo's environments; see `streamsampler.several_agents`.
+
+    `batch["policy name"]` is a `TrajectoryBatch` with one trajectory for each agent and episode that the policy played,
+    by episode and then by agent: all that a batch can do, it can. `batch.episodes` is about the episodes.
+
+    The batch itself is one of episodes, too: `len(batch)`, `batch[i]`, slices, iteration, `lengths`, `seeds`,
+    `indices`, `concatenate` and `save` are about these. Its timesteps are steps of the environment, and its rewards are
+    those of all agents, summed up; it has neither observations nor actions.
+
+    Attributes:
+        policies: The batches of policies, by name: only of those that played.
+
+    Raises:
+        DataError: Fields that do not fit each other.
+    """
+
+    policies: dict[str, TrajectoryBatch[Any, Any]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, batch in self.policies.items():
+            rows = batch.agents
+            if rows is None or (len(batch) and not 0 <= rows.episodes.min() <= rows.episodes.max() < len(self)):
+                raise DataError(f"the trajectories of policy {name!r} should be of episodes 0 to {len(self) - 1}")
+
+    @property
+    def n_env_steps(self) -> int:
+        """How many steps the environment made: T."""
+        return self.n_timesteps
+
+    @property
+    def n_agent_steps(self) -> int:
+        """How many timesteps all agents have together."""
+        return sum(batch.n_timesteps for batch in self.policies.values())
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """What is known of the episodes."""
+        return Episodes(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return what a policy did, by its name; or the episodes that an index selects, as `TrajectoryBatch` does."""
+        if not isinstance(index, str):
+            return super().__getitem__(index)
+        if index not in self.policies:
+            raise KeyError(
+                f"policy {index!r} played no agent here; those that did: {', '.join(map(repr, self.policies))}"
+            )
+        return self.policies[index]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _OF_POLICIES:
+                return super().__getattr__(name)
+            names = ", ".join(f"batch[{policy!r}].{name}" for policy in self.policies)
+            raise AttributeError(f"a batch of several agents has no {name} of its own: {names}")
+
+    def __repr__(self) -> str:
+        parts = [count(len(self), "episode"), count(self.n_env_steps, "environment step")]
+        parts += [f"{name!r}: {repr(batch)[len('TrajectoryBatch') :]}" for name, batch in self.policies.items()]
+        return f"MultiAgentBatch({', '.join(parts)})"
+
+    def _selected(self, rows: slice | Array, timesteps: slice | Array) -> dict[str, Any]:
+        numbers = np.arange(len(self))[rows]
+        return {
+            **super()._selected(rows, timesteps),
+            "policies": {
+                name: part
+                for name, batch in self.policies.items()
+                if len(part := _of_episodes(batch, numbers))
+            },
+        }  # fmt: skip
+
+    def _joined(self, parts: Sequence[Any], *, kept_kinds: bool = False) -> Any:
+        joint = super()._joined(parts, kept_kinds=kept_kinds) if parts else self
+        firsts = np.cumsum([0, *map(len, parts)]).tolist()
+        policies: dict[str, list[Any]] = {}
+        for part, first in zip(parts, firsts, strict=False):
+            for name, batch in part.policies.items():
+                rows = batch.agents
+                moved = dataclasses.replace(batch, agents=rows._replace(episodes=rows.episodes + first))
+                policies.setdefault(name, []).append(moved)
+        joined = {
+            name: dataclasses.replace(batches[0], **batch_fields.joined_fields(batches, kept_kinds=kept_kinds))
+            for name, batches in sorted(policies.items())
+        }
+        return dataclasses.replace(joint, policies=joined)
+
+
+def _refused(name: str) -> property:
+    def refuse(_: MultiAgentBatch) -> NoReturn:
+        raise AttributeError(name)  # after which Python asks `__getattr__`, which says where it is
+
+    return property(refuse)
+
+
+for _name in _OF_POLICIES:
+    setattr(MultiAgentBatch, _name, _refused(_name))
+
+
+def _of_episodes(batch: TrajectoryBatch[Any, Any], numbers: Array) -> TrajectoryBatch[Any, Any]:
+    """Return the trajectories of some episodes, in the order of `numbers`, which are counted anew."""
+    rows = cast("AgentRows", batch.agents)
+    starts, stops = (np.searchsorted(rows.episodes, numbers, side=side) for side in ("left", "right"))
+    found = [np.arange(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    index = np.concatenate([np.arange(0), *found])
+    together = bool(len(index)) and bool((np.diff(index) == 1).all())
+    part = batch[int(index[0]) : int(index[-1]) + 1] if together else batch[index]
+    own = cast("AgentRows", part.agents)
+    episodes = np.repeat(np.arange(len(numbers)), stops - starts)
+    return dataclasses.replace(part, agents=own._replace(episodes=episodes))
+
+
+class Episodes:
+    """E episodes of a `MultiAgentBatch`.
+
+    Args:
+        batch: The batch.
+
+    Attributes:
+        agent_ids: The agents that took part in any of them.
+        lengths: (E,) int64: their steps of the environment.
+        seeds: E Python ints: `env.reset(seed=…)` with one starts the episode.
+        indices: (E,) int64: their trajectory indices.
+        terminated: (E,) bool: whether an agent was terminated in the step in which the last ones ended.
+        truncated: (E,) bool: whether one was truncated in it, or by `max_episode_length`.
+        infos: Infos of the resets that are of no agent, and metrics of hooks: a dict of (E, ...).
+    """
+
+    def __init__(self, batch: MultiAgentBatch) -> None:
+        self._known: dict[str, Any] = batch.episode_infos.get(OF_AGENTS, {})  # type: ignore[assignment]
+        self.infos = {key: value for key, value in batch.episode_infos.items() if key != OF_AGENTS}
+        order = [
+            agent for rows in (it.agents for it in batch.policies.values()) if rows is not None for agent in rows.known
+        ]
+        self.agent_ids = tuple(agent for agent in dict.fromkeys(order) if agent in self._known)
+        self.lengths, self.seeds, self.indices = batch.lengths, batch.seeds, batch.indices
+        self.terminated, self.truncated = batch.terminated, batch.truncated
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __repr__(self) -> str:
+        return f"Episodes({count(len(self), 'episode')} of {', '.join(self.agent_ids)})"
+
+    @cached_property
+    def took_part(self) -> dict[str, NDArray[np.bool_]]:
+        """By agent, (E,) bool: whether it acted in each episode."""
+        return {
+            agent: self._known[agent].get("_return", np.ones(len(self), dtype=np.bool_)) for agent in self.agent_ids
+        }
+
+    @cached_property
+    def returns(self) -> dict[str, NDArray[np.float64]]:
+        """By agent, (E,) float64: the sum of its rewards, also before its first action; NaN where it took no part."""
+        return {
+            agent: np.where(self.took_part[agent], self._known[agent]["return"], np.nan) for agent in self.agent_ids
+        }
+
+    def return_of(self, agents: Sequence[str]) -> NDArray[np.float64]:
+        """Return the summed return of some agents in each episode, (E,) float64.
+
+        Args:
+            agents: The agents, all of which took part in one episode at least; where one took no part it adds nothing.
+
+        Raises:
+            DataError: An agent took part in no episode, or none of them in one of the episodes.
+        """
+        if unknown := [agent for agent in agents if agent not in self._known]:
+            raise DataError(
+                f"agent {unknown[0]!r} took part in no episode; those that did: {', '.join(self.agent_ids)}"
+            )
+        there = np.any([self.took_part[agent] for agent in agents], axis=0)
+        if not there.all():
+            raise DataError(f"{' and '.join(agents)} took no part in {int((~there).sum())} of {len(self)} episodes")
+        return cast("NDArray[np.float64]", np.nansum([self.returns[agent] for agent in agents], axis=0))
+
+    @property
+    def reset_infos(self) -> dict[str, dict[str, Any]]:
+        """By agent, a dict of (E, ...): the info that came with its first observation."""
+        return self._infos("reset")
+
+    @property
+    def last_infos(self) -> dict[str, dict[str, Any]]:
+        """By agent, a dict of (E, ...): the info of its last step."""
+        return self._infos("last")
+
+    def _infos(self, which: str) -> dict[str, dict[str, Any]]:
+        return {agent: self._known[agent].get(which, {}) for agent in self.agent_ids}
+
+
+# --- Assembling
+
+
+def assembled(segments: Sequence[Segment], **arguments: Any) -> TrajectoryBatch[Any, Any]:
+    """Make a batch of segments, of one agent or of several; see `assembly.assemble`."""
+    spaces = arguments["observation_space"], arguments["action_space"]
+    if not isinstance(spaces[0], SpacesOfAgents):
+        return assemble(segments, **arguments)
+    nothing = gym_spaces.Dict({})
+    joint = assemble(segments, **{**arguments, "observation_space": nothing, "action_space": nothing})
+    known = tuple(spaces[0].spaces)
+    same = {name: arguments[name] for name in ("agent_version", "seed")}
+    same["keeps_kinds"] = arguments.get("keeps_kinds", False)
+    policies = {
+        name: _policy_batch(name, list(_pieces(segments, name)), known, spaces, joint, same)
+        for name in _names(segments)
+    }
+    fields = {item.name: getattr(joint, item.name) for item in dataclasses.fields(joint)}
+    return MultiAgentBatch(**fields, policies={name: batch for name, batch in policies.items() if batch is not None})
+
+
+def segments_of_policies(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Return what segments have of each policy, as segments of deliveries of their own; none of one agent alone."""
+    return [[piece.segment for piece in _pieces(segments, name)] for name in _names(segments)]
+
+
+def _names(segments: Sequence[Segment]) -> list[str]:
+    return sorted({it.policy for segment in segments for it in segment.delivery.rollouts.policies})
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What one segment has of a policy: trajectories `start` to `stop` - 1 of its rollouts.
+
+    Attributes:
+        delivery: A delivery of the policy's rollouts alone.
+        of: These rollouts.
+        start: The first trajectory.
+        stop: The one after the last.
+        episodes: The number in the batch of the episode of each.
+    """
+
+    delivery: Delivery
+    of: PolicyRollouts
+    start: int
+    stop: int
+    episodes: NDArray[np.int64]
+
+    @property
+    def segment(self) -> Segment:
+        """The same as a segment."""
+        return Segment(self.delivery, self.start, self.stop, range(self.start, self.stop))
+
+
+def _pieces(segments: Sequence[Segment], name: str) -> Iterator[_Piece]:
+    deliveries: dict[int, Delivery] = {}
+    first = 0
+    for delivery, start, stop, _ in segments:
+        for of in delivery.rollouts.policies:
+            if of.policy == name:
+                begin, end = np.searchsorted(of.episodes, (start, stop)).tolist()
+                if end > begin:
+                    own = deliveries.setdefault(
+                        id(of), Delivery(delivery.worker, of.rollouts, _nothing, fingerprint=delivery.fingerprint)
+                    )
+                    yield _Piece(own, of, begin, end, of.episodes[begin:end] - start + first)
+        first += stop - start
+
+
+def _nothing() -> None:
+    """Give no memory back: that is done with what the policy's rollouts came in."""
+
+
+def _policy_batch(
+    name: str, pieces: Sequence[_Piece], known: tuple[str, ...], spaces: tuple[Any, Any],
+    joint: TrajectoryBatch[Any, Any], same: Mapping[str, Any],
+) -> TrajectoryBatch[Any, Any] | None:  # fmt: skip
+    if not pieces:
+        return None
+    numbers = np.concatenate([piece.of.agents[piece.start : piece.stop] for piece in pieces])
+    episodes = np.concatenate([piece.episodes for piece in pieces])
+    own = _spaces_of(name, [known[number] for number in np.unique(numbers).tolist()], spaces)
+    segments = [piece.segment for piece in pieces]
+    timesteps = [_timesteps(piece) for piece in pieces]
+    return assemble(
+        segments,
+        observation_space=own[0],
+        action_space=own[1],
+        seeds_of=lambda _: [joint.seeds[episode] for episode in episodes.tolist()],
+        every=Origins(joint.indices[episodes], joint.worker_numbers[episodes], joint.fingerprints),
+        agents=AgentRows(known, numbers, episodes, np.concatenate(timesteps)),
+        **same,
+    )
+
+
+def _timesteps(piece: _Piece) -> NDArray[np.int64]:
+    ends = np.cumsum(piece.of.rollouts.lengths)
+    start = int(ends[piece.start - 1]) if piece.start else 0
+    return piece.of.env_timesteps[start : int(ends[piece.stop - 1])]
+
+
+def _spaces_of(name: str, agents: Sequence[str], spaces: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return the spaces of the agents that a policy played, which are the same."""
+    first = spaces[0][agents[0]], spaces[1][agents[0]]
+    for agent in agents[1:]:
+        if (spaces[0][agent], spaces[1][agent]) != first:
+            raise DataError(
+                f"policy {name!r} played {agents[0]!r} and {agent!r}, whose spaces differ: give each of them a policy "
+                "of its own, by policy_of="
+            )
+    return first

@@ -1,0 +1,247 @@
+"""Environments of several agents: PettingZoo's `ParallelEnv` and `AECEnv`, behind one `reset` and one `step`.
+
+They are recognised by their methods, so that PettingZoo need not be there. Observations, rewards, ends and infos are
+dicts by agent id in both. A step of a `ParallelEnv` is its own; of an `AECEnv` it is one turn, whose dicts are about
+the agent whose turn comes next: its reward is the sum since its last action, its observation the one before its next.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Protocol, Self
+
+import gymnasium
+from gymnasium import spaces as gym_spaces
+from gymnasium.spaces import Space
+
+from streamsampler.errors import DataError, UsageError
+
+__all__ = [
+    "AecEnv",
+    "MultiAgentEnv",
+    "OfSeveralAgents",
+    "ParallelEnv",
+    "SpacesOfAgents",
+    "as_multi_agent",
+    "is_multi_agent",
+]
+
+Dicts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+class OfSeveralAgents(Protocol):
+    """What an environment of several agents is, for type checkers: PettingZoo's, or one with the same methods."""
+
+    @property
+    def possible_agents(self) -> Any:
+        """The ids of all agents that may take part."""
+
+    def observation_space(self, agent: Any, /) -> Any:
+        """Return the observation space of an agent."""
+
+    def action_space(self, agent: Any, /) -> Any:
+        """Return the action space of an agent."""
+
+
+class SpacesOfAgents(gym_spaces.Dict):
+    """The spaces of all agents that an environment may have, by agent id; a value is a dict of some agents' values."""
+
+    def contains(self, x: Any) -> bool:
+        """Return whether each agent's value is in its space; there need not be one of each agent."""
+        return isinstance(x, Mapping) and all(key in self.spaces and value in self[key] for key, value in x.items())
+
+
+def is_multi_agent(env: Any) -> bool:
+    """Return whether an object is an environment of several agents, PettingZoo's or one with the same methods."""
+    return (
+        not isinstance(env, type | gymnasium.Env)
+        and hasattr(env, "possible_agents")
+        and all(callable(getattr(env, name, None)) for name in ("observation_space", "action_space", "reset", "step"))
+    )
+
+
+def as_multi_agent(env: Any) -> MultiAgentEnv:
+    """Return an environment of several agents with the face that workers step.
+
+    Raises:
+        UsageError: It names no agents, or names that are no strings.
+    """
+    takes_turns = callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None))
+    return AecEnv(env) if takes_turns else ParallelEnv(env)
+
+
+class MultiAgentEnv(gymnasium.Env[Any, Any]):
+    """An environment of several agents.
+
+    Args:
+        env: The environment.
+
+    Attributes:
+        env: The same. What this class lacks is that one's.
+        agent_ids: All agents that may take part, in the order of `possible_agents`.
+        observation_space: Their observation spaces, by agent id.
+        action_space: Their action spaces, by agent id.
+        takes_turns: Whether one agent acts in each step.
+
+    Raises:
+        UsageError: It names no agents, or names that are no strings.
+    """
+
+    takes_turns = False
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        ids = self.agent_ids = tuple(env.possible_agents)
+        name = _name_of(env)
+        if not ids or not all(isinstance(agent_id, str) for agent_id in ids) or len(set(ids)) < len(ids):
+            raise UsageError(f"{name}: possible_agents must be different strings, at least one, and are {ids!r:.80}")
+        self.observation_space: Any = SpacesOfAgents(
+            [(agent, _space(env, "observation_space", agent)) for agent in ids]
+        )
+        self.action_space: Any = SpacesOfAgents([(agent, _space(env, "action_space", agent)) for agent in ids])
+        self.spec = SimpleNamespace(id=name, max_episode_steps=None)  # type: ignore[assignment]
+        self.metadata = getattr(env, "metadata", {})
+        self.render_mode = getattr(env, "render_mode", None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
+        return type(self), (self.env,)
+
+    @abstractmethod
+    def turn(self, ended: Collection[str]) -> list[str]:
+        """Return the agents that are to act next, in the order of `agent_ids`.
+
+        Args:
+            ended: The agents that were terminated or truncated in this trajectory.
+
+        Raises:
+            DataError: An agent is unknown, or left without an end.
+        """
+
+    @abstractmethod
+    def is_over(self, ended: Collection[str]) -> bool:
+        """Return whether no agent is left."""
+
+    @abstractmethod
+    def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
+        """Return what an agent would get now, were it its turn: observation, reward, the two ends, and info."""
+
+    def render(self) -> Any:
+        """Return what the environment renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class ParallelEnv(MultiAgentEnv):
+    """A `ParallelEnv`: all agents that are left act in each step."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.step = env.step  # type: ignore[method-assign]  # which costs no call
+        self._listed: list[str] = []
+        self._n_ended = 0
+        self._turn: list[str] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; return its observations and infos."""
+        self._turn = []
+        self._n_ended = -1
+        reset = self.env.reset if options is None else partial(self.env.reset, options=options)
+        return reset(seed=seed)  # type: ignore[no-any-return]
+
+    def turn(self, ended: Collection[str]) -> list[str]:
+        """Return all agents that are left and have not ended."""
+        listed = self.env.agents
+        if len(ended) != self._n_ended or listed != self._listed:
+            self._listed, self._n_ended = list(listed), len(ended)
+            there = set(listed)
+            if unknown := there.difference(self.agent_ids):
+                raise DataError(f"the agents {sorted(map(str, unknown))} are not among possible_agents")
+            if gone := [agent for agent in self._turn if agent not in there and agent not in ended]:
+                raise DataError(f"the agent {gone[0]!r} is gone, and was neither terminated nor truncated")
+            self._turn = [agent for agent in self.agent_ids if agent in there and agent not in ended]
+        return self._turn
+
+    def is_over(self, ended: Collection[str]) -> bool:
+        """Return whether all agents that are left have ended, or none is left."""
+        return not self.turn(ended)
+
+    def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
+        """Raise: each step answers all agents that acted."""
+        raise DataError(f"the environment gave no observation for agent {agent_id!r}, which has not ended")
+
+
+class AecEnv(MultiAgentEnv):
+    """An `AECEnv`: agents act one after the other, and those that ended have a last turn in which None is sent."""
+
+    takes_turns = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; return the observation and the info of the agent whose turn it is."""
+        reset = self.env.reset if options is None else partial(self.env.reset, options=options)
+        reset(seed=seed)
+        observations, _, _, _, infos = self._next()
+        return observations, infos
+
+    def step(self, actions: Mapping[str, Any]) -> Dicts:  # type: ignore[override]
+        """Take the turn of the agent whose it is; return what the one gets whose turn comes next."""
+        self.env.step(actions.get(self.env.agent_selection))
+        return self._next()
+
+    def _next(self) -> Dicts:
+        if not self.env.agents:
+            return {}, {}, {}, {}, {}
+        agent = self.env.agent_selection
+        try:
+            observation, reward, terminated, truncated, info = self.env.last()
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"last() must return (observation, reward, terminated, truncated, info): {error}"
+            ) from error
+        return {agent: observation}, {agent: reward}, {agent: terminated}, {agent: truncated}, {agent: info}
+
+    def turn(self, ended: Collection[str]) -> list[str]:
+        """Return the agent whose turn it is, unless it has ended."""
+        if not self.env.agents or (agent := self.env.agent_selection) in ended:
+            return []
+        if agent not in self.agent_ids:
+            raise DataError(f"the agent {agent!r} is not among possible_agents")
+        return [agent]
+
+    def is_over(self, ended: Collection[str]) -> bool:  # noqa: ARG002 - those that ended have turns, too
+        """Return whether no agent is left."""
+        return not self.env.agents
+
+    def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
+        """Return what the agent sees now, its rewards since its last action, whether it has ended, and its info."""
+        env = self.env
+        # Named like this by PettingZoo, whose wrappers let this one through.
+        try:
+            reward = env._cumulative_rewards.get(agent_id, 0.0)
+        except AttributeError:
+            raise DataError("an AECEnv must have _cumulative_rewards, as PettingZoo's class has") from None
+        ends = env.terminations.get(agent_id, False), env.truncations.get(agent_id, False)
+        return env.observe(agent_id), reward, *ends, env.infos.get(agent_id)
+
+
+def _space(env: Any, name: str, agent: str) -> Space[Any]:
+    space = getattr(env, name)(agent)
+    if not isinstance(space, Space):
+        raise UsageError(f"{_name_of(env)}: {name}({agent!r}) must be a space of Gymnasium, and is {space!r:.60}")
+    return space
+
+
+def _name_of(env: Any) -> str:
+    metadata = getattr(env, "metadata", None)
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    return name if isinstance(name, str) else type(getattr(env, "unwrapped", env)).__qualname__

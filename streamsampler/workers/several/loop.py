@@ -1,0 +1,249 @@
+"""The loop for a `ParallelEnv` whose policies are asked for one agent at a time, written out for speed.
+
+It does what the loop for one agent (`DefaultWorker`) does with `Players` and a `JointRecorder` in the places of the
+agent and the recorder, to the last bit, in half of the time. Those two take over wherever something is not as in most
+steps: a trajectory begins or ends, an agent ends, joins, or is not answered as all others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from streamsampler.errors import DataError, ObservationError, UsageError
+from streamsampler.protocol.messages import Phase, Times
+from streamsampler.seeding import Stream, derived_seed
+from streamsampler.timing import used
+from streamsampler.workers.base import Worker
+from streamsampler.workers.board import phase_number
+from streamsampler.workers.exact_actions import action_for_env
+from streamsampler.workers.explain import begin_of
+from streamsampler.workers.generators import seed_generators
+from streamsampler.workers.rollout_times import shares
+from streamsampler.workers.several.players import Seat
+from streamsampler.workers.several.recorder import JointRecorder, reward_of
+
+__all__ = ["ParallelLoop"]
+
+_NO_LIMIT = 2**62
+_PROGRESS_SECONDS, _MOST_APART = 1e-2, 64  # as in `DefaultWorker`
+_ACTION, _RECORDING, _STEP = Phase.ACTION, Phase.RECORDING, Phase.STEP
+_ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
+
+
+class ParallelLoop:
+    """Runs trajectories of several agents one after the other.
+
+    Args:
+        worker: The worker.
+        recorder: Records them.
+        reset: Resets the environment.
+        reset_agent: Lets the players begin.
+
+    Attributes:
+        phase: What the loop is doing.
+        actions: The last actions.
+        seconds: The seconds of resets, of the agents, and of all else.
+    """
+
+    def __init__(
+        self, worker: Worker, recorder: JointRecorder, reset: Callable[..., Any], reset_agent: Callable[[int], None]
+    ) -> None:
+        self._worker, self._recorder = worker, recorder
+        self._reset, self._reset_agent = reset, reset_agent
+        self._limit = worker.context.max_episode_length or _NO_LIMIT
+        self.phase, self.actions = Phase.RESET, dict[str, Any]()
+        self._in_reset = self._in_agents = self._in_steps = 0.0
+        self._began = perf_counter()
+
+    @property
+    def seconds(self) -> Times:
+        """The seconds of resets, of the agents, and of all else."""
+        return shares(perf_counter() - self._began, self._in_reset, self._in_agents, self._in_steps)
+
+    def run(self, version: int, indices: Iterable[int], seeds: Sequence[int]) -> int:
+        """Run trajectories.
+
+        Returns:
+            -1, or the timesteps after which a trajectory was abandoned.
+        """
+        recorder, worker = self._recorder, self._worker
+        n_before = recorder.n_timesteps
+        try:
+            for index, seed in zip(indices, seeds, strict=True):
+                observations = self._begin(index, seed)
+                start = recorder.n_timesteps
+                ended = self.timesteps(version, observations)
+                if ended is None:
+                    n_abandoned = len(recorder.float_rewards) - start
+                    worker.ran_timesteps += len(recorder.float_rewards) - n_before
+                    recorder.abandon()
+                    return n_abandoned
+                limited = len(recorder.float_rewards) - start == self._limit
+                recorder.end(*ended, limited=limited)
+        except BaseException:
+            worker.ran_timesteps += len(recorder.float_rewards) - n_before
+            raise
+        worker.ran_timesteps += len(recorder.float_rewards) - n_before
+        return -1
+
+    def _begin(self, index: int, seed: int) -> Any:
+        worker = self._worker
+        worker.take_in_hand(index)
+        begin = perf_counter()
+        self._enter(Phase.RESET)
+        seed_generators(seed)
+        observations, infos = begin_of(self._reset(seed=seed))
+        self._enter(Phase.AGENT_RESET)
+        self._reset_agent(derived_seed(seed, Stream.AGENT))
+        self._in_reset += perf_counter() - begin
+        self._enter(Phase.RECORDING)
+        self._recorder.begin(infos)
+        return observations
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._worker.enter(phase)
+
+    def timesteps(self, version: int, observations: Any) -> tuple[Any, bool, bool] | None:  # noqa: C901 - see the module
+        """Run the timesteps of a trajectory that has begun.
+
+        Returns:
+            The last observations and the two ends; None where the version may not run any more.
+        """
+        recorder, row, clock = self._recorder, self._worker.row, perf_counter
+        env, players, rewards_of_all = recorder.env, recorder.players, recorder.float_rewards
+        step: Callable[[Any], Any] = env.step
+        raw, words, timesteps_word = env.env, row.words, row.timesteps_word
+        attention, phase_word, array = row.attention, row.phase_word, np.ndarray
+        start = recorder.n_timesteps
+        limit, is_used, due, shown = start + self._limit, used(), start, False
+        listed: Any = None
+        acting: list[Any] = []
+        actions: dict[str, Any] = {}
+        agent = ""
+        self.phase = _RECORDING
+        words[phase_word] = _STEP_NUMBER
+        while True:
+            if is_due := len(rewards_of_all) >= due or bool(attention):
+                if len(rewards_of_all) >= limit:
+                    return observations, False, False
+                words[timesteps_word] = len(rewards_of_all)
+            if recorder.ending or raw.agents != listed:
+                recorder.let_act(observations)
+                listed = list(raw.agents) if players.turn is not None else None
+                acting = [_bound(seat) for seat in players.acting]
+            self.phase, self.actions = _ACTION, (actions := {})
+            if is_due:
+                words[phase_word] = _ACTION_NUMBER
+                before = clock()
+            try:
+                for (
+                    agent, seat, dtype, shape, encode, record, get_action, keep_action, record_action, rewards,
+                ) in acting:  # fmt: skip
+                    observation = observations[agent]
+                    if observation.__class__ is array and observation.dtype is dtype and observation.shape == shape:
+                        encode(observation.tobytes())
+                    else:
+                        record(observation)
+                    action, info = get_action(observation)
+                    if action.__class__ is int and keep_action is not None:
+                        keep_action(action)
+                    else:
+                        record_action(action)
+                        action = action_for_env(action)
+                    actions[agent] = action
+                    seat.info = info
+                    if info.__class__ is not dict or info:
+                        seat.recorder.record_agent_info(len(rewards), info)
+            except Exception as error:
+                if not isinstance(observations, Mapping):
+                    self.phase = _RECORDING
+                _say_whose(error, agent, observations)
+                raise
+            self.phase = _STEP
+            if is_due:
+                between = clock()
+                words[phase_word] = _STEP_NUMBER
+            result = step(actions)
+            if is_due:
+                after = clock()
+                self._in_agents += between - before
+                self._in_steps += after - between
+                apart = 1 if is_used else min(int(_PROGRESS_SECONDS / (after - before + 1e-9)) + 1, _MOST_APART)
+                due, shown = min(len(rewards_of_all) + (apart if shown else 1), limit), True
+            self.phase = _RECORDING
+            try:
+                observations, given, terminated, truncated, infos = result
+                total, has_ended, is_complete = 0.0, False, True
+                for agent, seat, _, _, _, _, _, _, _, rewards in acting:
+                    reward = given[agent]
+                    if reward.__class__ is not float:
+                        reward = reward_of(reward, agent)
+                    total += reward
+                    rewards.append(reward)
+                    seat.last_info = info = infos.get(agent)
+                    if info:
+                        recorder.record_info(seat, info)
+                    elif info is None:
+                        is_complete = False
+                    if terminated[agent] is not False or truncated[agent] is not False:
+                        has_ended = recorder.take_in_end(agent, terminated[agent], truncated[agent]) or has_ended
+                rewards_of_all.append(total)
+                is_complete = is_complete and len(terminated) == len(infos) == len(acting) > 0
+                if has_ended or not is_complete:
+                    ends = recorder.take_in_rest(given, terminated, truncated, infos)
+                    if ends != (False, False):
+                        return (observations, *ends)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                if (better := _explained(error, result, agent)) is error:
+                    raise
+                raise better from error
+            if attention:
+                words[timesteps_word] = len(rewards_of_all)
+                if not row.may_run(version):
+                    return None
+
+
+def _say_whose(error: Exception, agent: str, observations: Any) -> None:
+    """Add to an error which agent it is about; raise another one where there is no observation of it."""
+    if not isinstance(observations, Mapping):
+        raise DataError(f"observations must be a dict by agent, and are {observations!r:.60}") from None
+    if isinstance(error, DataError):
+        error.args = (f"agent {agent!r}: {error}", *error.args[1:])
+    elif isinstance(error, KeyError) and agent not in observations:
+        raise ObservationError(f"there is no observation of agent {agent!r}, which is to act") from None
+    else:
+        error.add_note(f"(agent {agent!r} was to act)")
+
+
+def _explained(error: Exception, result: Any, agent: str) -> Exception:
+    """Return a better error for what a step returned, where it was not as it should be."""
+    if isinstance(error, DataError):
+        return error
+    if not isinstance(result, tuple) or len(result) != 5:
+        return UsageError("step must return (observations, rewards, terminated, truncated, infos), dicts by agent")
+    names = ("observations", "rewards", "terminated", "truncated", "infos")
+    if wrong := [
+        f"{name} are {part!r:.60}" for name, part in zip(names, result, strict=True) if not isinstance(part, Mapping)
+    ]:
+        return DataError(f"what step returns are dicts by agent, and {wrong[0]}")
+    return (
+        DataError(f"a step gave no reward, or not both ends, of agent {agent!r}, which acted")
+        if isinstance(error, KeyError)
+        else error
+    )
+
+
+def _bound(seat: Seat) -> tuple[Any, ...]:
+    """Return what the loop looks up of a seat in each step."""
+    own = seat.recorder
+    keep_action = None if own.integer_actions is None else own.integer_actions.append
+    encode = None if own.encoded_observations is None else own.encoded_observations.append
+    return (
+        seat.agent_id, seat, own.observation_dtype, own.observation_shape, encode, own.record_observation,
+        seat.get_action, keep_action, own.record_action, own.float_rewards,
+    )  # fmt: skip

@@ -1,0 +1,459 @@
+"""Record trajectories of several agents: of all together, and one for each agent and trajectory, by policy.
+
+A step answers those who acted: in a `ParallelEnv` all of them, in an `AECEnv` the one whose turn comes next. An agent's
+timestep begins with the observation that it acts on, and is complete when it is answered. Each agent has a recorder of
+its own; when a ticket ends, what one policy played is put together, by trajectory and then by agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+from numpy.typing import NDArray
+
+from streamsampler.data import trees
+from streamsampler.data.agent_rows import OF_AGENTS
+from streamsampler.data.copying import Allocate
+from streamsampler.data.policy_rollouts import Played, put_together
+from streamsampler.data.recorder import RolloutRecorder, Rollouts
+from streamsampler.data.step_values import flag_of, number_of
+from streamsampler.environments.multi_agent import MultiAgentEnv
+from streamsampler.errors import ActionError, DataError, ObservationError, UsageError
+from streamsampler.workers.several.players import Players, Seat
+
+__all__ = ["JointRecorder", "reward_of"]
+
+
+_NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"
+
+
+class JointRecorder(RolloutRecorder):
+    """Records what several agents do; see `RolloutRecorder`, whose observations, actions and so on are dicts by agent.
+
+    Of all agents together it records their summed rewards, the ends, and infos under names that are no agent's.
+
+    Args:
+        env: The environment.
+        players: Who plays its agents: they are told who acts.
+        allocate: See `WorkerContext`.
+
+    Attributes:
+        env: The environment.
+        players: Who plays its agents.
+        ending: Who ended in the last step, and waits for the last observation, with the two ends.
+    """
+
+    def __init__(self, env: MultiAgentEnv, players: Players, allocate: Allocate = np.empty) -> None:
+        nothing = gym_spaces.Dict({})
+        super().__init__(nothing, nothing)
+        self.env, self.players, self._allocate = env, players, allocate
+        self._known = frozenset(env.agent_ids)
+        self._agents: dict[str, _AgentRecorder] = {}
+        self.record_observation = self._record_observations
+        self.record_action = self._record_actions
+        self.record_reward = self._record_rewards
+        self._record_joint_env_info = self.record_env_info
+        self.record_env_info = self._record_env_infos
+        self.record_agent_info = self._record_agent_infos
+        self._forget_trajectory()
+
+    def go_on_with(self, other: JointRecorder) -> None:
+        """Go on with the environment and the players of another recorder, which has recorded nothing."""
+        self.env, self.players = other.env, other.players
+        self._forget_trajectory()
+
+    @property
+    def suits_fast_loop(self) -> bool:
+        """Whether `ParallelLoop` can run the environment."""
+        return not self.env.takes_turns and self.players.one_by_one
+
+    def _forget_trajectory(self) -> None:
+        self._seated: dict[str, Seat] = {}  # who has acted
+        self._waiting: list[Seat] = []  # of these, who is not answered yet
+        self._ended: set[str] = set()
+        self.ending: list[tuple[Seat, bool, bool]] = []
+        self._last_ends = False, False
+        self._early: dict[str, float] = {}  # rewards before the first action
+        self._about: dict[str, dict[str, Any]] = {}
+        self._infos: Mapping[str, Any] = {}
+        self._reset_infos: Mapping[str, Any] = {}
+        self._rewards_of_step: Mapping[str, Any] = {}
+
+    # ------------------------------------------------------------------ a trajectory
+
+    def begin(self, reset_info: dict[str, Any]) -> int:
+        """Start a trajectory; see `RolloutRecorder.begin`."""
+        joint = {key: value for key, value in _mapping(reset_info, "infos").items() if key not in self._known}
+        self._refuse_own_name(joint)
+        first = super().begin(joint)
+        self._forget_trajectory()
+        self._reset_infos = self._infos = reset_info
+        return first
+
+    def record_metrics(self, metrics: dict[str, Any]) -> None:
+        """Record metrics of hooks; see `RolloutRecorder.record_metrics`."""
+        self._refuse_own_name(metrics)
+        super().record_metrics(metrics)
+
+    def _refuse_own_name(self, infos: Mapping[str, Any]) -> None:
+        if OF_AGENTS in infos:
+            raise DataError(
+                f"an info or a metric is called {OF_AGENTS!r}, which is where those of agents are: rename it"
+            )
+
+    def _record_observations(self, observations: Mapping[str, Any]) -> None:
+        self.let_act(observations)
+        try:
+            for seat in self.players.acting:
+                seat.record_observation(observations[seat.agent_id])
+        except KeyError:
+            raise ObservationError(f"there is no observation of agent {seat.agent_id!r}, which is to act") from None
+        except ObservationError as error:
+            raise _named(error, seat.agent_id) from None
+
+    def let_act(self, observations: Mapping[str, Any]) -> None:
+        """End the trajectories of those that ended in the last step, and tell the players who acts in this one.
+
+        These are all whose turn it is, but those that are about to join.
+
+        Args:
+            observations: What the reset or the last step showed.
+
+        Raises:
+            DataError: The last step did not answer those who acted, or there is no last observation.
+        """
+        if observations.__class__ is not dict:
+            _mapping(observations, "observations")
+        if self._waiting:
+            self._check_answered()
+        if self.ending:
+            self._end_agents(observations)
+        turn = self.env.turn(self._ended)
+        if turn is self.players.turn and not self.env.takes_turns:
+            return
+        began = len(self.float_rewards) > self.n_timesteps
+        if not (turn or began) and self.env.is_over(self._ended):
+            raise UsageError(_NOBODY)
+        there = [agent for agent in turn if agent in self._seated or agent in observations or not began]
+        for agent in there:
+            if agent not in self._seated:
+                self._begin_agent(agent)
+        # Who is about to join is looked for in each step.
+        self.players.let_act([self._seated[agent] for agent in there], turn if len(there) == len(turn) else None)
+
+    def _begin_agent(self, agent: str) -> None:
+        seat = self._seated[agent] = self.players.seat_of(agent)
+        own = self._agents.get(agent)
+        if own is None:
+            spaces = self.env.observation_space[agent], self.env.action_space[agent]
+            own = self._agents[agent] = _AgentRecorder(*spaces)
+        seat.record_in(own)
+        own.played.append((self.n_trajectories, seat.policy.name))
+        info = self._infos.get(agent) if agent in self._infos else self._reset_infos.get(agent)
+        own.begin(_dict_of(info or {}, agent))
+        self._about[agent] = {"reset": trees.snapshot(info)} if info else {}
+
+    def _record_actions(self, actions: Mapping[str, Any]) -> None:
+        acting = self.players.acting
+        if len(actions) != len(acting):
+            raise ActionError(f"there are actions of {list(actions)}, and {[seat.agent_id for seat in acting]} act")
+        for seat in acting:
+            try:
+                seat.record_action(actions[seat.agent_id])
+            except ActionError as error:
+                raise _named(error, seat.agent_id) from None
+        if self.env.takes_turns:
+            timestep = len(self.float_rewards) - self.n_timesteps
+            for seat in acting:
+                seat.recorder.env_timesteps.append(timestep)
+                self._waiting.append(seat)
+        else:
+            self._waiting = acting
+
+    def _record_rewards(self, rewards: Mapping[str, Any]) -> None:
+        self._rewards_of_step = _mapping(rewards, "rewards")
+        self._infos = {}  # infos that are empty are not recorded
+        self.float_rewards.append(0.0)
+
+    def _record_env_infos(self, _step: int, infos: Mapping[str, Any]) -> None:
+        self._infos = _mapping(infos, "infos")
+
+    def _record_agent_infos(self, _step: int, infos: Mapping[str, Any]) -> None:
+        for seat in self.players.acting:
+            info = infos[seat.agent_id]
+            if info.__class__ is not dict or info:
+                own = seat.recorder
+                own.record_agent_info(len(own.float_rewards), info)
+
+    def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        """Take in what a step said of each agent; return how the trajectory ended, or twice False.
+
+        Raises:
+            DataError: The step did not answer those who acted, or an end is neither true nor false.
+        """
+        try:
+            return self._take_in(terminated, truncated)
+        except DataError as error:
+            error.row = len(self.float_rewards) - 1
+            raise
+
+    def _take_in(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        rewards, infos, total = self._rewards_of_step, self._infos, 0.0
+        if self.env.takes_turns:
+            answered = [seat for seat in self._waiting if seat.agent_id in terminated]
+            self._waiting = [seat for seat in self._waiting if seat not in answered]
+        else:
+            answered, self._waiting = self._waiting, []
+        try:
+            for seat in answered:
+                agent = seat.agent_id
+                total += (reward := reward_of(rewards[agent], agent))
+                seat.keep_reward(reward)
+                seat.last_info = info = infos.get(agent)
+                if info:
+                    self.record_info(seat, info)
+                if terminated[agent] is not False or truncated[agent] is not False:
+                    self.take_in_end(agent, terminated[agent], truncated[agent])
+        except KeyError as error:
+            raise DataError(f"a step gave no reward, or not both ends, of agent {error}, which acted") from None
+        self.float_rewards[-1] = total
+        return self.take_in_rest(rewards, terminated, truncated, infos)
+
+    def record_info(self, seat: Seat, info: Any) -> None:
+        """Record what the environment said of an agent's last timestep, whose reward is recorded."""
+        own = seat.recorder
+        own.record_env_info(len(own.float_rewards) - 1, _dict_of(info, seat.agent_id))
+
+    def take_in_rest(
+        self,
+        rewards: Mapping[str, Any],
+        terminated: Mapping[str, Any],
+        truncated: Mapping[str, Any],
+        infos: Mapping[str, Any],
+    ) -> tuple[bool, bool]:
+        """Take in what a step said of agents that did not act, and under names that are no agent's.
+
+        Returns:
+            How the trajectory ended, or twice False.
+
+        Raises:
+            DataError: No agent is left, and none has ended.
+        """
+        self._infos = infos
+        for agent in terminated:
+            if agent in self._known and agent not in self._seated and agent not in self._ended:
+                reward = reward_of(rewards.get(agent, 0.0), agent)
+                self.float_rewards[-1] += reward
+                self._early[agent] = self._early.get(agent, 0.0) + reward
+                self.take_in_end(agent, terminated[agent], truncated.get(agent, False))
+        if not self._known.issuperset(infos):
+            joint = {key: value for key, value in infos.items() if key not in self._known}
+            self._record_joint_env_info(len(self.float_rewards) - 1, joint)
+        if (self.ending or self.env.takes_turns or not self.players.acting) and self.env.is_over(self._ended):
+            if not self._seated:
+                raise UsageError(_NOBODY)
+            if self.env.takes_turns:
+                self._end_rest()
+            if self._last_ends == (False, False):
+                raise DataError("no agent is left, and none was terminated or truncated")
+            return self._last_ends
+        return False, False
+
+    def _end_rest(self) -> None:
+        """Take in the ends of agents that an `AECEnv` gave no last turn, as some do that end for all at once.
+
+        Raises:
+            DataError: One has not ended, and is gone.
+        """
+        for agent in self._seated.keys() - self._ended:
+            _, _, terminated, truncated, _ = self.env.outstanding(agent)
+            ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
+            if not any(ends):
+                raise DataError(f"the agent {agent!r} is gone, and was neither terminated nor truncated")
+            self._last_ends = ends
+
+    def _check_answered(self) -> None:
+        if not self.env.takes_turns:
+            raise DataError(
+                f"a step gave no reward and no end of agents {[seat.agent_id for seat in self._waiting]}, which acted: "
+                "observations, rewards, terminated, truncated and infos are dicts by agent"
+            )
+
+    def take_in_end(self, agent: str, terminated: Any, truncated: Any) -> bool:
+        """Take in whether an agent has ended; return that."""
+        ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
+        if not any(ends):
+            return False
+        self._last_ends = ends if not self.ending else (self._last_ends[0] or ends[0], self._last_ends[1] or ends[1])
+        self._ended.add(agent)
+        if agent in self._seated:
+            self.ending.append((self._seated[agent], *ends))
+        return True
+
+    def _end_agents(self, observations: Mapping[str, Any]) -> None:
+        """End the trajectories of those whose last observations these are."""
+        ending, self.ending = self.ending, []
+        for seat, terminated, truncated in ending:
+            if seat.agent_id not in observations:
+                raise ObservationError(f"there is no last observation of agent {seat.agent_id!r}, which has ended")
+            self._end_agent(seat, observations[seat.agent_id], terminated, truncated)
+
+    def _end_agent(self, seat: Seat, observation: Any, terminated: bool, truncated: bool) -> None:
+        agent, own = seat.agent_id, seat.recorder
+        about = self._about[agent]
+        about["return"] = sum(own.float_rewards[own.n_timesteps :], self._early.get(agent, 0.0))
+        if info := seat.last_info:
+            about["last"] = trees.snapshot(info)
+        if not terminated and (value := seat.value_of(observation)) is not None:
+            own.record_last_value(value)
+        if not self.env.takes_turns:
+            n = len(own.float_rewards) - own.n_timesteps
+            stop = len(self.float_rewards) - self.n_timesteps
+            own.env_timesteps.extend(range(stop - n, stop))
+        try:
+            own.end(observation, terminated, truncated)
+        except ObservationError as error:
+            raise _named(error, agent) from None
+
+    def end(self, last_observation: Any, terminated: bool, truncated: bool, *, limited: bool = False) -> None:
+        """End the trajectory in hand; see `RolloutRecorder.end`. Agents that have not ended are truncated."""
+        observations = _mapping(last_observation, "observations")
+        if self._waiting:
+            self._check_answered()
+        if not self._seated:
+            raise UsageError(_NOBODY)
+        if self.ending:
+            self._end_agents(observations)
+        for agent, seat in self._seated.items():
+            if agent not in self._ended:
+                self._cut_off(seat, observations)
+        for own in self._agents.values():
+            own.kept = own.n_trajectories
+        self._episode_infos.record(self.n_trajectories, {OF_AGENTS: self._about})
+        super().end({}, terminated, truncated, limited=limited)
+
+    def _cut_off(self, seat: Seat, observations: Mapping[str, Any]) -> None:
+        """End the trajectory of an agent which would go on."""
+        agent, own = seat.agent_id, seat.recorder
+        if seat not in self._waiting and agent in observations:
+            self._end_agent(seat, observations[agent], terminated=False, truncated=True)
+            return
+        observation, reward, terminated, truncated, info = self.env.outstanding(agent)
+        if seat in self._waiting:
+            seat.keep_reward(reward := reward_of(reward, agent))
+            self.float_rewards[-1] += reward
+            seat.last_info = info
+            if info:
+                own.record_env_info(len(own.float_rewards) - 1, _dict_of(info, agent))
+        terminated = flag_of(f"terminated of {agent!r}", terminated)
+        self._end_agent(seat, observation, terminated=terminated, truncated=bool(truncated) or not terminated)
+
+    # ------------------------------------------------------------------ a ticket
+
+    def abandon(self) -> None:
+        """Forget the trajectory in hand."""
+        for own in self._agents.values():
+            own.forget_rest()
+        self._forget_trajectory()
+        self.players.let_act([], None)
+        super().abandon()
+
+    def clear(self) -> None:
+        """Forget everything, for the next ticket."""
+        for own in self._agents.values():
+            own.clear()
+        super().clear()
+
+    def copies_in_hand(self) -> tuple[Any, Any, NDArray[np.float64]]:
+        """Return copies of observations and actions by agent, and of summed rewards, of the trajectory in hand."""
+        parts = {agent: seat.recorder.copies_of_last() for agent, seat in self._seated.items()}
+        observations, actions = ({agent: part[i] for agent, part in parts.items()} for i in (0, 1))
+        return observations, actions, super().copies_in_hand()[2]
+
+    def finish(self) -> Rollouts:
+        """Return the trajectories that ended since the last `clear`; see `RolloutRecorder.finish`."""
+        found: list[Played] = []
+        errors: list[DataError] = []
+        for number, agent in enumerate(self.env.agent_ids):
+            if agent in self._agents and (own := self._agents[agent]).n_trajectories:
+                try:
+                    found.append(Played(number, own.played, own.finish(), np.array(own.env_timesteps, np.int64)))
+                except DataError as error:
+                    if error.position is not None:
+                        error.position = own.played[error.position][0]
+                    errors.append(_named(error, agent))
+        if errors:
+            raise min(errors, key=lambda error: error.position or 0)
+        rollouts = super().finish()
+        rollouts.policies = put_together(found, self._allocate)
+        return rollouts
+
+
+class _AgentRecorder(RolloutRecorder):
+    """Records one agent.
+
+    Attributes:
+        played: Of each of its trajectories, the position in the ticket of that of all agents, and its policy's name.
+        env_timesteps: Of each of its timesteps, in which step of the environment it was.
+        kept: How many of its trajectories are of trajectories of all agents that have ended.
+    """
+
+    def __init__(self, *spaces: Any) -> None:
+        super().__init__(*spaces)
+        self.played: list[tuple[int, str]] = []
+        self.env_timesteps: list[int] = []
+        self.kept = 0
+
+    def forget_rest(self) -> None:
+        """Forget the trajectory in hand, and those after the last `kept`."""
+        self.forget_after(self.kept)
+        del self.played[self.kept :], self.env_timesteps[self.n_timesteps :]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
+        self.kept = 0
+        del self.played[:], self.env_timesteps[:]
+
+    def copies_of_last(self) -> tuple[Any, Any]:
+        """Return copies of the observations and actions of the trajectory in hand, or of the last one."""
+        if not self._begun and self.n_trajectories:
+            first, last = self.n_timesteps - self._lengths[-1], self.n_timesteps
+        else:
+            first, last = self.n_timesteps, self._observations.count()
+        views = self._observations.view(first, last), self._actions.view(first, min(last, self._actions.count()))
+        return trees.map_tree(np.copy, views[0]), trees.map_tree(np.copy, views[1])
+
+
+def _named(error: DataError, agent: str) -> DataError:
+    error.args = (f"agent {agent!r}: {error}", *error.args[1:])
+    return error
+
+
+def reward_of(reward: Any, agent: str) -> float:
+    """Return what is recorded of an agent's reward.
+
+    Raises:
+        DataError: It is no number.
+    """
+    if reward.__class__ is float:
+        return reward
+    try:
+        return number_of(reward)
+    except DataError as error:
+        raise _named(error, agent) from None
+
+
+def _mapping(given: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise DataError(f"{what} must be a dict by agent, and are {given!r:.60}")
+    return given
+
+
+def _dict_of(info: Any, agent: str) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise DataError(f"the info of agent {agent!r} must be a dict, and is {info!r:.60}")
+    return info
