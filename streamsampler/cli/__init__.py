@@ -33,6 +33,9 @@ the same as in Python. While they run, the interval is shown as it narrows. `str
 returns and lengths of whatever was written, and of a comparison the returns pair by pair; `streamsampler plot old.json
 new.json` draws several in one picture.
 
+`--agent archer=NAME --agent knight=NAME` has several policies, for environments of several agents: see
+`streamsampler.several_agents`. `--policy-of archer_0=archer` says who plays whom, `--aec` takes a module's `env`.
+
 `streamsampler check` prints what `streamsampler.check` finds: see `streamsampler.checking`. Its exit code is 1 where
 there are failures.
 

@@ -10,6 +10,7 @@ import gymnasium
 from streamsampler.cli.current_directory import append_current_directory, warn_of_hidden
 from streamsampler.cli.errors import failure
 from streamsampler.cli.sampling_options import SamplingOptions
+from streamsampler.environments.pettingzoo_ids import is_pettingzoo_id
 from streamsampler.environments.updates import EnvUpdate, as_env_update
 from streamsampler.errors import UnknownEnvironmentError
 from streamsampler.workers.tracebacks import traceback_of
@@ -42,7 +43,7 @@ def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
     try:
         update = as_env_update(env_id, env_kwargs=env_kwargs)
     except UnknownEnvironmentError as error:
-        hint = "" if colon else " Or import it with --import."
+        hint = "" if colon or is_pettingzoo_id(env_id) else " Or import it with --import."
         raise UnknownEnvironmentError(f"{error}{hint}") from error.__cause__
     if colon:
         warn_of_hidden(module)

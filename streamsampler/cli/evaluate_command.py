@@ -11,8 +11,9 @@ from streamsampler.cli import options as arguments
 from streamsampler.cli.amounts import check_part, given_amount
 from streamsampler.cli.evaluation_options import RESULT, SEEDS_AND_SCENARIOS, SUCCESS, bounds, most, seeds_for
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
+from streamsampler.cli.policies import POLICIES, RETURN_OF, take_policies
 from streamsampler.cli.replay_command import VIDEO_EXTRA
-from streamsampler.cli.shared_options import AGENT, ENV_ID, PART, POSITIVE, PRINTED, SAMPLED_BY
+from streamsampler.cli.shared_options import ENV_ID, PART, POSITIVE, PRINTED, SAMPLED_BY
 
 __all__ = ["evaluate"]
 
@@ -91,7 +92,7 @@ _VIDEOS = options_of(
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Evaluate an agent: numbers with their intervals.")
 @ENV_ID
-@options_of(_HOW_MUCH, _PRECISION, PART, AGENT, SUCCESS, SAMPLED_BY, RESULT, _VIDEOS, PRINTED)
+@options_of(_HOW_MUCH, _PRECISION, PART, POLICIES, RETURN_OF, SUCCESS, SAMPLED_BY, RESULT, _VIDEOS, PRINTED)
 @click.pass_context
 def evaluate(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -99,9 +100,10 @@ def evaluate(
     """Evaluate an agent in an environment, and print each number with the interval that holds for it.
 
     ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first. The trajectories are the same for any number of workers. Progress is shown on standard error, with the
-    interval as it narrows. After Ctrl-C the finished trajectories are evaluated.
+    first; or a module of PettingZoo. The trajectories are the same for any number of workers. Progress is shown on
+    standard error, with the interval as it narrows. After Ctrl-C the finished trajectories are evaluated.
     """
+    env_id = take_policies(options, env_id)
     seeds = seeds_for(ctx, options, "until_halfwidth")
     name, value = given_amount(ctx, options, _AMOUNTS, "How many trajectories?")
     check_part(options, name, value)
@@ -114,7 +116,8 @@ def evaluate(
         arguments.refuse_without(ctx, until, "--until-halfwidth", name)
     del options["precision_of"]
     agent, statistics = options.pop("agent"), options.pop("vec_normalize")
-    arguments.check_statistics([agent], statistics)
+    policies, return_of = options.pop("policies"), options.pop("return_of")
+    arguments.check_statistics([agent] if policies is None else policies.values(), statistics)
     arguments.check_side_by_side(options)
     if options["video_of"] and options["video"] is None:
         raise click.UsageError("--video-of says what to film: give --video, the folder for the videos, too.")
@@ -122,7 +125,7 @@ def evaluate(
 
     request = {
         **options, "env_id": env_id, "agents": (agent,), "vec_normalize": (statistics,) if statistics else (),
-        "amount": amount,
+        "amount": amount, "policies": policies, "return_of": return_of,
     }  # fmt: skip
     execute(ctx, run_evaluation, request, imports, as_json=as_json, quiet=quiet)
 

@@ -19,12 +19,13 @@ from streamsampler.cli.environments import Spaces, environment_of
 from streamsampler.cli.errors import failure, translated
 from streamsampler.cli.grouping import TYPED
 from streamsampler.cli.interrupts import Interrupted, Interrupts
-from streamsampler.cli.models import load_any_agent
+from streamsampler.cli.models import load_agents, load_any_agent
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.options import command_line, is_model_file, option_of
 from streamsampler.cli.sampling_options import SamplingOptions, ray_option_named
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.data.words import count, duration
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import UsageError
 from streamsampler.evaluation.compare import compare
 from streamsampler.evaluation.comparison import Comparison
@@ -37,7 +38,9 @@ from streamsampler.samplers.progress_output import Output, output_on
 
 __all__ = ["EvaluationRequest", "execute", "run_comparison", "run_evaluation"]
 
-_ARGUMENT = re.compile(r"\b(num_trajectories|until_halfwidth|until_decided|m(?:in|ax)_trajectories|precision_of)\b")
+_ARGUMENT = re.compile(
+    r"\b(num_trajectories|until_halfwidth|until_decided|m(?:in|ax)_trajectories|precision_of|return_of)\b"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class EvaluationRequest(SamplingOptions):
         amount: The arguments of `evaluate` or `compare` that say how many trajectories there are.
         video: The folder for videos; None for none.
         video_of: What they are of; empty for the default.
+        return_of: Whose return counts, of several agents; empty where that was not said.
     """
 
     agents: tuple[str, ...]
@@ -60,6 +64,7 @@ class EvaluationRequest(SamplingOptions):
     out: Path | None
     video: Path | None = None
     video_of: tuple[VideoOf, ...] = ()
+    return_of: tuple[str, ...] = ()
 
     def loaded(self, spaces: Spaces) -> list[Any]:
         """Return the agents.
@@ -68,6 +73,11 @@ class EvaluationRequest(SamplingOptions):
             UsageError: There is no such agent, or it is for other spaces.
             click.ClickException: One cannot be loaded.
         """
+        if isinstance(spaces[0], SpacesOfAgents):
+            raise UsageError(
+                "compare is for environments of one agent here; in Python streamsampler.compare takes several dicts of "
+                "policies, and return_of"
+            )
         n_models = sum(map(is_model_file, self.agents))
         statistics = iter(self.vec_normalize * (n_models if len(self.vec_normalize) == 1 else 1))
         return [
@@ -119,7 +129,10 @@ def run_evaluation(request: EvaluationRequest, bar: Output, interrupts: Interrup
         VideoError: A video could not be made; has the evaluation.
     """
     spaces = environment_of(request)[1]
-    (agent,) = request.loaded(spaces)
+    agent = load_agents(
+        request.agents[0], request.policies, request.policy_of, next(iter(request.vec_normalize), None), spaces,
+        request.deterministic, predicting=True,
+    )  # fmt: skip
     if request.video is None:
         return evaluate(agent, request.env_id, **_arguments(request, _Follower(bar, interrupts, 1)))
     arguments = _arguments(request, _Follower(bar, interrupts, 2))
@@ -140,6 +153,8 @@ def run_comparison(request: EvaluationRequest, bar: Output, interrupts: Interrup
 def _arguments(request: EvaluationRequest, progress: _Follower) -> dict[str, Any]:
     # JSON readers take an integer of this length exactly.
     arguments = request.arguments(secrets.randbits(53) if request.seed is None else request.seed)
+    if request.return_of:
+        arguments["return_of"] = request.return_of
     if request.env_kwargs:
         arguments["env_kwargs"] = request.env_kwargs
     return {**request.amount, "success": request.success, "progress": progress, **arguments}

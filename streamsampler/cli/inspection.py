@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from streamsampler.cli.errors import translated
-from streamsampler.cli.report import part_text, spread_text
+from streamsampler.cli.report import part_text, policy_rows, spread_text
 from streamsampler.cli.streams import print_error, print_result
 from streamsampler.cli.tally import Tally
 from streamsampler.data.raw import sums
@@ -124,6 +124,7 @@ class _Contents:
         truncated: How many were truncated.
         indices: The first and the last index.
         agent_versions: The first and the last version.
+        policies: Of a file of several agents, the totals of what each policy played, by name.
         episodes: Of a file with fragments, the totals of the episodes that ended, with all their parts; else None.
         n_bytes: The files' sizes together.
         damaged: Shards that cannot be read, and why.
@@ -138,6 +139,7 @@ class _Contents:
     truncated: int = 0
     indices: list[int] = field(default_factory=list)
     agent_versions: list[int] = field(default_factory=list)
+    policies: dict[str, Tally] = field(default_factory=dict)
     episodes: Tally | None = None
     n_bytes: int = 0
     damaged: dict[str, str] = field(default_factory=dict)
@@ -182,6 +184,7 @@ class _Contents:
             "terminated": self.terminated,
             "truncated": self.truncated,
             **({} if self.episodes is None else {"episodes": self.episodes.facts()}),
+            **({"of_policies": {name: it.facts() for name, it in self.policies.items()}} if self.policies else {}),
             "observation_space": self._space("observation_space"),
             "action_space": self._space("action_space"),
             "seed": header["seed"],
@@ -218,9 +221,11 @@ class _Contents:
             **self._episode_rows(),
             f"return{of_parts}": spread_text(facts["return"], self.tally.trajectories),
             f"length{of_parts}": spread_text(facts["length"], self.tally.trajectories),
+            **policy_rows(self.policies),
             "ended": f"{self.terminated:,} terminated, {self.truncated:,} truncated",
-            "observations": facts["observation_space"] or "",
-            "actions": facts["action_space"] or "",
+            **({} if self.policies else {
+                "observations": facts["observation_space"] or "", "actions": facts["action_space"] or "",
+            }),
             "seed": "none" if facts["seed"] is None else str(facts["seed"]),
             "reset by": ", ".join([*map(str, seeds), *(["…"] if self.tally.trajectories > len(seeds) else [])]),
             "agent version": _range(self.agent_versions, "{}", "{} to {}"),
@@ -271,6 +276,7 @@ def _of_file(path: Path, *, quick: bool) -> _Contents:
         contents.add(arrays)
         if "fragments" in header["structure"]:
             contents.episodes = _episodes(path, header, arrays)
+        contents.policies = _policies(path, header)
         contents.text()
     return contents
 
@@ -282,6 +288,16 @@ def _episodes(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Any]) 
     ended = arrays["terminated"] | arrays["truncated"]
     returns = sums(trees.get("raw_rewards", arrays["rewards"]), lengths) + trees["fragments"]["earlier_returns"]
     return Tally.of_values(returns[ended], (lengths + trees["fragments"]["earlier_lengths"])[ended])
+
+
+def _policies(path: Path, header: Mapping[str, Any]) -> dict[str, Tally]:
+    """Return the totals of what each policy played in a file of several agents, by name."""
+    found = {}
+    for name, said in header.get("policies", {}).items():
+        entries = [said["structure"][field]["array"] for field in ("lengths", "rewards")]
+        arrays = storage.read(path, *entries)[0]
+        found[name] = Tally.of(*(arrays[entry] for entry in entries))
+    return found
 
 
 def _of_folder(path: Path, *, quick: bool) -> _Contents:
@@ -310,6 +326,9 @@ def _add_shard(contents: _Contents, path: Path, arrays: Mapping[str, Any]) -> No
             _check_header(header)
             replace(contents, header=header).text()  # raises if that is damaged
             contents.header = header
+        if "policies" in contents.header:
+            for name, tally in _policies(path, storage.read(path)[1]).items():
+                contents.policies[name] = contents.policies.get(name, Tally()) + tally
 
 
 def _check_header(header: dict[str, Any]) -> None:

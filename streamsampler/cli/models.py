@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
+from streamsampler.agents.base import NAMED_AGENTS
+from streamsampler.agents.policies import SHARED, Policies
 from streamsampler.cli.agent_names import load_agent
 from streamsampler.cli.environments import Spaces
 from streamsampler.cli.errors import failure
 from streamsampler.cli.options import is_model_file
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import UnknownAgentError, UsageError
 from streamsampler.evaluation.agents import evaluated_agent, has_predict
 
-__all__ = ["load_any_agent"]
+__all__ = ["load_agents", "load_any_agent"]
 
 _NO_STATISTICS = "none"
 
@@ -50,6 +54,38 @@ def load_any_agent(
         if not _fit(there, here):
             raise UsageError(f"--agent {name} was trained with {what} in {there}, and the environment's are in {here}")
     return agent
+
+
+def load_agents(
+    name: str, policies: Mapping[str, str] | None, policy_of: Mapping[str, str] | None, vec_normalize: str | None,
+    spaces: Spaces, deterministic: bool | None, *, predicting: bool = False,
+) -> Any:  # fmt: skip
+    """Return the agent that `--agent` names; or, where it names policies, a dict of agents.
+
+    Args:
+        name: See `load_any_agent`, as for all arguments that are not named here.
+        policies: The names of agents by policy; None for one agent.
+        policy_of: What `--policy-of` says.
+        vec_normalize: See `load_any_agent`.
+        spaces: See `load_any_agent`; those of several agents have the spaces of each.
+        deterministic: See `load_any_agent`.
+        predicting: See `load_any_agent`.
+    """
+    if not isinstance(spaces[0], SpacesOfAgents):
+        if policies is not None:
+            raise UsageError("--agent POLICY=NAME is for environments of several agents, and this one has one")
+        return load_any_agent(name, vec_normalize, spaces, deterministic, predicting=predicting)
+    known = Policies(dict.fromkeys(policies or (SHARED,), NAMED_AGENTS[0]), policy_of)
+    of_policies: dict[str, Spaces] = {}
+    for agent_id in spaces[0].spaces:
+        of_policies.setdefault(known.name_for(agent_id, 0), (spaces[0][agent_id], spaces[1][agent_id]))  # type: ignore[index]
+    if idle := [policy for policy in policies or () if policy not in of_policies]:
+        raise UsageError(f"--agent {idle[0]}=…: no agent is played by it; there are {', '.join(spaces[0].spaces)}")
+    agents = {
+        policy: load_any_agent(each, vec_normalize, of_policies[policy], deterministic, predicting=predicting)
+        for policy, each in (policies or {SHARED: name}).items()
+    }
+    return agents if policies is not None else agents[SHARED]
 
 
 def _load_model(path: Path, vec_normalize: str | None, deterministic: bool) -> Any:

@@ -9,6 +9,7 @@ import click
 
 from streamsampler.cli import options as arguments
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
+from streamsampler.cli.policies import POLICY_OF, take_policies
 from streamsampler.cli.shared_options import ENVIRONMENT, POSITIVE, QUIET_WITH_MODELS
 
 __all__ = ["VIDEO_EXTRA", "replay"]
@@ -39,10 +40,11 @@ _WHICH = options_of(
 
 _AGENT = options_of(
     grouped_option(
-        "What", "--agent", metavar="NAME", show_default="'random', if it was that",
-        help="The agent that made the trajectory, named as for sample. A file does not decide which code runs, so it "
-        "is named again.",
+        "What", "--agent", multiple=True, metavar="[POLICY=]NAME", show_default="'random', if it was that",
+        help="The agent that made the trajectory, or each policy, named as for sample. A file does not decide which "
+        "code runs, so it is named again.",
     ),
+    POLICY_OF,
     grouped_option(
         "What", "--vec-normalize", metavar="FILE",
         help="With --agent model.zip: the statistics of its VecNormalize, as for sample.",
@@ -96,6 +98,7 @@ def replay(
     found = next((candidate for candidate in (Path(path), Path(f"{path}.npz")) if candidate.exists()), None)
     if found is None:
         raise click.BadParameter(f"there is no file or folder {path!r}", param_hint="FILE|FOLDER")
+    take_policies(options, "")
     if options["actions"] and options["agent"] is not None:
         raise click.UsageError("--actions replays without the agent: leave out --agent.")
     if options["vec_normalize"] is not None and not arguments.is_model_file(options["agent"] or ""):

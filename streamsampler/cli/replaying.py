@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from streamsampler.agents.policies import SHARED
 from streamsampler.cli.current_directory import append_current_directory, import_named, warn_of_hidden
 from streamsampler.cli.environments import Spaces
 from streamsampler.cli.errors import failure, translated
@@ -21,6 +22,7 @@ from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.data.differences import shown
 from streamsampler.environments.ids import find_spec
+from streamsampler.environments.pettingzoo_ids import is_pettingzoo_id
 from streamsampler.errors import UsageError
 from streamsampler.evaluation.replay import replay
 from streamsampler.samplers.progress_output import output_on
@@ -73,11 +75,12 @@ def _replay(path: Path, options: Mapping[str, Any]) -> Replay:
     env = options["env"]
     if env is not None and ":" in env:
         append_current_directory()
-        find_spec(env)
+        if not is_pettingzoo_id(env):
+            find_spec(env)
         warn_of_hidden(env.rpartition(":")[0])
-    agent = options["agent"]
-    if agent is not None:
-        agent = load_any_agent(agent, options["vec_normalize"], _spaces(path), options["deterministic"])
+    if options["policy_of"]:
+        how["policy_of"] = options["policy_of"]
+    agent = None if options["agent"] is None else _agent(path, options)
     try:
         return replay(
             path, options["index"], agent=agent, env=env, version=options["version"], actions=options["actions"],
@@ -87,10 +90,27 @@ def _replay(path: Path, options: Mapping[str, Any]) -> Replay:
         raise failure(f"--video: {error}") from None
 
 
-def _spaces(path: Path) -> Spaces:
-    """Return the spaces that a file was written with."""
-    spaces = storage.read(path / shard_name(0) if path.is_dir() else path)[1]["spaces"]
-    return decode_space(spaces["observation_space"]), decode_space(spaces["action_space"])
+def _agent(path: Path, options: Mapping[str, Any]) -> Any:
+    """Return the agent that `--agent` names, or those of policies by name.
+
+    Raises:
+        UsageError: It is for other spaces, or the file has no policy of that name.
+    """
+    header = storage.read(path / shard_name(0) if path.is_dir() else path)[1]
+    said, given = header.get("policies"), options["policies"]
+
+    def load(name: str, spaces: Mapping[str, Any]) -> Any:
+        known: Spaces = decode_space(spaces["observation_space"]), decode_space(spaces["action_space"])
+        return load_any_agent(name, options["vec_normalize"], known, options["deterministic"])
+
+    if given is None:
+        return load(options["agent"], (said[SHARED] if said and SHARED in said else header)["spaces"])
+    if not said or (unknown := sorted(given.keys() - said.keys())):
+        there = ", ".join(map(repr, said or ())) or "none"
+        raise UsageError(
+            f"--agent POLICY=NAME: {path} has no policy {(unknown if said else [*given])[0]!r}; it has {there}"
+        )
+    return {policy: load(name, said[policy]["spaces"]) for policy, name in given.items()}
 
 
 @contextmanager

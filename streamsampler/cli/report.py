@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.cli.request import Outcome, Request
+from streamsampler.cli.tally import Tally
 from streamsampler.data.statistics import Stats
 from streamsampler.data.timers import timers_text
 from streamsampler.data.words import count, duration, table
@@ -29,6 +31,7 @@ def as_json(request: Request, outcome: Outcome) -> dict[str, Any]:
         **({} if outcome.part is None else {"part": outcome.part.facts()}),
         "interrupted": outcome.interrupted,
         **kept.facts(),
+        **({"of_policies": {name: it.facts() for name, it in outcome.policies.items()}} if outcome.policies else {}),
         "seconds": outcome.seconds,
         "timesteps_per_second": _rate(outcome),
         "workers": outcome.n_workers,
@@ -69,6 +72,7 @@ def _summary(request: Request, outcome: Outcome) -> str:
         "timesteps": f"{facts['timesteps']:,}",
         "return": spread_text(facts["return"], facts["trajectories"]),
         "length": spread_text(facts["length"], facts["trajectories"]),
+        **policy_rows(outcome.policies),
         "wall time": _wall_time(outcome),
         "workers": f"{outcome.n_workers:,}",
         "seed": str(outcome.seed),
@@ -80,6 +84,15 @@ def _summary(request: Request, outcome: Outcome) -> str:
         "to go on": facts.get("to_go_on") or "",
         "to get all": facts.get("to_get_all") or "",
     })  # fmt: skip
+
+
+def policy_rows(policies: Mapping[str, Tally]) -> dict[str, str]:
+    """Return a row of a table for each policy: what it played, and its return."""
+    return {
+        name: f"{count(tally.returns.n, 'trajectory')}, {count(tally.timesteps, 'timestep')}, "
+        f"return {spread_text(tally.facts()['return'], tally.returns.n)}"
+        for name, tally in policies.items()
+    }
 
 
 def _wanted(request: Request, outcome: Outcome) -> int:

@@ -12,7 +12,7 @@ from streamsampler.cli.current_directory import import_named
 from streamsampler.cli.environments import Spaces
 from streamsampler.cli.errors import translated
 from streamsampler.cli.interrupts import Interrupts
-from streamsampler.cli.models import load_any_agent
+from streamsampler.cli.models import load_agents
 from streamsampler.cli.notices import notices_shown
 from streamsampler.cli.streams import print_error, print_result, stdout_reserved
 from streamsampler.samplers.progress_output import Output, output_on
@@ -34,7 +34,7 @@ def agent_maker(options: dict[str, Any]) -> Callable[[Spaces], Any] | None:
     name, statistics, deterministic = (options.pop(each) for each in ("agent", "vec_normalize", "deterministic"))
 
     def make_agent(spaces: Spaces) -> Any:
-        return load_any_agent(name, statistics, spaces, deterministic, predicting=True)
+        return load_agents(name, None, None, statistics, spaces, deterministic, predicting=True)
 
     return None if name == _RANDOM else make_agent
 

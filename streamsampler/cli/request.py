@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,8 @@ class Request(SamplingOptions):
             "env_kwargs": storable(self.env_kwargs),
             **({} if self.amount.tasks is None else {"tasks": list(self.amount.tasks)}),
             **self.chosen(*_DECIDING, *(() if self.deterministic is None else ("deterministic",))),
+            **({} if self.policies is None else {"policies": dict(self.policies)}),
+            **({} if self.policy_of is None else {"policy_of": dict(self.policy_of)}),
             **self._agent_files,
             **self._infos,
         }
@@ -133,7 +136,11 @@ class Request(SamplingOptions):
     @cached_property
     def _agent_files(self) -> dict[str, str]:
         """Digests of the agent's files: another model of the same name is another agent."""
-        files = {"agent_sha256": self.agent if is_model_file(self.agent) else "", "vec_normalize": self.vec_normalize}
+        named = {"agent_sha256": self.agent} if self.policies is None else {
+            f"agent_sha256 of {name}": agent for name, agent in self.policies.items()
+        }  # fmt: skip
+        models = {key: agent if is_model_file(agent) else "" for key, agent in named.items()}
+        files = {**models, "vec_normalize": self.vec_normalize}
         return {name: _digest(Path(file)) for name, file in files.items() if file}
 
     def sampler(self, agent: Any, env: Any, seed: int) -> Sampler:
@@ -168,6 +175,7 @@ class Outcome:
         shards: How many shards the folder has; None for a file.
         earlier_timesteps: How many timesteps were there when the run began.
         part: Which part of what was asked for; None for all of it.
+        policies: The totals of what each policy played, by name; empty for one agent, and for folders.
     """
 
     kept: Tally
@@ -180,6 +188,7 @@ class Outcome:
     shards: int | None = None
     earlier_timesteps: int = 0
     part: Part | None = None
+    policies: Mapping[str, Tally] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sampler: Sampler, amount: Amount, **others: Any) -> Outcome:

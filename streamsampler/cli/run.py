@@ -13,7 +13,7 @@ from typing import Any
 
 from streamsampler.cli.environments import environment_of
 from streamsampler.cli.interrupts import Interrupted, Interrupts
-from streamsampler.cli.models import load_any_agent
+from streamsampler.cli.models import load_agents
 from streamsampler.cli.request import Outcome, Request
 from streamsampler.cli.tally import Tally
 from streamsampler.data.batch import TrajectoryBatch
@@ -89,7 +89,9 @@ def run(request: Request, interrupts: Interrupts, bar: Output) -> Outcome:
     if request.out is not None:
         for name, space in zip(("observation_space", "action_space"), spaces, strict=True):
             check_writable(space, name)
-    agent = load_any_agent(request.agent, request.vec_normalize, spaces, request.deterministic)
+    agent = load_agents(
+        request.agent, request.policies, request.policy_of, request.vec_normalize, spaces, request.deterministic
+    )
     seed = _seed(request)
     sampler = request.sampler(agent, env, seed)
     with sampler:
@@ -151,8 +153,10 @@ def _to_file(request: Request, sampler: Sampler, follower: _Follower, bar: Outpu
     except (SamplerError, OSError) as error:
         error.add_note(f"The seed was {sampler.seed}; --seed {sampler.seed} samples the same again.")
         raise
-    amount = request.amount
-    return Outcome.of(sampler, amount, kept=kept, seconds=seconds, interrupted=interrupted, written=written)
+    amount, policies = request.amount, Tally.of_policies(batch)
+    return Outcome.of(
+        sampler, amount, kept=kept, seconds=seconds, interrupted=interrupted, written=written, policies=policies
+    )
 
 
 def _to_folder(request: Request, sampler: Sampler, follower: _Follower, bar: Output) -> Outcome:

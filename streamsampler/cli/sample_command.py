@@ -10,7 +10,8 @@ import click
 from streamsampler.cli import options as arguments
 from streamsampler.cli.amounts import check_part, given_amount
 from streamsampler.cli.grouping import GroupedCommand, grouped_option, options_of
-from streamsampler.cli.shared_options import AGENT, ENV_ID, ENVIRONMENT, FAILURES, HOW, PART, POSITIVE, PRINTED
+from streamsampler.cli.policies import POLICIES, take_policies
+from streamsampler.cli.shared_options import ENV_ID, ENVIRONMENT, FAILURES, HOW, PART, POSITIVE, PRINTED
 
 __all__ = ["sample"]
 
@@ -21,6 +22,7 @@ Examples:
   streamsampler sample CartPole-v1 --num-samples 100000 --out cartpole.npz
   streamsampler sample CartPole-v1 --agent my_agents:greedy --num-trajectories 100 --seed 1
   streamsampler sample CartPole-v1 --num-samples 1000000000 --seed 1 --out big --shard-size 1000000
+  streamsampler sample pettingzoo.sisl.pursuit_v5 --num-trajectories 10 --out pursuit.npz
   streamsampler sample my/Maze-v0 --import my_envs --env-kwarg size=9 --num-samples 5000 --json
   streamsampler sample CartPole-v1 --num-trajectories 1000 --seed 1 --part 2/7 --out part-2.npz
 
@@ -109,7 +111,7 @@ _OUTPUT = options_of(
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES, short_help="Sample trajectories from an environment.")
 @ENV_ID
-@options_of(_HOW_MUCH, PART, AGENT, ENVIRONMENT, HOW, _TASKS, _ORDER, FAILURES, _OUTPUT, PRINTED)
+@options_of(_HOW_MUCH, PART, POLICIES, ENVIRONMENT, HOW, _TASKS, _ORDER, FAILURES, _OUTPUT, PRINTED)
 @click.pass_context
 def sample(
     ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
@@ -117,9 +119,11 @@ def sample(
     """Sample trajectories from an environment, in parallel, and summarise them.
 
     ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first. Progress is shown on standard error, the summary is printed on standard output.
+    first; or a module of PettingZoo, such as pettingzoo.sisl.pursuit_v5. Progress is shown on standard error, the
+    summary is printed on standard output.
     """
     kind, number = given_amount(ctx, options, _AMOUNTS, "How much?")
+    env_id = take_policies(options, env_id)
     _check_sharding(options)
     _check_tasks(options, kind)
     _check_agent(options)
@@ -177,5 +181,6 @@ def _check_infos(options: dict[str, Any]) -> None:
 
 def _check_agent(options: dict[str, Any]) -> None:
     """Refuse options that make no sense with this agent, or with environments side by side."""
-    arguments.check_statistics([options["agent"]], options["vec_normalize"])
+    agents = [options["agent"]] if options["policies"] is None else options["policies"].values()
+    arguments.check_statistics(agents, options["vec_normalize"])
     arguments.check_side_by_side(options)

@@ -45,6 +45,8 @@ class SamplingOptions:
     fingerprint: CheckMode = "warn"
     close_timeout: float = 5.0
     vec: int | None = None
+    policies: Mapping[str, str] | None = None
+    policy_of: Mapping[str, str] | None = None
 
     def chosen(self, *names: str) -> dict[str, Any]:
         """Return some of the options by name."""
@@ -65,6 +67,8 @@ class SamplingOptions:
             UsageError: An option needs worker processes, or Ray, and there are to be none.
         """
         options = {"seed": seed, **self.chosen(*_OF_ALL_SAMPLERS)}
+        if self.policy_of is not None:
+            options["policy_of"] = self.policy_of
         if self.vec is not None:
             options |= {"worker_class": VecWorker, "worker_args": {"n_envs": self.vec}}
         if self.workers == 0:

@@ -10,13 +10,13 @@ from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
 
 __all__ = [
-    "AGENT", "AGENTS", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "PART", "POSITIVE", "PRINTED", "QUIET",
-    "QUIET_WITH_MODELS", "SAMPLED_BY",
+    "AGENT", "AGENTS", "DETERMINISTIC", "ENVIRONMENT", "ENV_ID", "FAILURES", "HOW", "NAMED_AGENTS", "PART",
+    "POSITIVE", "PRINTED", "QUIET", "QUIET_WITH_MODELS", "SAMPLED_BY", "STATISTICS",
 ]  # fmt: skip
 
 POSITIVE = arguments.Count(min=1)
 
-_AGENTS = (
+NAMED_AGENTS = (
     "'random', or 'package.module:object' for an agent, a function observation -> action, an object with predict, a "
     "torch module, or a class or function that makes one of these from the observation space and the action space. Or "
     "'model.zip' for a model of Stable-Baselines3 ('pip install stable-baselines3'); such files can run code."
@@ -25,35 +25,37 @@ _STATISTICS = (
     "the statistics of the VecNormalize that the model was trained under, which Stable-Baselines3 saves by themselves; "
     "'none' for a model that was trained without"
 )
-_DETERMINISTIC = grouped_option(
+DETERMINISTIC = grouped_option(
     "What", "--deterministic/--stochastic", "deterministic", default=None,
     help="For models of Stable-Baselines3, other objects with predict, and torch modules: whether to act without "
     "drawing. The default of evaluate and compare is --deterministic, but for torch modules, and of sample, "
     "--stochastic.",
 )  # fmt: skip
 
+STATISTICS = grouped_option("What", "--vec-normalize", metavar="FILE", help=f"With --agent model.zip: {_STATISTICS}.")
+
 ENV_ID = click.argument("env_id", metavar="ENV_ID")
 
 AGENT = options_of(
     grouped_option(
         "What", "--agent", default="random", show_default=True, metavar="NAME",
-        help=f"What chooses the actions: {_AGENTS}",
+        help=f"What chooses the actions: {NAMED_AGENTS}",
     ),
-    grouped_option("What", "--vec-normalize", metavar="FILE", help=f"With --agent model.zip: {_STATISTICS}."),
-    _DETERMINISTIC,
+    STATISTICS,
+    DETERMINISTIC,
 )  # fmt: skip
 """Which agent."""
 
 AGENTS = options_of(
     grouped_option(
         "What", "--agent", "agents", multiple=True, metavar="NAME",
-        help=f"An agent, which others are compared with, and then another one, or more. Each is {_AGENTS}",
+        help=f"An agent, which others are compared with, and then another one, or more. Each is {NAMED_AGENTS}",
     ),
     grouped_option(
         "What", "--vec-normalize", multiple=True, metavar="FILE",
         help=f"For agents that are model.zip: {_STATISTICS}. Once for all of them, or for each in their order.",
     ),
-    _DETERMINISTIC,
+    DETERMINISTIC,
 )  # fmt: skip
 """Which agents."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.raw import sums
 from streamsampler.storage.manifest import Shard, read_manifest
 from streamsampler.storage.shard_files import ShardFiles
@@ -108,6 +109,12 @@ class Tally:
     def of_batch(cls, batch: TrajectoryBatch[Any, Any] | None) -> Tally:
         """Return the tally of a batch; None is an empty one."""
         return cls() if batch is None else cls.of(batch.lengths, batch.rewards)
+
+    @classmethod
+    def of_policies(cls, batch: TrajectoryBatch[Any, Any] | None) -> dict[str, Tally]:
+        """Return the tallies of what each policy played, by name; none of one agent alone."""
+        several = batch.policies if isinstance(batch, MultiAgentBatch) else {}
+        return {name: cls.of(each.lengths, each.raw_rewards) for name, each in several.items()}
 
     @classmethod
     def of_folder(cls, folder: Path) -> tuple[Tally, int]:

@@ -25,6 +25,9 @@ everything else by its class or function.
 The result is a `streamsampler.evaluation.evaluation.Evaluation`. It has every return with index and seed, can be
 printed, and is saved as JSON (`evaluation.save("cartpole.json")`).
 
+With several agents in one environment, `return_of="archer_0"` says whose return counts: see
+`streamsampler.several_agents`.
+
 Which interval
 --------------
 

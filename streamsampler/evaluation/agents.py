@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike, fspath
 from typing import Any, Protocol, TypeAlias
 
@@ -11,8 +12,10 @@ import numpy as np
 from gymnasium import Space
 
 from streamsampler.adapters.sb3 import SB3Agent
-from streamsampler.agents.base import as_agent, is_module
+from streamsampler.agents.base import NAMED_AGENTS, as_agent, is_module
+from streamsampler.agents.policies import Policies, PolicyOf
 from streamsampler.data.trees import leaves
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.errors import UsageError
 from streamsampler.samplers.per_worker import Agents, items_by_worker
 from streamsampler.samplers.provenance import shown_name
@@ -38,8 +41,9 @@ _NOT_APPLICABLE = (
 
 
 def evaluated_agent(
-    agent: Any, deterministic: bool | None, vec_normalize: Any, action_space: Callable[[], Space[Any]]
-) -> Any:
+    agent: Any, deterministic: bool | None, vec_normalize: Any, action_space: Callable[[], Space[Any]],
+    policy_of: PolicyOf | None = None,
+) -> Any:  # fmt: skip
     """Return what a sampler takes.
 
     Args:
@@ -49,12 +53,19 @@ def evaluated_agent(
             the agent does by itself.
         vec_normalize: See `SB3Agent`.
         action_space: Returns the environment's; called for torch modules only.
+        policy_of: Which of several policies plays which agent; see `streamsampler.Sampler`.
 
     Raises:
         UsageError: `deterministic` or `vec_normalize` is for another kind of agent.
         ImportError: A library is missing.
         OSError: A file cannot be read.
     """
+    if isinstance(agent, Mapping):
+        chosen = Policies(dict.fromkeys(agent, NAMED_AGENTS[0]), policy_of)
+        return {
+            name: evaluated_agent(each, deterministic, vec_normalize, partial(_space_of, action_space, chosen, name))
+            for name, each in agent.items()
+        }
     if isinstance(agent, PathLike) or (isinstance(agent, str) and agent.endswith(".zip")):
         return SB3Agent.load(fspath(agent), deterministic=deterministic is not False, vec_normalize=vec_normalize)
     if has_predict(agent):
@@ -64,10 +75,21 @@ def evaluated_agent(
     if is_module(agent) and not callable(getattr(agent, "get_action", None)):
         from streamsampler.adapters.torch import TorchAgent  # needs torch, which the module has loaded
 
-        return TorchAgent(agent, action_space(), deterministic=bool(deterministic))
+        return TorchAgent(agent, _space_of(action_space), deterministic=bool(deterministic))
     if deterministic is not None and getattr(agent, "deterministic", None) != deterministic:
         raise UsageError(_NOT_APPLICABLE.format(type(agent).__qualname__))
     return agent
+
+
+def _space_of(action_space: Callable[[], Space[Any]], policies: Policies | None = None, name: str = "") -> Space[Any]:
+    """Return the action space that an agent, or one of several policies, acts in."""
+    space = action_space()
+    if not isinstance(space, SpacesOfAgents):
+        return space
+    for agent_id, own in space.spaces.items():
+        if policies is None or policies.name_for(agent_id, 0) == name:
+            return own
+    raise UsageError(f"policy {name!r} plays no agent: give it as a TorchAgent, with its action space")
 
 
 def has_predict(agent: Any) -> bool:
@@ -86,6 +108,11 @@ def agent_facts(agent: Any) -> dict[str, Any]:
     items = items_by_worker(agent)
     if items is not None:
         return {"name": f"{len(items)} agents, one for each worker"}
+    if isinstance(agent, Mapping):
+        each = {name: agent_facts(one) for name, one in agent.items()}
+        names = ", ".join(f"{name}={facts['name']}" for name, facts in each.items())
+        digests = {name: facts["parameters"] for name, facts in each.items() if "parameters" in facts}
+        return {"name": names, **({"parameters": digests} if digests else {})}
     agent = as_agent(agent)
     own = getattr(agent, "name", None)
     name = own if isinstance(own, str) and own else shown_name(getattr(agent, "function", agent))

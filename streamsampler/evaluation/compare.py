@@ -18,7 +18,7 @@ from streamsampler.evaluation.evaluate import INTERRUPTED, EvaluationInterrupted
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.gathering import Gathering, opened_sampler
 from streamsampler.evaluation.printing import number
-from streamsampler.evaluation.rows import SUCCESS_KEYS, Row, SuccessMeaning
+from streamsampler.evaluation.rows import SUCCESS_KEYS, ReturnOf, Row, SuccessMeaning
 from streamsampler.evaluation.rules import DEFAULT_CAP, FLOORS, Bounds, PrecisionOf
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.progress import ProgressArgument
@@ -43,6 +43,7 @@ def compare(
     max_trajectories: int | None = None,
     part: PartArgument | None = None,
     success: SuccessMeaning = "end",
+    return_of: ReturnOf | None = None,
     deterministic: bool | None = None,
     vec_normalize: Any = None,
     progress: ProgressArgument = False,
@@ -69,6 +70,8 @@ def compare(
             then says that nothing was decided.
         part: See `streamsampler.evaluate`; the same part for all agents.
         success: See `streamsampler.evaluate`.
+        return_of: See `streamsampler.evaluate`. Each of `agents` is a dict of agents by policy name then: with policies
+            swapped among agents, the same seeds show what that changes.
         deterministic: See `streamsampler.evaluate`.
         vec_normalize: See `streamsampler.evaluate`; for all agents.
         progress: See `streamsampler.evaluate`.
@@ -99,7 +102,7 @@ def compare(
         if given := [name for name, value in useless.items() if value is not None]:
             raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for until_decided")
         amount = _amount(num_trajectories, seeds, scenarios).in_part(part, has_seed=given_seed is not None)
-        return _one_after_the_other(named, env, amount, success, progress, options, how)
+        return _one_after_the_other(named, env, amount, (success, return_of), progress, options, how)
     _refuse_amounts(num_trajectories, scenarios, part)
     alpha = check_alpha(until_decided)
     tests = [make_test(alpha / (len(named) - 1), decide_on, bounds) for _ in range(len(named) - 1)]
@@ -109,7 +112,7 @@ def compare(
         for agent in named.values():
             opened = opened_sampler(agent, env, None, _shared(options, len(named)), **how)
             sampler, given, updates = stack.enter_context(opened)
-            gathering = stack.enter_context(Gathering(sampler, amount, success, updates))
+            gathering = stack.enter_context(Gathering(sampler, amount, success, updates, return_of))
             race.add(gathering, agent_facts(given))
         return race.run(tuple(named), alpha, bounds, progress)
 
@@ -194,7 +197,7 @@ def _one_after_the_other(
     named: Mapping[str, Any],
     env: Any,
     amount: Amount,
-    success: SuccessMeaning,
+    meaning: tuple[SuccessMeaning, ReturnOf | None],
     progress: ProgressArgument,
     options: Mapping[str, Any],
     how: Mapping[str, Any],
@@ -203,7 +206,7 @@ def _one_after_the_other(
     for name, agent in named.items():
         with ExitStack() as stack:
             sampler, given, updates = stack.enter_context(opened_sampler(agent, env, None, options, **how))
-            gathering = stack.enter_context(Gathering(sampler, amount, success, updates))
+            gathering = stack.enter_context(Gathering(sampler, amount, meaning[0], updates, meaning[1]))
             try:
                 stopped = gather(gathering, progress, name)
             except KeyboardInterrupt as interrupt:

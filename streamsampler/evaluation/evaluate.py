@@ -17,7 +17,7 @@ from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.gathering import Gathering, opened_sampler
 from streamsampler.evaluation.intervals import FEWEST, Interval, t_interval
 from streamsampler.evaluation.printing import number
-from streamsampler.evaluation.rows import SuccessMeaning
+from streamsampler.evaluation.rows import ReturnOf, SuccessMeaning
 from streamsampler.evaluation.rules import Bounds, PrecisionOf, Rule
 from streamsampler.evaluation.videos import VideoError, VideoOf, Videos
 from streamsampler.samplers.base import Sampler
@@ -61,6 +61,7 @@ def evaluate(
     max_trajectories: int | None = None,
     part: PartArgument | None = None,
     success: SuccessMeaning = "end",
+    return_of: ReturnOf | None = None,
     deterministic: bool | None = None,
     vec_normalize: Any = None,
     sampler: Sampler[Any, Any] | None = None,
@@ -75,8 +76,8 @@ def evaluate(
     `until_halfwidth`; the last one may go through `seeds`.
 
     Args:
-        agent: Whatever samplers take; a model of Stable-Baselines3 or its `.zip` file; another object with `predict`;
-            or a torch module. None for the agent that `sampler` has.
+        agent: Whatever samplers take, a dict of agents by policy name included; a model of Stable-Baselines3 or its
+            `.zip` file; another object with `predict`; or a torch module. None for the agent that `sampler` has.
         env: Whatever samplers take. None for the environment that `sampler` has.
         num_trajectories: Exactly so many, from seeds of the sampler's own (see its argument `seed`).
         seeds: One trajectory from each of these seeds, in this order.
@@ -98,6 +99,9 @@ def evaluate(
             `streamsampler.merge` makes of the files of all parts the file that one run would have saved.
         success: A trajectory whose infos have `success` or `is_success` succeeds if its last timestep says so ("end"),
             or any of them ("once").
+        return_of: In environments of several agents, whose return counts: an agent, a policy for all that it plays, a
+            list of these for a team, or "all" for the sum of all agents' rewards. A trajectory succeeds if an info of
+            one of them says so.
         deterministic: For agents with `predict` (None: True) and torch modules (None: False): whether to act without
             drawing.
         vec_normalize: For models of Stable-Baselines3: see `streamsampler.adapters.sb3.SB3Agent`.
@@ -138,7 +142,7 @@ def evaluate(
     videos = Videos.asked(video, video_of)
     with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, given, updates):
         facts = _BY_SAMPLER if given is None else agent_facts(given)
-        with Gathering(opened, amount, success, updates) as gathering:
+        with Gathering(opened, amount, success, updates, return_of) as gathering:
             if videos is not None:
                 videos.check(opened, updates.get("env_update"), gathering.indices)
             try:

@@ -9,12 +9,13 @@ from typing import Any, Self
 
 from gymnasium import Space
 
+from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from streamsampler.environments.updates import apply_any_env_update, as_env_update
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.evaluation.agents import evaluated_agent
 from streamsampler.evaluation.amounts import Amount
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.rows import Row, SuccessMeaning, columns_of, row_of
+from streamsampler.evaluation.rows import ReturnOf, Row, SuccessMeaning, check_return_of, columns_of, row_of
 from streamsampler.evaluation.rules import BettingRule
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.choosing import make_sampler
@@ -60,7 +61,7 @@ def opened_sampler(
     if sampler is None:
         if agent is None or env is None:
             raise UsageError("evaluate takes an agent and an environment, or a sampler that has them")
-        given = evaluated_agent(agent, deterministic, vec_normalize, action_space)
+        given = evaluated_agent(agent, deterministic, vec_normalize, action_space, options.get("policy_of"))
         if options.get("order", "index") != "index":
             raise UsageError('order must be "index": what arrives first favours short trajectories')
         is_complete = False
@@ -94,14 +95,15 @@ def _action_space(env: Any, env_kwargs: Any) -> Space[Any]:
     """Return the action space of one environment, which is made for this, and closed unless it was there before."""
     if env is None:
         raise UsageError("a torch module needs the environment's action space: give the environment, or a TorchAgent")
-    made = (
-        None if hasattr(env, "action_space") else apply_any_env_update(as_env_update(env, env_kwargs=env_kwargs), None)
-    )
+    if is_multi_agent(env):
+        return as_multi_agent(env).action_space  # type: ignore[no-any-return]
+    is_there = isinstance(getattr(env, "action_space", None), Space)
+    made = env if is_there else apply_any_env_update(as_env_update(env, env_kwargs=env_kwargs), None, several=True)
     try:
-        space: Space[Any] = getattr(made or env, "single_action_space", None) or (made or env).action_space
+        space: Space[Any] = getattr(made, "single_action_space", None) or made.action_space
         return space
     finally:
-        if made is not None:
+        if not is_there:
             made.close()
 
 
@@ -113,6 +115,7 @@ class Gathering:
         amount: How many there are to be.
         success: When a trajectory succeeds.
         updates: What changes the sampler's agent and environment.
+        return_of: Whose return counts, in environments of several agents.
 
     Attributes:
         amount: The same.
@@ -129,7 +132,9 @@ class Gathering:
         amount: Amount,
         success: SuccessMeaning,
         updates: Mapping[str, Any],
+        return_of: ReturnOf | None = None,
     ) -> None:
+        self._return_of = check_return_of(return_of)
         sampler.refuse_lag("an evaluation")
         self.amount = amount
         self._sampler = sampler
@@ -159,7 +164,7 @@ class Gathering:
         trajectory = next(self.stream, None)
         if trajectory is None:
             return None
-        row = row_of(trajectory, self._success)
+        row = row_of(trajectory, self._success, self._return_of, self._sampler.policy_names)
         self.rows.append(row)
         return row
 
@@ -175,6 +180,8 @@ class Gathering:
         environment, versions = settings.pop("environment"), settings.pop("versions")
         for name in ("agent_version", "order"):
             settings.pop(name, None)
+        if self._return_of is not None:
+            settings["return_of"] = list(self._return_of)
         betting = rule if isinstance(rule, BettingRule) else None
         return Evaluation(
             **columns_of(self.rows),

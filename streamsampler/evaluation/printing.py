@@ -38,6 +38,8 @@ def table_of(evaluation: Evaluation) -> str:
     lines.append(("mean length", number(float(evaluation.lengths.mean())), None))
     lines += [(end, percent(share), None) for end, share in shares.items()]
     part = "" if evaluation.part is None else f", {evaluation.part}"
+    if (return_of := evaluation.settings.get("return_of")) is not None:
+        part += f", return of {' and '.join(return_of)}"
     texts = [f"{evaluation.agent.get('name')} in {_environment(evaluation)}: {count(n, 'trajectory')}{part}"]
     texts += aligned(lines)
     texts += [f"note: {note}" for note in _notes(evaluation)]

@@ -9,12 +9,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from streamsampler.agents.policies import PolicyOf
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.updates import as_env_update
 from streamsampler.errors import UnknownEnvironmentError, UsageError, positive
 from streamsampler.evaluation.agents import evaluated_agent
 from streamsampler.samplers.episodes import check_alone, episode_of, is_part
+from streamsampler.samplers.of_policies import policies_of
 from streamsampler.samplers.payloads import pickled_environments, put, put_agents
 from streamsampler.samplers.provenance import name_of_worker
 from streamsampler.samplers.replaying import recorded_one, task_numbers
@@ -55,6 +57,7 @@ class ReplayOptions(TypedDict, total=False):
     tasks: Sequence[Any]
     hooks: Any
     drop_if: Callable[[dict[str, Any]], Any] | None
+    policy_of: PolicyOf | None
 
 
 def replay(
@@ -89,8 +92,8 @@ def replay(
             take them; `tasks`, all those of its call; `reset_options`, which files do not have; `n_trajectories`, how
             many were asked for, if it was a number of trajectories (it decides about the last block of trajectories
             that run together); `deterministic` and `vec_normalize`, see `streamsampler.evaluate`; `hooks`, whose
-            metrics the trajectory has then, and `drop_if`, which decides about the trajectories that run together with
-            this one: see `Sampler`.
+            metrics the trajectory has then, `drop_if`, which decides about the trajectories that run together with
+            this one, and `policy_of`: see `Sampler`.
 
     Returns:
         What came of it. It can be printed: its `difference` is None if the trajectory is the same.
@@ -275,9 +278,12 @@ def _agent(record: _Record, agent: Any, options: ReplayOptions) -> Any:
         agent = said
     recorded = record.facts.get("deterministic")
     recorded = recorded if isinstance(recorded, bool) else None
-    return evaluated_agent(
-        agent, options.get("deterministic", recorded), options.get("vec_normalize"), lambda: record.batch.action_space
-    )
+    policy_of = options.get("policy_of")
+    agent = evaluated_agent(
+        agent, options.get("deterministic", recorded), options.get("vec_normalize"), lambda: record.batch.action_space,
+        policy_of,
+    )  # fmt: skip
+    return policies_of(agent, policy_of)
 
 
 def _environment(record: _Record, env: Any, kwargs: Mapping[str, Any] | None) -> Any:

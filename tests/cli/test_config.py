@@ -109,7 +109,7 @@ def test_every_command_prints_a_file_with_every_option(name: str) -> None:
             "num-trajectorys = 5",
             "has 'num-trajectorys', which is no option of evaluate. Did you mean 'num-trajectories'?",
         ),
-        ("qqqqqqqq = 5", "has 'qqqqqqqq', which is no option of evaluate. There are agent, "),
+        ("qqqqqqqq = 5", "has 'qqqqqqqq', which is no option of evaluate. There are aec, agent, "),
         ("config = 'x'", "has 'config', which is no option"),
         ("shard-size = 5", "has 'shard-size', which is no option of evaluate"),
         ("num-trajectories = ", "is no TOML: Invalid value (at end of document)"),
