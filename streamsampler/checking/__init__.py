@@ -30,7 +30,7 @@ are failures. Each finding is a pass, a warning or a failure, with what to do:
 | close | the environment closes |
 | seed | a trajectory comes out the same before and after another one, in one process |
 | processes | trajectories come out the same in another process, and in another order |
-| Gymnasium | what its own checker finds, as warnings |
+| Gymnasium, PettingZoo | what their own tests of environments find, as warnings |
 | agent | it acts, and neither raises, hangs nor ends its process |
 | actions | they are in the action space |
 | agent's draws | it draws nothing from global generators |

@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 
 from streamsampler.checking.findings import Finding
+from streamsampler.checking.several_agents import RolloutOfSeveral
 from streamsampler.checking.values import BufferWatch, DrawWatch, InfoWatch, SpaceWatch, shown
 from streamsampler.checking.verdicts import (
     finding_of_buffers,
@@ -29,6 +30,7 @@ from streamsampler.checking.verdicts import (
 from streamsampler.checking.worker import TaskWorker
 from streamsampler.data.step_values import flag_of, number_of
 from streamsampler.data.words import count
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.errors import DataError, UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.seeding import TrajectorySeeds
@@ -58,6 +60,7 @@ class Inspected:
         construction_seconds: What it took to make it.
         time_limit: The timesteps after which it truncates; None where it does not say.
         refused: The finding because of which samplers refuse what it returns; empty where there is none.
+        several: Whether it has several agents.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Inspected:
     construction_seconds: float
     time_limit: int | None
     refused: str = ""
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,11 @@ class InspectEnvironment:
     def __call__(self, worker: TaskWorker) -> Inspected:
         """Run the task."""
         env = worker.env
-        rollout = _Rollout(worker, self)
+        several = isinstance(env, MultiAgentEnv)
+        rollout = RolloutOfSeveral(worker, self.seconds, self.timesteps) if several else _Rollout(worker, self)
         failure: Finding | None = None
         try:
-            rollout.run()
+            rollout.run(_TRAJECTORIES)
         except (Exception, SystemExit) as error:
             failure = _failure(worker, error, rollout.timesteps)
         findings = [*rollout.findings(failure), finding_of_wrappers(env)]
@@ -111,7 +116,7 @@ class InspectEnvironment:
         step_seconds = rollout.step_seconds / max(1, rollout.steps)
         return Inspected(
             name, spaces, n_slots, tuple(findings), tuple(rollout.lengths), rollout.timesteps, step_seconds,
-            worker.construction_seconds, limit, rollout.refused,
+            worker.construction_seconds, limit, rollout.refused, several,
         )  # fmt: skip
 
 
@@ -180,14 +185,14 @@ class _Rollout:
     def _out_of_time(self) -> bool:
         return perf_counter() >= self._until
 
-    def run(self) -> None:
-        """Run trajectories, of a vector environment one or more in each of its environments.
+    def run(self, n_trajectories: int) -> None:
+        """Run so many trajectories, of a vector environment one or more in each of its environments.
 
         Raises:
             BaseException: What the environment raises.
         """
         seeds = TrajectorySeeds(self.worker.context.seed, self.worker.version)
-        for number in range(1 if self._is_vector else _TRAJECTORIES):
+        for number in range(1 if self._is_vector else n_trajectories):
             self._begin(number, [seeds[self._n_slots * number + slot] for slot in range(self._n_slots)])
             (self._run_vector if self._is_vector else self._run_one)()
             if self._endless is not None or self._out_of_time:

@@ -21,6 +21,7 @@ from streamsampler.checking.findings import Finding, finding_of_error, not_check
 from streamsampler.checking.gymnasium_checker import RunGymnasiumChecker
 from streamsampler.checking.report import CheckReport
 from streamsampler.checking.seeds import RunTwice, Traces, finding_of_one_process, finding_of_two_processes
+from streamsampler.checking.several_agents import PlayTogether, RunPettingZooTests
 from streamsampler.checking.speed import Costs, MeasureCosts, Speed, finding_of_costs, finding_of_obstacles
 from streamsampler.checking.worker import Limits, Task, TimeIsUpError, run_task
 from streamsampler.data.words import duration
@@ -245,6 +246,9 @@ class CheckRun:
         if self._inspected.n_slots is not None:
             self._skip("Gymnasium", "its checker is not for vector environments")
             return
+        if self._inspected.several:
+            self.findings += self._run("PettingZoo", RunPettingZooTests(), "random") or []
+            return
         self.findings += self._run("Gymnasium", RunGymnasiumChecker(), "random") or []
 
     def _agent_alone(self) -> None:
@@ -253,7 +257,8 @@ class CheckRun:
         if obstacle := self._obstacle():
             self._skip("agent", obstacle)
             return
-        task = InspectAgent(self._share(3.0, 0.1), 1_000)
+        several = self._inspected is not None and self._inspected.several
+        task = (PlayTogether if several else InspectAgent)(self._share(3.0, 0.1), 1_000)
         self.findings += self._run("agent", task) or []
 
     # ------------------------------------------------------------------ speed
@@ -272,6 +277,9 @@ class CheckRun:
         inspected = self._inspected
         if inspected is None or (obstacle := self._obstacle("agent", "actions")):
             self._skip("speed", "the environment does not run" if inspected is None else obstacle)
+            return
+        if inspected.several:
+            self._skip("speed", "there is one way to run several agents: samplers, with DefaultWorker")
             return
         if inspected.n_slots is not None:
             self.findings.append(Finding("speed", "pass", "see below"))

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from streamsampler.agents.base import Agent, as_agent
+from streamsampler.agents.policies import Policies
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, ExistingEnvUpdate, apply_any_env_update
@@ -111,18 +112,20 @@ class TaskWorker(Worker):
         task: The task.
 
     Attributes:
-        agent: The agent.
+        agent: The agent, or several policies.
         inner: A worker of the kind that suits the environment, with the same agent and environment.
         construction_seconds: What it took to make the environment.
         version: The agent version in hand.
         seeds_of: Gives the seeds of trajectories.
     """
 
+    can_play_several = True
+
     def __init__(self, context: WorkerContext, *, task: Task) -> None:
         super().__init__(context)
         self._task = task
         self.inner: Worker = DefaultWorker(context)
-        self.agent: Agent | None = None
+        self.agent: Agent | Policies | None = None
         self.construction_seconds = 0.0
         self.version = 0
         self._is_closed = False
@@ -150,7 +153,7 @@ class TaskWorker(Worker):
         """Make the environment, and a worker that suits it."""
         self.phase = Phase.ENV_CONSTRUCTION
         began = perf_counter()
-        env = apply_any_env_update(env_update, None)
+        env = apply_any_env_update(env_update, None, several=True)
         self.construction_seconds = perf_counter() - began
         context = replace(self.context, check=None)
         if not isinstance(env, VectorEnv):
@@ -166,7 +169,7 @@ class TaskWorker(Worker):
     def update_agent(self, agent_update: Any) -> None:
         """Take the agent."""
         self.phase = Phase.AGENT_CONSTRUCTION
-        self.agent = as_agent(agent_update)
+        self.agent = agent_update if isinstance(agent_update, Policies) else as_agent(agent_update)
         self.inner.update_agent(self.agent)
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
