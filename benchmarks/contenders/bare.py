@@ -6,6 +6,7 @@ Settings:
     storing: Whether all observations, actions, rewards and ends are kept, as arrays, and the observations read to the
         last byte afterwards if the workload says so. "fresh" stores each batch in memory of its own, which its user
         may keep; "reused" overwrites the last batch.
+    variant: If given, which of the workload's `variants` of its environment.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
     seeded, storing = settings.get("seeded", True), settings.get("storing")
 
     def make_loop(number: int) -> Loop:
-        env, agent = workload.make_env(), workload.make_agent()
+        env, agent = workload.env_function(settings)(), workload.make_agent()
         if workload.parameters is not None:
             agent.set_param_values(workload.parameters(0))
         begin = seeded_begin(env, agent, number) if seeded else unseeded_begin(env)

@@ -16,6 +16,10 @@ Settings:
     start_method: See `MultiprocessingSampler`.
     filters: If given, "observation" or "both": which filters the sampler has.
     watched: Whether workers are watched for hangs and for memory.
+    variant: If given, which of the workload's `variants` of its environment.
+    one_by_one: Whether the agent has no `get_actions`, and is asked for one action at a time.
+
+Where several agents play in an environment, timesteps are those of all agents together.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import Any
 
 from benchmarks.contenders.batched_bare import vector_env_function
 from benchmarks.harness.contender import Measure, serve
+from benchmarks.problems.agents import OneByOne
 from benchmarks.problems.workloads import Workload, checksum, marks
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 from streamsampler.engines.base import Engine
@@ -37,15 +42,18 @@ from streamsampler.scheduling import ticket_size
 class Collector:
     """Call the sampler, and record what the calls cost."""
 
-    def __init__(self, workload: Workload, sampler: Sampler, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, workload: Workload, sampler: Sampler, settings: dict[str, Any], amount: dict[str, Any] | None = None
+    ) -> None:
         self.workload, self.sampler = workload, sampler
         self.batch = settings.get("batch", workload.batch)
         self.trajectories = settings.get("trajectories")
         self.length, self.fragments = settings.get("length"), settings.get("fragments")
+        self.amount = amount or {}
         self.iteration = 0
         self.called: dict[int, float] = {}
         self.checksum_seconds = 0.0
-        self._one_by_one = sampler.stream() if settings.get("stream") else None
+        self._stream = sampler.stream() if settings.get("stream") else None
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call until the time is over or there are timesteps enough."""
@@ -76,19 +84,19 @@ class Collector:
             self.iteration += 1
             update = parameters(self.iteration)
             self.called[self.iteration] = time.monotonic()
-        batch = self._obtain(update) if self._one_by_one is None else next(self._one_by_one)
+        batch = self._obtain(update) if self._stream is None else next(self._stream)
         if self.workload.reads_batch:
             begin = time.perf_counter()
             checksum(batch.observations)
             self.checksum_seconds += time.perf_counter() - begin
-        return batch.n_timesteps, batch.n_trajectories
+        return getattr(batch, "n_agent_steps", batch.n_timesteps), batch.n_trajectories
 
     def _obtain(self, update: Any) -> TrajectoryBatch:
         if self.fragments:
             return self.sampler.obtain_fragments(self.length, self.trajectories, agent_update=update)
         if self.trajectories:
             return self.sampler.obtain_trajectories(self.trajectories, agent_update=update)
-        return self.sampler.obtain_samples(self.batch, agent_update=update)
+        return self.sampler.obtain_samples(self.batch, agent_update=update, **self.amount)
 
     def _delays(self) -> list[list[float]]:
         """Return, for each call, the seconds until each worker first acted under its parameters."""
@@ -136,11 +144,11 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         setattr(ticket_size, name, settings.get("slowed", 1) * getattr(ticket_size, name))
     if hasattr(Engine, "shortest_ticket_seconds"):  # earlier versions, which are measured as well, have it not
         Engine.shortest_ticket_seconds = ticket_size.SHORTEST_TICKET_SECONDS
-    make_env: Any = workload.make_env
+    make_env: Any = workload.env_function(settings)
     if settings.get("native"):
         make_env = vector_env_function(workload, settings["native"])
     with make_sampler(
-        workload.make_agent(),
+        OneByOne(workload.make_agent()) if settings.get("one_by_one") else workload.make_agent(),
         make_env,
         settings.get("engine"),
         n_workers=n_processes,
@@ -152,7 +160,9 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         **worker_options(settings),
         **filter_options(settings),
     ) as sampler:
-        collector = Collector(workload, sampler, settings)
+        # Earlier versions, which are measured as well, have no such argument, nor environments of several agents.
+        several = workload.several and hasattr(make_env(), "possible_agents")
+        collector = Collector(workload, sampler, settings, {"count": "agent_steps"} if several else None)
         # The first calls learn how long trajectories take.
         collector.measure({"seconds": 0.5})
         yield collector.measure

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Driver:
         self.workload, self.iteration = workload, 0
         share = -(-workload.batch // n_processes) if workload.parameters else fragment
         self.share = {"num_timesteps": share}
-        register_env(workload.name, lambda _: workload.make_env())
+        register_env(workload.name, lambda _: self.make_env())
         config = (
             PPOConfig()
             .environment(workload.name, normalize_actions=False, clip_actions=False)
@@ -68,9 +68,17 @@ class Driver:
                 rollout_fragment_length=max(1, share // n_envs),
                 max_requests_in_flight_per_env_runner=2,
             )
-            .rl_module(rl_module_spec=RLModuleSpec(AgentModule, model_config={"workload": workload.name}))
         )
-        self.runners = EnvRunnerGroup(config=config, local_env_runner=False)
+        spec = RLModuleSpec(AgentModule, model_config={"workload": workload.name})
+        self.runners = EnvRunnerGroup(config=self.with_module(config, spec), local_env_runner=False)
+
+    def make_env(self) -> Any:
+        """Make an environment, in an env runner."""
+        return self.workload.make_env()
+
+    def with_module(self, config: PPOConfig, spec: RLModuleSpec) -> PPOConfig:
+        """Let the module choose the actions."""
+        return config.rl_module(rl_module_spec=spec)
 
     def collect(self) -> tuple[int, int]:
         """Return the timesteps and trajectories that have arrived."""
@@ -96,7 +104,11 @@ class Driver:
         if self.workload.reads_batch:
             for episode in episodes:
                 checksum(episode.get_observations(slice(0, len(episode))))
-        return int(sum(map(len, episodes))), int(sum(episode.is_done for episode in episodes))
+        return sum(map(self.timesteps_of, episodes)), int(sum(episode.is_done for episode in episodes))
+
+    def timesteps_of(self, episode: Any) -> int:
+        """Return the timesteps of a fragment."""
+        return len(episode)
 
 
 def _check_agent(workload: Workload) -> None:
@@ -122,9 +134,22 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
         Unsupported: The agent cannot choose several actions at once, or memory is short.
     """
     sleeps = workload.ideal is not None
-    check_memory(n_processes, _MEGABYTES)
     _check_agent(workload)
     n_envs, fragment = settings.get("n_envs", 1 if sleeps else 32), settings.get("fragment", 100 if sleeps else 1000)
+    with driving(Driver, workload, n_processes, n_envs, fragment) as measure:
+        yield measure
+
+
+@contextmanager
+def driving(
+    make: Callable[..., Driver], workload: Workload, n_processes: int, n_envs: int, fragment: int
+) -> Iterator[Measure]:
+    """Start Ray and the env runners of a driver.
+
+    Raises:
+        Unsupported: Memory is short.
+    """
+    check_memory(n_processes, _MEGABYTES)
     # A folder of its own, removed at the end: Ray does not delete its logs. Its sockets allow a path of 107 bytes only.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         ray.init(
@@ -136,7 +161,7 @@ def contender(workload: Workload, n_processes: int, settings: dict[str, Any]) ->
             runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd())}},
         )
         try:
-            driver = Driver(workload, n_processes, n_envs, fragment)
+            driver = make(workload, n_processes, n_envs, fragment)
             repeated(driver.collect)(
                 {"timesteps": 2 * (workload.batch if workload.parameters else n_processes * fragment)}
             )

@@ -202,6 +202,32 @@ class CheetahNetwork(Network):
         return np.tanh(self._output(observations)), {}
 
 
+class ParticlesNetwork(Network):
+    """The best of five actions."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 5)
+
+    def get_action(self, observation: np.ndarray) -> tuple[int, dict]:
+        """Choose one action."""
+        return int(self._output(observation).argmax()), {}
+
+    def get_actions(self, observations: np.ndarray) -> tuple[np.ndarray, dict]:
+        """Choose an action for each row."""
+        return self._output(observations).argmax(1), {}
+
+
+class OneByOne:
+    """An agent without its `get_actions`: it is asked for one action at a time.
+
+    Args:
+        agent: The agent.
+    """
+
+    def __init__(self, agent: Any) -> None:
+        self.get_action = agent.get_action
+
+
 def make_falling() -> Linear:
     """Keeps CartPole up for about 20 timesteps."""
     return Linear((0.9, 0.0, 1.0, 0.0))

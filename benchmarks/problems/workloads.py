@@ -12,13 +12,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.problems import agents, environments, native, networks
+from benchmarks.problems import agents, environments, games, native, networks
 from benchmarks.problems.marks import checksum, mark, marks, scratch
 
 __all__ = ["WORKLOADS", "Workload", "checksum", "mark", "marks", "scratch"]
@@ -41,6 +41,8 @@ class Workload:
         make_vector_env: Makes an environment of so many copies, vectorised natively, where there is one.
         needs: The packages that it imports.
         slowed: By what factor it takes longer than what it stands for.
+        several: Whether several agents may act in the environment; timesteps are those of all of them together.
+        variants: By name, other environments, for contenders that are to be compared on them in the same rounds.
     """
 
     name: str
@@ -55,6 +57,12 @@ class Workload:
     make_vector_env: Callable[[int], Any] | None = None
     needs: tuple[str, ...] = ()
     slowed: float = 1.0
+    several: bool = False
+    variants: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+    def env_function(self, settings: dict[str, Any]) -> Callable[[], Any]:
+        """Return what makes the environment, or the variant that a contender's settings name."""
+        return self.variants[settings["variant"]] if settings.get("variant") else self.make_env
 
 
 def _straggler_ideal(n_processes: int) -> float:
@@ -292,10 +300,46 @@ _ALL = (
         networks.PixelNetwork,
         8_000,
     ),
+    Workload(
+        "several_one",
+        "CartPole-v1 as a game of one agent, numpy agent, 500 timesteps",
+        games.make_cartpole_of_one,
+        agents.make_balancing,
+        100_000,
+        several=True,
+        variants={"single": environments.make_cartpole},
+    ),
+    Workload(
+        "several_1",
+        "particles, 1 agent, torch MLP 2x64, 100 timesteps",
+        partial(games.Particles, 1),
+        agents.ParticlesNetwork,
+        20_000,
+        several=True,
+    ),
+    Workload(
+        "several_10",
+        "particles, 10 agents that share a torch MLP 2x64, 100 timesteps each",
+        partial(games.Particles, 10),
+        agents.ParticlesNetwork,
+        100_000,
+        several=True,
+        variants={"one_agent": partial(games.Particles, 1)},
+    ),
     *(_timed(times, cheap) for cheap in (True, False) for times in environments.STEP_TIMES),
 )
 
 WORKLOADS = {workload.name: workload for workload in _ALL}
+
+
+def _trajectory(env: Any, agent: Any, seed: int) -> int:
+    """Run a trajectory, and return its timesteps."""
+    observation, _ = env.reset(seed=seed)
+    ended, length = False, 0
+    while not ended:
+        observation, _, terminated, truncated, _ = env.step(agent.get_action(observation)[0])
+        ended, length = terminated or truncated, length + 1
+    return length
 
 
 def main() -> None:
@@ -304,15 +348,11 @@ def main() -> None:
         sys.exit(f"usage: python -m benchmarks workload NAME, with one of {', '.join(WORKLOADS)}")
     workload = WORKLOADS[sys.argv[1]]
     env, agent = workload.make_env(), workload.make_agent()
-    lengths = []
+    run = games.episode if workload.several else _trajectory
+    lengths: list[int] = []
     begin = time.perf_counter()
     while time.perf_counter() - begin < 2.0:
-        observation, _ = env.reset(seed=len(lengths))
-        ended, length = False, 0
-        while not ended:
-            observation, _, terminated, truncated, _ = env.step(agent.get_action(observation)[0])
-            ended, length = terminated or truncated, length + 1
-        lengths.append(length)
+        lengths.append(run(env, agent, len(lengths)))
     rate = sum(lengths) / (time.perf_counter() - begin)
     print(f"{workload.name}: {len(lengths)} trajectories of {np.mean(lengths):.1f} timesteps, "
           f"{min(lengths)} to {max(lengths)}; {rate:,.0f} timesteps per second")  # fmt: skip

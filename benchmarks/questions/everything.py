@@ -27,6 +27,7 @@ QUESTIONS = (
     "order",
     "fragments",
     "filters",
+    "several_agents",
     "parameters",
     "parent_cost",
     "scaling",

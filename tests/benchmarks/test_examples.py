@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.examples import curve_of
+from benchmarks.examples import EXAMPLES, curve_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,3 +32,10 @@ def test_it_adds_to_the_curves_that_are_there(tmp_path: Path) -> None:
     assert list(curves) == ["reinforce", "ppo"]
     assert len(curves["reinforce"]["0"]) == 2
     assert curves["ppo"] == {"4": [1.0, 2.0]}
+
+
+def test_each_example_has_its_environment_and_options() -> None:
+    assert EXAMPLES["ppo"].arguments(None) == ["CartPole-v1"]
+    several = EXAMPLES["ppo_multiagent"].arguments(2)
+    assert several[0] == "mpe2.simple_spread_v3"
+    assert several[-3:] == ["--iterations", "100", "--iterations=2"]

@@ -367,6 +367,7 @@ def test_every_question_names_workloads_and_contenders_that_exist():
         "order",
         "fragments",
         "filters",
+        "several_agents",
         "inference",
         "ray",
     ):
