@@ -10,7 +10,7 @@ export PIP_CONSTRAINT="$PWD/.ci/constraints.txt"
 # Where it is set, each of the thousands of processes that the tests start would compile the package anew.
 unset PYTHONDONTWRITEBYTECODE
 
-EXTRAS=torch,sb3,minari,pandas,parquet,tensordict,plot
+EXTRAS=torch,sb3,minari,pandas,parquet,pettingzoo,tensordict,plot
 
 # The N-th fenced block of the README that holds a shell command.
 command_of_readme() {

@@ -96,6 +96,7 @@ RLlib
 | `env_runner.sample(num_episodes=10)` | `sampler.obtain_trajectories(10)` |
 | `env_runner_group.sync_weights()` | `sampler.obtain_samples(4_000, agent_update=parameters)` |
 | `ray.init(address="10.0.0.1:6379")` | `RaySampler(agent, env_id, ray_address="10.0.0.1:6379")` |
+| `policies`, `policy_mapping_fn` | `agents={"name": agent}`, `policy_of=`: see `streamsampler.several_agents` |
 | callbacks, `on_episode_step` | `hooks=` with `on_timestep`: see `streamsampler.workers.hooks` |
 | connectors that normalise observations | `observation_filter=RunningNorm()` |
 | `concat_samples(batches)` | `TrajectoryBatch.concatenate(batches)` |

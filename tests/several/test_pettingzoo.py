@@ -1,0 +1,128 @@
+"""PettingZoo's own environments: each is sampled as a plain loop plays it, in both forms."""
+
+import importlib
+import pkgutil
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from streamsampler import LocalSampler, MultiAgentBatch, MultiprocessingSampler, check
+from streamsampler.workers.generators import seed_generators
+from tests.scripted.games import Comings, played_in_parallel, played_in_turns
+from tests.several.comparing import assert_as_played
+
+pettingzoo = pytest.importorskip("pettingzoo")
+# Its environments and what they need warn of much; an import of Box2D crashes where a warning is an error.
+pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
+
+N, LIMIT = 10, 25
+FAMILIES = "butterfly", "classic", "sisl"
+FORMS = "parallel_env", "env"
+
+
+def modules_of(family):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        package = importlib.import_module(f"pettingzoo.{family}")
+    return [f"pettingzoo.{family}.{each.name}" for each in pkgutil.iter_modules(package.__path__) if "_v" in each.name]
+
+
+class Legal:
+    """Draws a legal action from a generator of its own."""
+
+    def __init__(self, space: Any = None) -> None:
+        self.space, self.rng = space, np.random.default_rng(0)
+
+    def set_spaces(self, observation_space, action_space):
+        del observation_space
+        self.space = action_space
+
+    def reset(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def get_action(self, observation):
+        if isinstance(observation, dict) and "action_mask" in observation:
+            return int(self.rng.choice(np.flatnonzero(observation["action_mask"]))), {}
+        self.space.seed(int(self.rng.integers(2**31)))
+        return self.space.sample(), {}
+
+
+class ZooComings(Comings, pettingzoo.ParallelEnv):  # type: ignore[name-defined]
+    """The scripted game as PettingZoo has it."""
+
+    metadata: ClassVar = {"name": "comings_v0"}
+
+    @property
+    def unwrapped(self):
+        return self
+
+
+def turns_of_comings():
+    """The same in the other form, as PettingZoo's own conversion makes it."""
+    return pettingzoo.utils.conversions.parallel_to_aec(ZooComings())
+
+
+def played(env, seed):
+    """Return what a plain loop does in one episode."""
+    seed_generators(seed)
+    play = played_in_turns if hasattr(env, "agent_iter") else played_in_parallel
+    return play(env, lambda agent: Legal(env.action_space(agent)), seed, LIMIT)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("make", [ZooComings, turns_of_comings], ids=FORMS)
+def test_what_its_classes_and_conversions_make_is_played_as_by_a_plain_loop(make):
+    with MultiprocessingSampler(Legal(), make, seed=5, n_workers=2, max_episode_length=LIMIT) as sampler:
+        batch = sampler.obtain_trajectories(N)
+    assert isinstance(batch, MultiAgentBatch)
+    for episode, seed in enumerate(batch.episodes.seeds):
+        assert_as_played(batch, episode, played(make(), seed))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("make", "test"), [(ZooComings, "parallel_api_test"), (turns_of_comings, "api_test")])
+def test_a_check_runs_its_tests(make, test):
+    found = check(make, seed=1, time_limit=600.0, step_timeout=120.0)
+    assert found["runs"].verdict == found["seed"].verdict == found["processes"].verdict == "pass"
+    assert test in found["PettingZoo"].what
+
+
+class Mute(ZooComings):
+    """Says nothing of infos at the reset, which samplers do without."""
+
+    def reset(self, seed=None, options=None):
+        observations, _ = super().reset(seed, options)
+        return observations, {}
+
+
+@pytest.mark.core
+def test_what_its_tests_find_is_a_warning():
+    found = check(Mute, seed=1, time_limit=600.0, step_timeout=120.0)
+    assert found["PettingZoo"].verdict == "warning"
+    assert "parallel_api_test finds: assert set(par_env.agents)" in found["PettingZoo"].what
+    assert found.ok
+
+
+@pytest.mark.parametrize("module", [module for family in FAMILIES for module in modules_of(family)])
+def test_each_environment_is_played_as_by_a_plain_loop(module):
+    try:
+        there = importlib.import_module(module)
+    except ImportError as error:  # of an engine that PyPI does not have, such as Hanabi's
+        pytest.skip(f"{module} needs what is not installed: {error}")
+    forms = [form for form in FORMS if hasattr(there, form)]
+    assert forms
+    for form in forms:
+        assert_played(f"{module}:{form}", getattr(there, form)())
+
+
+def assert_played(env_id, env):
+    several: dict[str, Any] = {agent: Legal() for agent in env.possible_agents}
+    # `check` breaks trajectories off in the middle, which knights_archers_zombies does not survive: enemies stay.
+    options: dict[str, Any] = {"seed": 3, "max_episode_length": LIMIT, "check": None}
+    with LocalSampler(several, env_id, policy_of=dict(zip(several, several, strict=True)), **options) as sampler:
+        batch = sampler.obtain_trajectories(N)
+    assert isinstance(batch, MultiAgentBatch)
+    for episode, seed in enumerate(batch.episodes.seeds):
+        assert_as_played(batch, episode, played(env, seed))
