@@ -76,7 +76,7 @@ such as `max_episode_length` counts, is one call of the environment's `step`, in
 - An agent may join later, and leave earlier. It starts with its first observation, and is heard no more when it was
   terminated or truncated. An episode ends when no agent is left. One that ends before it ever acts is left out.
 - In an `AECEnv`, an agent's reward is the sum since its last action, its next observation the one before its next
-  action. An agent that has ended has a last turn, in which None is sent: a step in which nobody acts.
+  action. After its end an agent has one more turn, in which None is sent: a step in which nobody acts.
 - Rewards before an agent's first action are in `episodes.returns`, and in no trajectory.
 
 Policies
@@ -91,7 +91,7 @@ the policy "shared", plays all, and takes updates as one agent does. The choice 
 - All observations that one policy acts on in a step come to its `get_actions` in one call, in the order of
   `possible_agents`; without that method, or where there can be but one agent, one by one. What remembers (it has a
   `reset`, and its `get_actions` takes no `starts`, `seeds` or `draws`) has a copy for each agent that it plays.
-- Agent number k of `possible_agents` has draws and a seed of its own, whoever plays it, and whoever ended before.
+- Agent number k of `possible_agents` has draws and a seed of its own. They depend on the trajectory's seed and k alone.
 - `agent_update={"archer": parameters}` updates the policies that it names; the others keep what they have. A policy
   that is never named is frozen. An agent in the place of parameters replaces that policy.
 - All agents that one policy plays have the same spaces.

@@ -137,7 +137,7 @@ for _name in _OF_POLICIES:
 
 
 def _of_episodes(batch: TrajectoryBatch[Any, Any], numbers: Array) -> TrajectoryBatch[Any, Any]:
-    """Return the trajectories of some episodes, in the order of `numbers`, which are counted anew."""
+    """Return the trajectories of the episodes `numbers`, in this order; the first becomes episode 0."""
     rows = cast("AgentRows", batch.agents)
     starts, stops = (np.searchsorted(rows.episodes, numbers, side=side) for side in ("left", "right"))
     found = [np.arange(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
