@@ -35,6 +35,10 @@ CONTENDERS = {
     "stream": ours("stream", stream=True),
     **{f"vec_{n}": ours(f"vec_{n}", vec=n) for n in (8, 32)},
     **{f"native_{n}": ours(f"native_{n}", native=n) for n in (32, 256, 1024)},
+    "fragments": ours("fragments", fragments=True, trajectories=64, length=500),
+    "filters": ours("filters", filters="both"),
+    "stepping": Contender("stepping", "ours_stepping", {"n_envs": 32}),
+    "stepping_async": Contender("stepping_async", "ours_stepping", {"n_envs": 32, "asynchronous": True, "least": 16}),
     "reports": Contender("reports", "reports"),
 }
 BOUND = 0.99

@@ -1,10 +1,11 @@
-"""The same seed gives the same batches as ever: 240 scenarios, against digests that were recorded earlier.
+"""The same seed gives the same batches as ever: 440 scenarios, against digests that were recorded earlier.
 
     python -m tests.proofs.digests record    # after a change that is meant to change batches, and says so
 
 A scenario is drawn from its number: environment, agent, kind of worker, engine, how many workers, and calls of every
-kind with updates between them; the last 40 have hooks with metrics, and some of these a `drop_if`. `digests.json` has
-one digest for each, which tells every bit of every batch.
+kind with updates between them; 40 have hooks with metrics, and some of these a `drop_if`. The last 200 are the programs
+of `_programs`: fragments, filters, tasks, parameters, rows of managers, several agents. `digests.json` has one digest
+for each, which tells every bit of every batch.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import pathlib
 import random
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from streamsampler import LocalSampler, SetTaskUpdate, TrajectoryBatch, VecWorker
 from tests.proofs._engines import kept_open, make_sampler
+from tests.proofs._programs import Measuring, add, digest_of_trees, seen_by
 from tests.scripted.agents import Batched, Drawing
 from tests.scripted.envs import Counting, GlobalNoise, Nested, Rough, Shapes
 from tests.scripted.vectors import Vector
 
-__all__ = ["N_SCENARIOS", "batches_of", "digest_of", "prove"]
+__all__ = ["N_SCENARIOS", "digest_of", "prove"]
 
-N_SCENARIOS = 240
-_FIRST_WITH_HOOKS = 200
+_FIRST_WITH_HOOKS, _FIRST_PROGRAM = 200, 240
+N_SCENARIOS = _FIRST_PROGRAM + 200
 _N_SHORT = 40
 _RECORDED = pathlib.Path(__file__).with_name("digests.json")
 _FIELDS = (
@@ -38,31 +40,14 @@ _FIELDS = (
 )
 
 
-def _add(found: Any, value: Any) -> None:
-    """Add a value to a digest: its structure, types, shapes and bytes."""
-    if isinstance(value, dict):
-        for key in sorted(value):
-            found.update(f"{{{key}:".encode())
-            _add(found, value[key])
-    elif isinstance(value, tuple):
-        for child in value:
-            found.update(b"(")
-            _add(found, child)
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        found.update(f"{value.dtype.str}{value.shape}".encode())
-        found.update(np.ascontiguousarray(value).tobytes())
-    else:
-        found.update(repr(value.tolist() if isinstance(value, np.ndarray) else value).encode())
-
-
 def digest_of(batches: list[TrajectoryBatch]) -> str:
-    """Return the digest of all that a user can see of some batches, but for their accounts."""
+    """Return the digest of what a user can see of some batches: of whole trajectories, without filters."""
     found = hashlib.sha256()
     for batch in batches:
         for name in _FIELDS:
             found.update(f"<{name}>".encode())
             value = getattr(batch, name)
-            _add(found, list(value) if name == "seeds" else value)
+            add(found, list(value) if name == "seeds" else value)
     return found.hexdigest()[:24]
 
 
@@ -93,25 +78,6 @@ def _world(draw: random.Random) -> dict[str, Any]:
     if kind in ("batched", "vector"):
         world |= {"agent": Batched(draw.randrange(5)), "agents": [Batched(9)]}
     return world
-
-
-class Measuring:
-    """Adds up what it sees of a trajectory, in numbers that are the same on every machine."""
-
-    def on_trajectory_start(self, context: Any) -> None:
-        """Begin to count."""
-        self.total = 0
-
-    def on_timestep(self, context: Any) -> None:
-        """Count."""
-        self.total += context.timestep * (1 + int(context.terminated))
-        context.metrics["steps"] = context.timestep
-        if context.timestep % 4 == 0:
-            context.metrics["fourth"] = {"of": context.timestep, "index": context.index}
-
-    def on_trajectory_end(self, context: Any) -> None:
-        """Say what was counted."""
-        context.metrics.update(total=self.total, seed=str(context.seed), version=context.agent_version)
 
 
 def is_odd(info: dict[str, Any]) -> bool:
@@ -161,17 +127,23 @@ def _call(draw: random.Random, sampler: Any, world: dict[str, Any]) -> list[Traj
     return list(itertools.islice(sampler.stream(**updates), draw.randint(1, 25)))
 
 
-def batches_of(number: int, **forced: Any) -> list[TrajectoryBatch]:
-    """Run a scenario, and return all batches that it obtains.
+def _batches_of(number: int, forced: dict[str, Any]) -> list[TrajectoryBatch]:
+    draw = random.Random(number)
+    world = _world(draw) if number < _FIRST_WITH_HOOKS else _world_with_hooks(draw)
+    with _sampler(draw, world, 1_000 + number, forced) as sampler:
+        return [batch for _ in range(draw.randint(1, 4)) for batch in _call(draw, sampler, world)]
+
+
+def _digest(number: int, **forced: Any) -> str:
+    """Run a scenario, and return its digest.
 
     Args:
         number: The scenario.
         forced: An engine and a start method, which then run all scenarios.
     """
-    draw = random.Random(number)
-    world = _world(draw) if number < _FIRST_WITH_HOOKS else _world_with_hooks(draw)
-    with _sampler(draw, world, 1_000 + number, forced) as sampler:
-        return [batch for _ in range(draw.randint(1, 4)) for batch in _call(draw, sampler, world)]
+    if number < _FIRST_PROGRAM:
+        return digest_of(_batches_of(number, forced))
+    return digest_of_trees(seen_by(number - _FIRST_PROGRAM, **forced))
 
 
 def prove(scale: str, **forced: Any) -> None:
@@ -185,18 +157,19 @@ def prove(scale: str, **forced: Any) -> None:
         AssertionError: Some differ.
     """
     expected = json.loads(_RECORDED.read_text())
-    # Each scenario starts actors of its own on Ray, which takes seconds.
-    n = N_SCENARIOS if scale == "long" else _N_SHORT // 4 if forced.get("engine") == "ray" else _N_SHORT
-    with_hooks = range(_FIRST_WITH_HOOKS, _FIRST_WITH_HOOKS + n // 4)
-    numbers = range(n) if n == N_SCENARIOS else [*range(n - len(with_hooks)), *with_hooks]
+    numbers: Sequence[int] = range(N_SCENARIOS)
+    if scale != "long":
+        # Each scenario starts actors of its own on Ray, which takes seconds.
+        n = _N_SHORT // 4 if forced.get("engine") == "ray" else _N_SHORT
+        parts = (range(n // 2), range(_FIRST_WITH_HOOKS, _FIRST_PROGRAM), range(_FIRST_PROGRAM, N_SCENARIOS))
+        numbers = [number for part in parts for number in part[: n // 2]]
+    logging.getLogger("streamsampler").setLevel(logging.CRITICAL)  # it tells of each worker that is killed
     with kept_open(forced.get("engine")):
-        found = {str(number): digest_of(batches_of(number, **forced)) for number in numbers}
+        found = {str(number): _digest(number, **forced) for number in numbers}
     differing = [number for number in found if found[number] != expected[number]]
-    print(f"{n} scenarios, {len(differing)} differ from what was recorded {differing or ''}")
+    print(f"{len(numbers)} scenarios, {len(differing)} differ from what was recorded {differing or ''}")
     assert not differing
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["record"]:
-    _RECORDED.write_text(
-        json.dumps({str(number): digest_of(batches_of(number)) for number in range(N_SCENARIOS)}, indent=0) + "\n"
-    )
+    _RECORDED.write_text(json.dumps({str(number): _digest(number) for number in range(N_SCENARIOS)}, indent=0) + "\n")
