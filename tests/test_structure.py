@@ -228,7 +228,7 @@ def n_lines_of_code(path):
     texts = set()
     for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            texts.update(range(node.lineno, node.end_lineno + 1))
+            texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
     lines = path.read_text().splitlines()
     return sum(
         bool(line.strip()) and not line.lstrip().startswith("#") and number not in texts
