@@ -56,8 +56,7 @@ class Tag:
         pass
 
 
-policies = {"it": "random", "runner": "random"}
-with MultiprocessingSampler(policies, Tag, seed=1, max_episode_length=100) as sampler:
+with MultiprocessingSampler({"it": "random", "runner": "random"}, Tag, seed=1, max_episode_length=100) as sampler:
     batch = sampler.obtain_samples(1_000, count="agent_steps")
     assert isinstance(batch, MultiAgentBatch)  # for type checkers
     runner = batch["runner"]  # a TrajectoryBatch, with one trajectory for each runner and episode
@@ -127,8 +126,6 @@ from typing import Any
 
 import gymnasium
 
-from streamsampler import LocalSampler
-
 
 class Joint(gymnasium.Env[Any, Any]):
     def __init__(self, env: Any) -> None:
@@ -145,9 +142,7 @@ class Joint(gymnasium.Env[Any, Any]):
         seen, rewards, *_, infos = self.env.step({agent: action[agent] for agent in self.env.agents})
         self.seen |= seen  # of those that have ended, what they saw last
         return dict(self.seen), sum(rewards.values()), not self.env.agents, False, infos
-
-
-with LocalSampler("random", lambda: Joint(Tag()), seed=1, max_episode_length=50) as joint:
-    print(joint.obtain_trajectories(3))
 ```
+
+`LocalSampler("random", lambda: Joint(Tag()), seed=1, max_episode_length=50)` samples it like any other environment.
 """

@@ -317,7 +317,8 @@ def apply_any_env_update(
     _close(env)
     raise UsageError(
         f"{describe(update)} is an environment of several agents, which samplers run with DefaultWorker, and with "
-        f'neither VecWorker nor inference="parent"; managers of environments do not, either. For those, {JOINT_VIEW}'
+        f'neither VecWorker nor inference="parent"; managers of environments and videos do not, either. For those, '
+        f"{JOINT_VIEW}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import streamsampler
+import streamsampler.several_agents
 from streamsampler import MultiAgentBatch, RandomAgent
 from streamsampler.agents.draws import Draws
 from streamsampler.errors import RolloutError, UsageError
@@ -426,3 +428,17 @@ def test_modules_of_pytorch_draw_for_those_that_act(game: Any) -> None:
     assert len(set(actions.tolist())) == 4
     values = evaluate({"red": module, "blue": module}, game, num_trajectories=10, seed=1, return_of="red").returns
     assert len(values) == 10
+
+
+# --- One agent for all
+
+
+def test_the_joint_view_of_the_guide_is_an_environment_of_one_agent():
+    names: dict[str, Any] = {}
+    for snippet in re.findall(r"```python\n(.*?)```", streamsampler.several_agents.__doc__ or "", re.DOTALL):
+        exec(snippet.partition("\nwith ")[0], names)
+    with LocalSampler("random", lambda: names["Joint"](names["Tag"]()), seed=1, max_episode_length=50) as sampler:
+        batch = sampler.obtain_trajectories(3)
+    assert list(batch.observations) == list(batch.actions) == ["it_0", "runner_0", "runner_1"]
+    assert batch.lengths.tolist() == [50, 50, 50] or batch.terminated.any()
+    assert set(batch.rewards.tolist()) == {0.0}  # who is caught loses what who catches wins
